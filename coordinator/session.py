@@ -1,0 +1,297 @@
+"""One text from prompt to end: the single truth about it (pure).
+
+Theory of operation
+-------------------
+The list of committed tokens is the only state that matters. Everything a node holds is derived from it
+and can be made again, so there is one repair for everything - a first start, a restarted node, a lost
+message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new incarnation.
+
+    Started                 open the text on the nodes that are there
+    VerdictArrived          append what is new; the end of the text is found here      -> Emit, Finish
+    FaultArrived(gap)       a node's text is not ours                                   -> Open
+    NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
+    Tick                    the target owes a verdict for too long                      -> Open
+
+Coupled verification makes the target a function of prefix and seed, so any verdict is right, whoever
+computed it and whenever. Its base may be any committed position; what overlaps must be equal.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from proto.messages import (
+    Close,
+    Fault,
+    FaultCode,
+    FinishReason,
+    Limits,
+    Message,
+    Open,
+    Policy,
+    Role,
+    SamplingSpec,
+    SessionMark,
+    Verdict,
+)
+from proto.tree import CommittedText, Diverged
+
+WORK_LIMIT_S_MIN = 2.0
+WORK_LIMIT_PASSES = 10.0
+MAX_REOPENS_WITHOUT_PROGRESS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Begin. Nodes that are not there yet are told when they join."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """The target has spoken."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class FaultArrived:
+    """A node says that its text is not ours, or that it cannot go on."""
+
+    role: Role
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node of this role is ready."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The node of this role is gone."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The target has finished a forward (heard in a heartbeat)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the node of this role, if there is one."""
+
+    role: Role
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New tokens of the text. The first `num_accepted` of them were drafted."""
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    num_drafted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The text is complete."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The text cannot be completed."""
+
+    detail: str
+
+
+Event = Started | VerdictArrived | FaultArrived | NodeJoined | NodeLost | Progressed | Tick
+Action = Send | Emit | Finish | Fail
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What happened, counted from committed tokens only."""
+
+    num_passes: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_rolled_back: int = 0
+    num_stale: int = 0
+    num_reopened: int = 0
+    num_diverged: int = 0
+    wait_us: int = 0
+    model_us: int = 0
+    host_us: list[int] = field(default_factory=list)  # per pass
+    causes: Counter[str] = field(default_factory=Counter)
+
+
+class Session:
+    """The committed text of one request."""
+
+    def __init__(
+        self,
+        session: int,
+        key: bytes,
+        prompt: tuple[int, ...],
+        *,
+        sampling: SamplingSpec,
+        policy: Policy,
+        limits: Limits,
+    ) -> None:
+        assert prompt and len(prompt) < limits.max_len
+        self.session = session
+        self.num_prompt = len(prompt)
+        self.sampling = sampling
+        self.policy = policy
+        self.limits = limits
+        self.text = CommittedText(key, prompt)
+        self.counts = SessionCounts()
+        self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
+        self.ended = False
+        self._incarnation = 0  # of the latest Open to any node; only grows
+        self._opened: dict[Role, int] = {}  # incarnation of the latest Open, for nodes that are there
+        self._reopens = 0  # of the target, since the text last grew
+        self._owed_since = 0.0  # since when the target has owed us something
+        self._pass_s = 0.0  # running mean of the time between verdicts
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.text) - self.num_prompt
+
+    @property
+    def mark(self) -> SessionMark:
+        """How far the text is, for heartbeats."""
+        return SessionMark(self.session, self._incarnation, len(self.text), self.text.root)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        if self.ended:
+            return []
+        match event:
+            case Started():
+                self._owed_since = now
+                return []
+            case VerdictArrived(verdict):
+                return self._on_verdict(verdict, now)
+            case FaultArrived(role, fault):
+                return self._on_fault(role, fault, now)
+            case NodeJoined(role):
+                return self._open(role, now)
+            case NodeLost(role):
+                self._opened.pop(role, None)
+                if role is Role.DRAFTER and self.policy.has_drafter:
+                    self.drafter_lost_at = self.num_generated
+                return []
+            case Progressed():
+                self._owed_since = now
+                return []
+            case Tick():
+                return self._on_tick(now)
+        raise AssertionError(f"unknown event {event}")
+
+    def close(self, reason: str) -> list[Action]:
+        """End it on both nodes, whatever its state."""
+        self.ended = True
+        return [Send(role, Close(self.session, reason)) for role in self._opened]
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _open(self, role: Role, now: float) -> list[Action]:
+        """Tell a node the whole text. The answer to every kind of trouble."""
+        if role is Role.DRAFTER and not self.policy.has_drafter:
+            return []
+        self._incarnation += 1
+        self._opened[role] = self._incarnation
+        if role is Role.TARGET:
+            self._owed_since = now
+        message = Open(
+            session=self.session,
+            incarnation=self._incarnation,
+            key=self.text.key,
+            tokens=tuple(self.text.tokens),
+            num_prompt=self.num_prompt,
+            sampling=self.sampling,
+            policy=self.policy,
+            limits=self.limits,
+        )
+        return [Send(role, message)]
+
+    def _reopen(self, role: Role, now: float) -> list[Action]:
+        self.counts.num_reopened += 1
+        if role is Role.TARGET:
+            self._reopens += 1
+            if self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
+                return self._end(
+                    Fail(
+                        f"the target did not continue the text after {self.num_generated} tokens, "
+                        f"although it was told the text {self._reopens} times"
+                    )
+                )
+        return self._open(role, now)
+
+    def _on_fault(self, role: Role, fault: Fault, now: float) -> list[Action]:
+        # A fault of an earlier life was answered by the Open that ended that life.
+        known = self._opened.get(role)
+        if fault.code is not FaultCode.GAP or known is None or fault.incarnation not in (0, known):
+            return []
+        return self._reopen(role, now)
+
+    def _on_tick(self, now: float) -> list[Action]:
+        limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
+        if Role.TARGET not in self._opened or now - self._owed_since <= limit:
+            return []
+        return self._reopen(Role.TARGET, now)
+
+    # -- the text ---------------------------------------------------------------------------------
+
+    def _on_verdict(self, verdict: Verdict, now: float) -> list[Action]:
+        assert verdict.session == self.session
+        try:
+            news = self.text.continuation(verdict.base_len, verdict.base_hash, verdict.tokens)
+        except Diverged:
+            self.counts.num_diverged += 1
+            news = None
+        if news is None:
+            # A verdict was lost before this one (or contradicts us); an old life's is no news.
+            current = verdict.incarnation == self._opened.get(Role.TARGET)
+            return self._reopen(Role.TARGET, now) if current else []
+        tokens, reason = self.limits.trim(len(self.text), news)
+        if not tokens:
+            return []
+        self.text.extend(tokens)
+        self._reopens = 0
+        self._pass_s += 0.1 * (now - self._owed_since - self._pass_s)
+        self._owed_since = now
+        num_known = len(verdict.tokens) - len(news)
+        num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
+        self._count(verdict, num_accepted)
+        emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted)]
+        return emit if reason is None else emit + self._end(Finish(reason))
+
+    def _end(self, last: Finish | Fail) -> list[Action]:
+        reason = last.reason if isinstance(last, Finish) else "failed"
+        return [last, *self.close(reason)]
+
+    def _count(self, verdict: Verdict, num_accepted: int) -> None:
+        counts = self.counts
+        counts.num_passes += 1
+        counts.num_drafted += verdict.num_drafted
+        counts.num_accepted += num_accepted
+        counts.num_rolled_back += verdict.num_rolled_back
+        counts.num_stale += verdict.num_stale
+        counts.wait_us += verdict.wait_us
+        counts.model_us += verdict.model_us
+        counts.host_us.append(verdict.host_us)
+        counts.causes[verdict.cause.name.lower()] += 1

@@ -1,0 +1,359 @@
+"""What the drafter does next (pure): no clock, no socket, no model.
+
+Theory of operation
+-------------------
+The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows:
+
+    Tick             pick the node to expand; feed it and whatever its path still lacks   -> Compute
+    Proposed         the model's choice becomes a child: a draft                          -> Send(Draft)
+    VerdictArrived   move the root along the committed tokens; what is off that path dies -> MoveRows
+    Opened           start from the coordinator's text, keeping the cached prefix         -> Allocate
+
+It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
+credit to go on, and below a token that ends the text.
+
+Several queued verdicts are handled before the next Tick, so only the last one is expanded. A result
+is named by the ticket of its Compute; a ticket of an earlier life means nothing any more.
+
+Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
+What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one message.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.slots import Feed, Move, SlotMap
+from proto.messages import (
+    Close,
+    Draft,
+    Fault,
+    FaultCode,
+    Heartbeat,
+    Message,
+    Open,
+    SamplingSpec,
+    SessionMark,
+    Verdict,
+)
+from proto.tree import Diverged, Graft, Node, SpeculationTree
+
+PREFILL_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message came from the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A forward is done. `tokens` and `scores`: the children chosen at its last row (none: prefill)."""
+
+    ticket: int
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+    model_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """All messages that were there have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A new text begins: the cache must hold `max_len` tokens."""
+
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `feed`; if `position` is given, choose children at its last row, which predicts that position."""
+
+    ticket: int
+    feed: Feed
+    position: int | None
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Move cache rows, after every Compute that was asked for before."""
+
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the coordinator."""
+
+    message: Message
+
+
+Event = Arrived | Proposed | Tick
+Action = Allocate | Compute | MoveRows | Send
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """The forward that is running. `parent` is the node that it expands; None while prefilling."""
+
+    ticket: int
+    parent: int | None
+
+
+class Drafting:
+    """One draft source and its session.
+
+    source    number of this source in drafts and acks
+    max_len   most tokens of a text that the model can read
+    """
+
+    def __init__(self, *, max_len: int, num_slots: int, source: int = 0) -> None:
+        self.max_len = max_len
+        self.source = source
+        self.slots: SlotMap[int] = SlotMap(num_slots)
+        self.opened: Open | None = None  # None: no session
+        self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
+        self._last_open = (-1, -1)  # (session, incarnation), only grows
+        self._in_flight: _InFlight | None = None
+        self._ticket = 0  # only grows, over all sessions
+        self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
+        self._number = 0  # of the last draft sent in this life
+        self._acked = 0  # <= _number; every draft up to it has arrived
+        self._suspect = 0  # <= _number; lost, if the next verdict does not acknowledge it
+        self._said_done = 0  # root under which the target knows that nothing more will come
+        self._model_us = 0  # spent since the last draft
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for. `now` (seconds) is not used by this machine."""
+        match event:
+            case Tick():
+                return self._tick()
+            case Proposed():
+                return self._on_proposed(event)
+            case Arrived(Open() as message):
+                return self._on_open(message)
+            case Arrived(Verdict() as message):
+                return self._on_verdict(message)
+            case Arrived(Close(session=session)):
+                if self.opened is not None and session == self.opened.session:
+                    self.opened = None
+                return []
+            case Arrived(Heartbeat(marks=marks)):
+                return self._on_marks(marks)
+            case Arrived():
+                return []
+        raise AssertionError(f"unknown event {event}")
+
+    @property
+    def mark(self) -> SessionMark | None:
+        """How far the session is here."""
+        if self.opened is None:
+            return None
+        return SessionMark(
+            self.opened.session, self.opened.incarnation, len(self.tree.text), self.tree.root
+        )
+
+    # -- the text ---------------------------------------------------------------------------------
+
+    def _on_open(self, message: Open) -> list[Action]:
+        if (message.session, message.incarnation) <= self._last_open:
+            return []
+        self._last_open = (message.session, message.incarnation)
+        old = self.tree.text.tokens
+        kept = 0
+        limit = min(self.slots.prefix_len, len(message.tokens) - 1)
+        while kept < limit and old[kept] == message.tokens[kept]:
+            kept += 1
+        self.slots.truncate(kept)
+        self.opened = message
+        self.tree = SpeculationTree(
+            message.key, message.tokens, max_nodes=self.slots.num_tree_slots
+        )
+        self._in_flight = None
+        self._unsent = []
+        self._number = self._acked = self._suspect = 0
+        self._said_done = 0
+        return [Allocate(min(message.limits.max_len, self.max_len))]
+
+    def _on_verdict(self, message: Verdict) -> list[Action]:
+        opened = self.opened
+        if opened is None or message.session != opened.session:
+            return []
+        try:
+            news = self.tree.news(message.base_len, message.base_hash, message.tokens)
+        except Diverged:
+            news = None
+        if news is None:
+            return [self._gap(opened.session, opened.incarnation)]
+        path, _ = self.tree.advance(news)
+        move = self.slots.advance(path, self.tree.nodes)
+        self._unsent = [key for key in self._unsent if key in self.tree.nodes]
+        for ack in message.acks:
+            if (ack.source, ack.incarnation) == (self.source, opened.incarnation):
+                self._acked = max(self._acked, min(ack.number, self._number))
+        actions: list[Action] = [] if move is None else [MoveRows(move)]
+        if self._acked < self._suspect:
+            actions += self._send_all(done=False)
+            self._suspect = 0
+        else:
+            self._suspect = self._number
+        return actions
+
+    def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
+        """Compare the coordinator's state with ours. What it does not list is closed."""
+        mine = self.opened
+        if mine is not None and all(mark.session != mine.session for mark in marks):
+            self.opened = None
+        for mark in marks:
+            if mark.session < self._last_open[0]:
+                continue
+            if self.opened is None or self.opened.session != mark.session:
+                return [self._gap(mark.session, 0)]
+            if not self.tree.text.is_prefix(mark.length, mark.path_hash):
+                return [self._gap(mark.session, self.opened.incarnation)]
+        return []
+
+    def _gap(self, session: int, incarnation: int) -> Send:
+        detail = f"the drafter lost track after {len(self.tree.text)} tokens"
+        return Send(Fault(session, incarnation, FaultCode.GAP, detail))
+
+    # -- drafting ---------------------------------------------------------------------------------
+
+    def _tip(self) -> int | None:
+        """The node to expand next, or None if there is nothing more to offer under this root."""
+        assert self.opened is not None
+        limits, text = self.opened.limits, self.tree.text
+        chain = self.tree.best_chain(self.opened.policy.window)
+        room = min(self.opened.policy.window, limits.max_drafts(len(text)))
+        if len(chain) >= room or len(text) + len(chain) >= self.max_len:
+            return None
+        last = chain[-1].token if chain else text.tokens[-1]
+        generated = bool(chain) or len(text) > self.opened.num_prompt
+        if generated and last in limits.stop_ids:
+            return None
+        return chain[-1].key if chain else self.tree.root
+
+    def _tick(self) -> list[Action]:
+        if self.opened is None or self._in_flight is not None:
+            return []
+        tip = self._tip()
+        if tip is None:
+            return self._finish_root()
+        self._ticket += 1
+        text = self.tree.text.tokens
+        if chunk := self.slots.next_chunk(text, len(text), PREFILL_CHUNK):
+            feed = self.slots.feed_prefix(chunk)
+            parent = tip if self.slots.prefix_len == len(text) and tip == self.tree.root else None
+        else:
+            feed = self.slots.feed(text[self.slots.prefix_len :], self._unfed(tip))
+            parent = tip
+        self._in_flight = _InFlight(self._ticket, parent)
+        position = None if parent is None else feed.positions[-1] + 1
+        return [Compute(self._ticket, feed, position, self.opened.sampling)]
+
+    def _unfed(self, tip: int) -> list[tuple[int, int | None, int, int]]:
+        """The nodes from the root down to `tip` that the cache lacks, as `SlotMap.feed` takes them."""
+        nodes: list[tuple[int, int | None, int, int]] = []
+        key = tip
+        while key != self.tree.root and key not in self.slots:
+            node = self.tree.nodes[key]
+            parent = None if node.parent == self.tree.root else node.parent
+            nodes.append((key, parent, node.token, node.position))
+            key = node.parent
+        return nodes[::-1]
+
+    def _on_proposed(self, event: Proposed) -> list[Action]:
+        self._model_us += event.model_us
+        if self._in_flight is None or event.ticket != self._in_flight.ticket:
+            return []
+        parent = self._in_flight.parent
+        self._in_flight = None
+        if parent is None or (parent != self.tree.root and parent not in self.tree.nodes):
+            return []
+        length = (
+            len(self.tree.text)
+            if parent == self.tree.root
+            else self.tree.nodes[parent].position + 1
+        )
+        before = set(self.tree.children(parent))
+        parents = (-1,) * len(event.tokens)
+        self.tree.attach(
+            Graft(self.source, parent, length, event.tokens, parents, event.scores)
+        )
+        self._unsent += [key for key in self.tree.children(parent) if key not in before]
+        return self._send_unsent()
+
+    def _finish_root(self) -> list[Action]:
+        """Say once per root that nothing more will come, if the target may be waiting for more."""
+        if self._said_done == self.tree.root:
+            return []
+        if len(self.tree.nodes) >= self._num_wanted() and not self._unsent:
+            return []
+        return self._send_all(done=True)
+
+    def _num_wanted(self) -> int:
+        """Drafts under the root that let the target start a pass."""
+        assert self.opened is not None
+        policy, limits = self.opened.policy, self.opened.limits
+        return min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _send_unsent(self) -> list[Action]:
+        """Send new drafts once the target can start with them; before that they wait for company."""
+        if len(self.tree.nodes) < self._num_wanted() or not self._unsent:
+            return []
+        nodes = [self.tree.nodes[key] for key in self._unsent]
+        first = nodes[0]
+        return [self._draft(first.parent, first.position, nodes, self._number + 1, done=False)]
+
+    def _send_all(self, *, done: bool) -> list[Action]:
+        """One message of every live node, in place of all that was not acknowledged."""
+        if done:
+            self._said_done = self.tree.root
+        nodes = list(self.tree.below(self.tree.root))
+        first_number = self._acked + 1
+        return [
+            self._draft(self.tree.root, len(self.tree.text), nodes, first_number, done=done)
+        ]
+
+    def _draft(
+        self, parent: int, length: int, nodes: Sequence[Node], first_number: int, *, done: bool
+    ) -> Send:
+        assert self.opened is not None
+        self._number += 1
+        self._unsent = []
+        where = {node.key: index for index, node in enumerate(nodes)}
+        assert all(node.parent in where or node.parent == parent for node in nodes)
+        model_us, self._model_us = self._model_us, 0
+        return Send(
+            Draft(
+                session=self.opened.session,
+                incarnation=self.opened.incarnation,
+                source=self.source,
+                first_number=first_number,
+                number=self._number,
+                parent_hash=parent,
+                parent_len=length,
+                tokens=tuple(node.token for node in nodes),
+                parents=tuple(where.get(node.parent, -1) for node in nodes),
+                scores=tuple(node.score for node in nodes),
+                done=done,
+                model_us=model_us,
+            )
+        )
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        self.tree.check()
+        self.slots.check()
+        assert self._acked <= self._number
+        assert self._suspect <= self._number
+        assert all(key in self.tree.nodes for key in self._unsent)
+        if self.opened is not None:
+            assert len(self.tree.nodes) <= self.slots.num_tree_slots

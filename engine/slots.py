@@ -1,0 +1,208 @@
+"""Which cache slot holds which token: the layout of one KV cache, without touching a tensor.
+
+Theory of operation
+-------------------
+The cache is a row of slots. Half-open regions, left to right:
+
+    [0, prefix_len)                            committed tokens; slot == position; seen by all rows
+    [prefix_len, prefix_len + num_tree_slots)  the speculation tree; seen by an ancestor mask
+
+A tree node lives in whichever tree slot was free, and its *mask* says which tree slots it may
+see: its parent's mask plus its own bit. Bit `i` of a mask stands for slot `prefix_len + i`, so they
+are plain integers of at most `num_tree_slots` bits and moving the prefix is a shift. A node may lie
+in a lower slot than its parent.
+
+Rolling back costs nothing: a dead node's slot is free again, and what it held is never visible.
+Committing a chain costs nothing either: its nodes already lie where committed tokens belong. Only
+committing a path that lies scattered moves rows, and that is one gather over all layers (`Move`).
+
+This class counts committed tokens (`prefix_len`) and passes them on; which text it is belongs to
+the tree of the process.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+NUM_TREE_SLOTS = 64
+# Fewer missing committed tokens than this share a pass with tree nodes; more are prefilled first.
+MAX_MISSING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The rows of one forward pass.
+
+    tokens     token id per row
+    positions  number of tokens before the row's token on its path
+    slots      where the row's key and value go
+    prefix_len every row sees the slots [0, prefix_len)
+    masks      per row, which of the slots prefix_len + i it sees besides (bit i, its own included);
+               None means causal: row j sees [0, slots[j]] (prefill; its slots are its positions)
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    slots: tuple[int, ...]
+    prefix_len: int
+    masks: tuple[int, ...] | None
+
+    @property
+    def total(self) -> int:
+        """Number of slots from 0 up to the highest that this pass writes or can see.
+
+        A row may see further than any row of the pass is written: its parent can lie behind it.
+        """
+        end = max(self.prefix_len, max(self.slots) + 1)
+        if self.masks is None:
+            return end
+        return max(end, self.prefix_len + max(self.masks).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy cache rows `sources` to `targets`, all read before any is written."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Place:
+    slot: int  # absolute; prefix_len <= slot < prefix_len + num_tree_slots
+    mask: int  # relative to prefix_len; includes the node's own bit and all its ancestors'
+
+
+class SlotMap(Generic[K]):
+    """Layout of one cache for one session. `K` names tree nodes (a path hash)."""
+
+    def __init__(self, capacity: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
+        assert 0 < num_tree_slots <= capacity
+        self.capacity = capacity
+        self.num_tree_slots = num_tree_slots
+        # Committed tokens that are cached. Nodes have places only while all committed ones are.
+        self.prefix_len = 0
+        self._places: dict[K, _Place] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._places
+
+    @property
+    def num_free(self) -> int:
+        """Tree slots that can still be given out."""
+        within = min(self.num_tree_slots, self.capacity - self.prefix_len)
+        return within - len(self._places)
+
+    def truncate(self, length: int) -> None:
+        """Forget the tree and every committed token from position `length` on."""
+        self._places.clear()
+        self.prefix_len = min(self.prefix_len, length)
+
+    def next_chunk(self, text: Sequence[int], end: int, chunk_len: int) -> Sequence[int]:
+        """What to prefill next of text[:end]; empty if `feed` can take what is missing."""
+        if end - self.prefix_len <= MAX_MISSING:
+            return ()
+        return text[self.prefix_len : min(end, self.prefix_len + chunk_len)]
+
+    def feed_prefix(self, tokens: Sequence[int]) -> Feed:
+        """Place committed `tokens` behind the prefix, as one causal chunk of a prefill."""
+        assert tokens, "a chunk holds at least one token"
+        assert not self._places, "a prefill comes before any node"
+        start, end = self.prefix_len, self.prefix_len + len(tokens)
+        assert end <= self.capacity, f"{end} tokens do not fit into {self.capacity} slots"
+        self.prefix_len = end
+        where = tuple(range(start, end))
+        return Feed(tuple(tokens), where, where, start, None)
+
+    def feed(
+        self, missing: Sequence[int], nodes: Sequence[tuple[K, K | None, int, int]] = ()
+    ) -> Feed:
+        """Place the committed tokens that the cache lacks, then tree nodes, in one pass.
+
+        missing  committed tokens from position prefix_len on (few: they share the tree's mask)
+        nodes    (key, parent key or None for the last committed token, token, position),
+                 parents first
+
+        After the call all of them count as cached: the device works in order, so nothing that is
+        launched later can see an unwritten slot.
+        """
+        start, count = self.prefix_len, len(missing)
+        assert count == 0 or not self._places, "nodes exist although committed tokens are missing"
+        assert count + len(nodes) <= self.num_tree_slots, "the rows of a pass share one mask word"
+        masks = [(1 << (i + 1)) - 1 for i in range(count)]
+        tokens, positions = list(missing), list(range(start, start + count))
+        slots = list(positions)
+        self.prefix_len = start + count
+        for key, parent, token, position in nodes:
+            place = self._allocate(key, parent)
+            masks.append(place.mask << count | (1 << count) - 1)
+            tokens.append(token)
+            positions.append(position)
+            slots.append(place.slot)
+        return Feed(tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks))
+
+    def _allocate(self, key: K, parent: K | None) -> _Place:
+        assert key not in self._places, "a node is fed once"
+        taken = {place.slot - self.prefix_len for place in self._places.values()}
+        index = next(i for i in range(self.num_tree_slots + 1) if i not in taken)
+        assert index < self.num_tree_slots, "no free tree slot"
+        assert self.prefix_len + index < self.capacity, "the cache is full"
+        inherited = 0 if parent is None else self._places[parent].mask
+        place = _Place(self.prefix_len + index, inherited | 1 << index)
+        self._places[key] = place
+        return place
+
+    def advance(self, path: Sequence[K], survivors: Iterable[K]) -> Move | None:
+        """Commit the nodes of `path` (the first hangs on the last committed token).
+
+        `survivors` stay, every other node dies. Nodes of `path` that are not cached stay missing:
+        the caller feeds them.
+        Returns the copy that the cache must make, or None.
+        """
+        cached = 0
+        while cached < len(path) and path[cached] in self._places:
+            cached += 1
+        steps = [self._places[key].slot for key in path[:cached]]
+        kept = {key: self._places[key] for key in survivors if key in self._places}
+        assert not kept or cached == len(path), "a cached node below an uncached one"
+        new_prefix = self.prefix_len + cached
+        committed = sum(1 << (slot - self.prefix_len) for slot in steps)
+        for place in kept.values():
+            place.mask &= ~committed
+        moves = {
+            source: self.prefix_len + i
+            for i, source in enumerate(steps)
+            if source != self.prefix_len + i
+        }
+        moves |= self._relocate(kept, new_prefix)
+        self._places, self.prefix_len = kept, new_prefix
+        return Move(tuple(moves), tuple(moves.values())) if moves else None
+
+    def _relocate(self, kept: dict[K, _Place], new_prefix: int) -> dict[int, int]:
+        """Shift the survivors' masks to the new prefix; move those that lie where it goes."""
+        taken = {place.slot for place in kept.values()}
+        free = (slot for slot in range(new_prefix, self.capacity) if slot not in taken)
+        moves = {slot: next(free) for slot in sorted(taken) if slot < new_prefix}
+        if not moves:
+            for place in kept.values():
+                place.mask >>= new_prefix - self.prefix_len
+            return moves
+        old_bits = {slot: 1 << (slot - self.prefix_len) for slot in taken}
+        new_bits = {slot: 1 << (moves.get(slot, slot) - new_prefix) for slot in taken}
+        for place in kept.values():
+            place.mask = sum(new_bits[slot] for slot in taken if place.mask & old_bits[slot])
+            place.slot = moves.get(place.slot, place.slot)
+        return moves
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        slots = [place.slot for place in self._places.values()]
+        assert len(set(slots)) == len(slots), "two nodes in one slot"
+        for place in self._places.values():
+            index = place.slot - self.prefix_len
+            assert 0 <= index < self.num_tree_slots
+            assert place.slot < self.capacity
+            assert place.mask >> index & 1, "a node sees itself"
+            assert place.mask < 1 << self.num_tree_slots

@@ -1,0 +1,298 @@
+"""Messages <-> frames. The only file that knows msgpack.
+
+A frame is one kind byte and one msgpack array of the message's fields in order. Number arrays travel as
+little-endian binary, so a forwarder passes them on unread, and a decoder checks their length first.
+Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding runs the same
+checks and raises `LocalProtocolError`, so that a fault is found at the end that made it.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+from proto import messages as m
+from proto.errors import LocalProtocolError, RemoteProtocolError
+
+U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
+I31 = (1 << 31) - 1
+
+Wire = Any  # a value as msgpack gives it, unchecked until a field has read it
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field is written and read; both raise ValueError."""
+
+    write: Callable[[Any], Wire]
+    read: Callable[[Wire], Any]
+
+
+def _checked(check: Callable[[Any], Any]) -> _Field:
+    return _Field(check, check)
+
+
+def _integer(low: int, high: int) -> _Field:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected an integer in {low}..{high}, got {value!r:.40}")
+        return value
+
+    return _checked(check)
+
+
+def _number(low: float, high: float) -> _Field:
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise ValueError(f"expected a number in {low}..{high}, got {value!r:.40}")
+        return float(value)
+
+    return _checked(check)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"expected a boolean, got {value!r:.40}")
+    return value
+
+
+def _text(limit: int) -> _Field:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > limit:
+            raise ValueError(f"expected a text of at most {limit} characters, got {value!r:.40}")
+        return value
+
+    return _checked(check)
+
+
+def _bytes(length: int) -> _Field:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) != length:
+            raise ValueError(f"expected {length} bytes, got {value!r:.40}")
+        return value
+
+    return _checked(check)
+
+
+def _array(code: str, low: float, high: float, limit: int) -> _Field:
+    """A tuple of numbers as binary; `code` is the struct code of an element."""
+    size = struct.calcsize(code)
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(values) > limit:
+            raise ValueError(f"expected at most {limit} numbers, got {len(values)}")
+        if values and not (low <= min(values) and max(values) <= high):
+            raise ValueError(f"expected numbers in {low}..{high}")
+        if code == "f" and any(map(math.isnan, values)):
+            raise ValueError("expected numbers, got NaN")
+        return values
+
+    def write(values: tuple[Any, ...]) -> bytes:
+        try:
+            return struct.pack(f"<{len(check(values))}{code}", *values)
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+
+    def read(data: Wire) -> tuple[Any, ...]:
+        if type(data) is not bytes or len(data) % size or len(data) > limit * size:
+            raise ValueError(f"expected binary of at most {limit} x {size} bytes")
+        return check(struct.unpack(f"<{len(data) // size}{code}", data))
+
+    return _Field(write, read)
+
+
+def _enum(kind: type[Any]) -> _Field:
+    return _Field(lambda value: kind(value).value, kind)
+
+
+def _record(kind: type[Any], *schema: _Field) -> _Field:
+    """A dataclass as an array of its fields."""
+    names = [field.name for field in fields(kind)]
+    assert len(names) == len(schema), f"{kind.__name__} has {len(names)} fields"
+
+    def write(value: Any) -> list[Wire]:
+        return [
+            field.write(getattr(value, name)) for name, field in zip(names, schema, strict=True)
+        ]
+
+    def read(value: Wire) -> Any:
+        if type(value) is not list or len(value) != len(schema):
+            raise ValueError(f"expected the {len(schema)} fields of {kind.__name__}")
+        return kind(*[field.read(item) for field, item in zip(schema, value, strict=True)])
+
+    return _Field(write, read)
+
+
+def _several(item: _Field, limit: int) -> _Field:
+    def each(function: Callable[[Any], Any], values: Any, kind: type[Any]) -> Any:
+        if type(values) is not kind or len(values) > limit:
+            raise ValueError(f"expected at most {limit} items")
+        return [function(value) for value in values]
+
+    return _Field(
+        lambda values: each(item.write, values, tuple),
+        lambda values: tuple(each(item.read, values, list)),
+    )
+
+
+_FLAG = _checked(_flag)
+_HASH = _integer(0, U64)
+_SESSION = _integer(0, U63)
+_INCARNATION = _integer(0, U32)
+_LENGTH = _integer(0, m.MAX_TEXT_LEN)
+_COUNT = _integer(0, U32)
+_MICROSECONDS = _integer(0, U63)
+_TOKENS = _array("i", 0, I31, m.MAX_TEXT_LEN)
+_DRAFTED = _array("i", 0, I31, m.MAX_NODES_PER_DRAFT)
+
+_SAMPLING = _record(
+    m.SamplingSpec,
+    _number(0.0, 100.0),
+    _integer(0, I31),
+    _number(0.0, 1.0),
+    _integer(0, U64),
+    _integer(0, U16),
+)
+_POLICY = _record(
+    m.Policy,
+    _text(32),
+    _integer(0, m.MAX_WINDOW),
+    _integer(0, m.MAX_WINDOW),
+    _integer(0, m.MAX_WINDOW),
+)
+_LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, 256))
+_ACK = _record(m.Ack, _integer(0, m.MAX_SOURCES - 1), _INCARNATION, _COUNT)
+_FINGERPRINT = _record(m.Fingerprint, _integer(1, I31), _text(128), _array("i", 0, I31, 256))
+_MARK = _record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
+
+_SCHEMAS: dict[type[Any], _Field] = {
+    m.Open: _record(
+        m.Open,
+        _SESSION,
+        _INCARNATION,
+        _bytes(m.SESSION_KEY_BYTES),
+        _TOKENS,
+        _LENGTH,
+        _SAMPLING,
+        _POLICY,
+        _LIMITS,
+    ),
+    m.Draft: _record(
+        m.Draft,
+        _SESSION,
+        _INCARNATION,
+        _integer(0, m.MAX_SOURCES - 1),
+        _COUNT,
+        _COUNT,
+        _HASH,
+        _LENGTH,
+        _DRAFTED,
+        _array("h", -1, m.MAX_NODES_PER_DRAFT - 1, m.MAX_NODES_PER_DRAFT),
+        _array("f", -1e30, 0.0, m.MAX_NODES_PER_DRAFT),
+        _FLAG,
+        _MICROSECONDS,
+    ),
+    m.Verdict: _record(
+        m.Verdict,
+        _SESSION,
+        _INCARNATION,
+        _LENGTH,
+        _HASH,
+        _array("i", 0, I31, m.MAX_TOKENS_PER_VERDICT),
+        _several(_ACK, m.MAX_SOURCES),
+        _enum(m.Cause),
+        *[_COUNT] * 4,
+        *[_MICROSECONDS] * 3,
+    ),
+    m.Close: _record(m.Close, _SESSION, _text(200)),
+    m.Hello: _record(
+        m.Hello,
+        _COUNT,
+        _enum(m.Role),
+        _text(128),
+        _FINGERPRINT,
+        _integer(1, I31),
+        _integer(1, I31),
+        _text(400),
+        _text(32),
+        _text(64),
+        _integer(0, U63),
+        _MICROSECONDS,
+    ),
+    m.Welcome: _record(m.Welcome, _integer(1, I31)),
+    m.Heartbeat: _record(m.Heartbeat, _several(_MARK, m.MAX_SESSIONS), _COUNT, _text(200)),
+    m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(2000)),
+}
+_KINDS = list(_SCHEMAS)
+_KIND_BYTES = {kind: bytes([index]) for index, kind in enumerate(_KINDS)}
+
+
+def encode(message: m.Message) -> bytes:
+    """The frame of a message. Raises LocalProtocolError if it breaks a limit."""
+    kind = type(message)
+    try:
+        body = _SCHEMAS[kind].write(message)
+        _check_arrays(message)
+    except ValueError as error:
+        raise LocalProtocolError(f"{kind.__name__}: {error}") from error
+    frame: bytes = _KIND_BYTES[kind] + msgpack.packb(body)
+    if len(frame) > m.MAX_FRAME_BYTES:
+        raise LocalProtocolError(f"{kind.__name__}: {len(frame)} bytes do not fit into a frame")
+    return frame
+
+
+def decode(frame: bytes) -> m.Message:
+    """The message of a frame. Raises RemoteProtocolError for anything that is not one."""
+    kind = kind_of(frame)
+    if len(frame) > m.MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"{kind.__name__}: a frame of {len(frame)} bytes is too long")
+    try:
+        body = msgpack.unpackb(
+            memoryview(frame)[1:],
+            raw=False,
+            strict_map_key=True,
+            max_array_len=m.MAX_SESSIONS,
+            max_map_len=0,
+            max_ext_len=0,
+            max_str_len=2000,
+            max_bin_len=4 * m.MAX_TEXT_LEN,
+        )
+        message: m.Message = _SCHEMAS[kind].read(body)
+        _check_arrays(message)
+    # msgpack raises ValueError subclasses, but StackError and UnpackException are not all of them.
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(f"{kind.__name__}: {error}") from error
+    return message
+
+
+def kind_of(frame: bytes) -> type[Any]:
+    """The class of the message in a frame, without decoding it."""
+    if not frame or frame[0] >= len(_KINDS):
+        raise RemoteProtocolError("a frame of no known kind")
+    return _KINDS[frame[0]]
+
+
+def _check_arrays(message: m.Message) -> None:
+    """Rules between fields. Raises ValueError."""
+    match message:
+        case m.Draft():
+            count = len(message.tokens)
+            if len(message.parents) != count or len(message.scores) != count:
+                raise ValueError("tokens, parents and scores differ in length")
+            if any(parent >= index for index, parent in enumerate(message.parents)):
+                raise ValueError("a parent must come before its child")
+            if message.first_number > message.number:
+                raise ValueError("first_number is above number")
+        case m.Verdict():
+            if message.num_accepted > message.num_drafted:
+                raise ValueError("more tokens accepted than drafted")
+            if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
+                raise ValueError("the text is too long")
+        case m.Open():
+            if not 1 <= message.num_prompt <= len(message.tokens):
+                raise ValueError("num_prompt must be in 1..number of tokens")
+        case _:
+            pass

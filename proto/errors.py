@@ -1,0 +1,53 @@
+"""The exceptions of the project. Every message is one line that says what is wrong and what to do.
+
+SlipstreamError
+├── ConfigurationError      a setting or an argument that cannot work
+├── ModelError              a model or tokenizer that cannot be used
+├── IncompatibleError       two nodes that do not fit each other (refused at the handshake)
+├── NodeError               a node process that failed to start, died, or stopped answering
+├── TransportError          an endpoint that cannot be bound or reached
+├── ClosedError             use of something that was closed
+└── ProtocolError
+    ├── LocalProtocolError  we broke the protocol: a bug of ours
+    └── RemoteProtocolError a peer sent something that the protocol does not allow
+"""
+
+
+class SlipstreamError(Exception):
+    """Anything that a user of Slipstream may want to catch."""
+
+
+class ConfigurationError(SlipstreamError):
+    """A setting or an argument that cannot work."""
+
+
+class ModelError(SlipstreamError):
+    """A model or tokenizer that cannot be used."""
+
+
+class IncompatibleError(SlipstreamError):
+    """Two nodes that do not fit each other."""
+
+
+class NodeError(SlipstreamError):
+    """A node process that failed to start, died, or stopped answering."""
+
+
+class TransportError(SlipstreamError):
+    """An endpoint that cannot be bound or reached."""
+
+
+class ClosedError(SlipstreamError):
+    """Use of something that was closed."""
+
+
+class ProtocolError(SlipstreamError):
+    """A message that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to send something that the protocol does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """A peer sent something that the protocol does not allow."""

@@ -1,0 +1,287 @@
+"""The messages, and the rules that both ends must share. docs/protocol.md tells their story.
+
+Only frozen values and pure functions live here. Lengths count tokens of the whole text (prompt
+included); `*_hash` is a path hash (`proto.tree`); durations are microseconds of the sender's own
+monotonic clock, because clocks of two machines are never subtracted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+PROTOCOL_VERSION = 1
+
+# Limits that the codec enforces before anything is allocated.
+MAX_FRAME_BYTES = 1 << 23
+MAX_TEXT_LEN = 1 << 20
+MAX_NODES_PER_DRAFT = 256
+MAX_TOKENS_PER_VERDICT = 1 << 12
+MAX_WINDOW = 64
+MAX_SESSIONS = 64
+MAX_SOURCES = 8
+SESSION_KEY_BYTES = 16
+
+
+class Role(StrEnum):
+    """What a node does."""
+
+    DRAFTER = "drafter"
+    TARGET = "target"
+
+
+class FinishReason(StrEnum):
+    """Why a text ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Cause(IntEnum):
+    """Why the target started a pass when it did."""
+
+    ALONE = 0  # the policy has no drafter, or no draft could be used (one token was left)
+    READY = 1  # enough drafts had come, or the drafter had no more to offer
+    LATE = 2  # the deadline passed before enough drafts had come
+    QUIET = 3  # the drafter has been silent for so long that it is not waited for
+
+
+class FaultCode(StrEnum):
+    """What went wrong, for the program; `Fault.detail` says it to people."""
+
+    GAP = "gap"  # the node's text is not the coordinator's: answer with Open
+    REFUSED = "refused"  # the handshake failed
+    FAILED = "failed"  # the node cannot go on
+    BAD_FRAME = "bad frame"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a text ends.
+
+    max_len   most tokens of the whole text
+    stop_ids  tokens that end the text (they are part of it)
+    """
+
+    max_len: int
+    stop_ids: tuple[int, ...]
+
+    def trim(
+        self, start_len: int, tokens: Sequence[int]
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Cut `tokens`, which follow a text of `start_len`, at the first of stop token and length.
+
+        A stop token on the last allowed position is a stop.
+        """
+        allowed = tuple(tokens[: self.max_len - start_len])
+        for index, token in enumerate(allowed):
+            if token in self.stop_ids:
+                return allowed[: index + 1], FinishReason.STOP
+        done = start_len + len(allowed) >= self.max_len
+        return allowed, FinishReason.LENGTH if done else None
+
+    def max_drafts(self, length: int) -> int:
+        """Most drafts worth having after a text of `length`: the target adds one token itself."""
+        return max(0, self.max_len - length - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How tokens are chosen; `seed` and `sample_index` key the coupled noise."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    sample_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy is a setting of these numbers; no code asks for its name.
+
+    num_speculative_tokens  most drafted tokens in one target pass (K)
+    launch_min              drafts under the root at which the target starts a pass
+    window                  most tokens that the drafter may be ahead of the last verdict it applied
+    """
+
+    name: str
+    num_speculative_tokens: int
+    launch_min: int
+    window: int
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self.window > 0
+
+
+def autoregressive() -> Policy:
+    """`ar`: the target alone, one token a pass."""
+    return Policy("ar", 0, 0, 0)
+
+
+def synchronous(k: int) -> Policy:
+    """`sync`: the drafter makes K tokens and waits for the verdict (2211.17192, 2302.01318)."""
+    return Policy("sync", k, k, k)
+
+
+def pipelined(k: int, window: int) -> Policy:
+    """`pipelined`: a free-running chain; a pass starts at two drafts and takes all that has come.
+
+    Starting at once leaves most passes without a draft; starting at two was measured best.
+    """
+    return Policy("pipelined", k, min(2, k), window)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Coordinator -> node: this is the text now. First start, restart and repair are the same.
+
+    incarnation  grows with every Open of the session, to whichever node; older lives are ignored
+    key          of the path hashes
+    tokens       the committed text
+    num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
+    """
+
+    session: int
+    incarnation: int
+    key: bytes
+    tokens: tuple[int, ...]
+    num_prompt: int
+    sampling: SamplingSpec
+    policy: Policy
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Drafter -> coordinator -> target: nodes of the speculation tree.
+
+    first_number..number  the draft numbers that this message stands for (one, unless sent again)
+    parent_hash, parent_len  the path that `parents[i] == -1` hangs on
+    parents   index of the parent within this message, or -1; parents come first
+    scores    natural log of the estimated chance that the target chooses the token, given its path
+    done      nothing more will come below this parent, which is then the drafter's root, and the
+              message holds all that the drafter has
+    """
+
+    session: int
+    incarnation: int
+    source: int
+    first_number: int
+    number: int
+    parent_hash: int
+    parent_len: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+    done: bool
+    model_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Every draft of this life of this source up to `number` has arrived."""
+
+    source: int
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Target -> coordinator -> drafter: the text goes on with `tokens` after the base.
+
+    num_drafted, num_accepted  drafted tokens in the pass; those of them that are in `tokens`
+    num_rolled_back            tree nodes of the target that died by this verdict
+    num_stale                  drafted tokens that came too late or did not fit, since the last one
+    wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
+    """
+
+    session: int
+    incarnation: int
+    base_len: int
+    base_hash: int
+    tokens: tuple[int, ...]
+    acks: tuple[Ack, ...]
+    cause: Cause
+    num_drafted: int
+    num_accepted: int
+    num_rolled_back: int
+    num_stale: int
+    wait_us: int
+    model_us: int
+    host_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Coordinator -> node: the session is over."""
+
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two tokenizers must agree on. `digest` is empty for a model without a tokenizer."""
+
+    vocab_size: int
+    digest: str
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Node -> coordinator, once loaded and warm: who I am and what I can do."""
+
+    version: int
+    role: Role
+    secret: str
+    fingerprint: Fingerprint
+    logits_size: int
+    max_model_len: int
+    model: str
+    dtype: str
+    device: str
+    num_parameters: int
+    load_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Coordinator -> node: you are in. Token ids from `vocab_size` on are never drafted."""
+
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMark:
+    """How far a session is at the sender."""
+
+    session: int
+    incarnation: int
+    length: int
+    path_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Both ways: I am alive; `progress` counts finished forwards, `state` is for people."""
+
+    marks: tuple[SessionMark, ...]
+    progress: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Both ways: something is wrong with `session` (0: with the node)."""
+
+    session: int
+    incarnation: int
+    code: FaultCode
+    detail: str
+
+
+Message = Open | Draft | Verdict | Close | Hello | Welcome | Heartbeat | Fault

@@ -1,0 +1,146 @@
+"""Frames between processes over ZeroMQ. The only file that imports zmq.
+
+The coordinator binds one ROUTER (`Listener`); every node connects DEALERs (`Connection`). Sends never
+block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER says so when
+a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at exit.
+"""
+
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Iterator
+
+import zmq
+
+from proto.errors import ConfigurationError, TransportError
+from proto.messages import MAX_FRAME_BYTES
+
+SEND_QUEUE_FRAMES = 4096
+MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises ConfigurationError for an endpoint that would be unsafe or cannot work."""
+    if endpoint.startswith("ipc://"):
+        if len(os.fsencode(endpoint[len("ipc://") :])) > MAX_IPC_PATH_BYTES:
+            raise ConfigurationError(
+                f"the socket path is longer than {MAX_IPC_PATH_BYTES} bytes: {endpoint}; "
+                "set TMPDIR to a shorter folder"
+            )
+    elif endpoint.startswith("tcp://"):
+        if not endpoint[len("tcp://") :].startswith(_LOOPBACK):
+            raise ConfigurationError(
+                f"{endpoint} is not a loopback address; frames are not encrypted, so only "
+                "tcp://127.0.0.1:PORT is allowed"
+            )
+    else:
+        raise ConfigurationError(
+            f"unknown endpoint {endpoint!r}: use ipc://PATH or tcp://HOST:PORT"
+        )
+
+
+def _common_options(sock: "zmq.Socket[bytes]") -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    sock.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
+    sock.setsockopt(zmq.RCVHWM, SEND_QUEUE_FRAMES)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
+
+
+def _milliseconds(timeout_s: float) -> int:
+    """ZeroMQ waits in whole milliseconds; rounded up, so that a deadline has passed afterwards."""
+    return math.ceil(max(0.0, timeout_s) * 1000)
+
+
+class Listener:
+    """The coordinator's end. One thread uses it; any thread may call `wake`."""
+
+    def __init__(self, endpoint: str) -> None:
+        check_endpoint(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _common_options(self._socket)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise TransportError(
+                f"cannot listen on {endpoint}: {error.strerror}; is another coordinator running there?"
+            ) from error
+        # ":*" binds any free port; this is the endpoint to tell the nodes.
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return (from any thread)."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"\0")
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[bytes, bytes]]:
+        """All frames that are there, as (peer identity, frame); waits for the first at most so long."""
+        ready = dict(self._poller.poll(_milliseconds(timeout_s)))
+        if self._woken.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+        if self._socket not in ready:
+            return
+        with contextlib.suppress(zmq.Again):
+            while True:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if len(parts) == 2:
+                    yield parts[0], parts[1]
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """Send without blocking; False if the peer is unknown or its queue is full."""
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self, linger_s: float = 0.2) -> None:
+        """Close the socket; what was sent has so long to leave."""
+        self._context.destroy(linger=int(linger_s * 1000))
+        self._woken.close()
+        self._waker.close()
+
+
+class Connection:
+    """A node's end. Used by one thread; a heartbeat thread makes its own."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        check_endpoint(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _common_options(self._socket)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.connect(endpoint)
+
+    def receive(self, timeout_s: float | None) -> Iterator[bytes]:
+        """All frames that are there; waits for the first at most so long (None: not at all)."""
+        if timeout_s is not None and not self._socket.poll(_milliseconds(timeout_s)):
+            return
+        with contextlib.suppress(zmq.Again):
+            while True:
+                yield self._socket.recv(zmq.NOBLOCK)
+
+    def send(self, frame: bytes) -> bool:
+        """Send without blocking; False if the queue is full."""
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close the socket; what was sent has so long to leave."""
+        self._context.destroy(linger=int(linger_s * 1000))

@@ -1,0 +1,269 @@
+"""The content-addressed speculation tree, and the committed text that it grows on (pure).
+
+Theory of operation
+-------------------
+A *path hash* names a whole text: `h([]) = 0`, `h(path + [token]) = blake2b(h(path), token)`, keyed by the
+session, 8 bytes. A node of the tree is named by the hash of the path to it, so a draft means the same
+whenever it arrives and whoever made it. Lengths are compared along with hashes.
+
+    committed text  t0 t1 ... tn-1        named by path_hashes[0..n]; the last one names the root
+    tree            nodes beyond the root; every node's parent is the root or another node
+
+What becomes of a drafted node depends on where its parent is:
+
+    parent                          the node
+    ------------------------------  ---------------------------------------------------------------
+    the root or a live node         is attached; if the parent has that child already, that one stays
+    a committed position            is committed itself (same token), or stale (another token)
+    a text longer than the root's   waits in a small buffer: its parent may still be on its way
+    anything else                   stale
+
+Advancing along committed tokens moves the root; what hangs below it survives, all else dies.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+EMPTY_HASH = 0
+MAX_ORPHANS = 16
+
+
+def path_hash(parent: int, token: int, key: bytes) -> int:
+    """The name of the path that `token` makes of the path named `parent`."""
+    data = parent.to_bytes(8, "little") + token.to_bytes(4, "little")
+    return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
+
+
+class Diverged(Exception):
+    """Two verdicts contradict each other about a committed token."""
+
+
+class CommittedText:
+    """The committed tokens and the hash of every prefix of them."""
+
+    def __init__(self, key: bytes, tokens: Sequence[int] = ()) -> None:
+        self.key = key
+        self.tokens: list[int] = []
+        self.path_hashes = [EMPTY_HASH]  # always one longer than tokens
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def root(self) -> int:
+        """The path hash of the whole text."""
+        return self.path_hashes[-1]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens."""
+        for token in tokens:
+            self.path_hashes.append(path_hash(self.root, token, self.key))
+            self.tokens.append(token)
+
+    def is_prefix(self, length: int, hash_: int) -> bool:
+        """Whether the text's first `length` tokens are the path named `hash_`."""
+        return length <= len(self) and self.path_hashes[length] == hash_
+
+    def continuation(
+        self, base_len: int, base_hash: int, tokens: Sequence[int]
+    ) -> Sequence[int] | None:
+        """What `tokens`, which follow the given base, add to this text. None if the base is not here.
+
+        Raises Diverged if they contradict it.
+        """
+        if not self.is_prefix(base_len, base_hash):
+            return None
+        overlap = min(len(self) - base_len, len(tokens))
+        if tuple(self.tokens[base_len : base_len + overlap]) != tuple(tokens[:overlap]):
+            raise Diverged(f"verdicts differ between positions {base_len} and {base_len + overlap}")
+        return tokens[overlap:]
+
+
+@dataclass(slots=True)
+class Node:
+    """A drafted token.
+
+    parent    path hash of its parent: the root's or a live node's
+    position  number of tokens before it on its path
+    score     natural log of the estimated chance of the token given its path
+    children  path hashes, in order of arrival, no two with the same token
+    """
+
+    key: int
+    parent: int
+    token: int
+    position: int
+    score: float
+    source: int
+    children: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """Nodes to attach: a small tree below the path (parent_hash, parent_len); see `messages.Draft`."""
+
+    source: int
+    parent_hash: int
+    parent_len: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+class SpeculationTree:
+    """Committed text and the live nodes beyond it."""
+
+    def __init__(self, key: bytes, committed: Sequence[int], *, max_nodes: int) -> None:
+        self.text = CommittedText(key, committed)
+        self.max_nodes = max_nodes
+        self.nodes: dict[int, Node] = {}
+        self._root_children: list[int] = []
+        self._orphans: deque[Graft] = deque()  # at most MAX_ORPHANS; parents unknown so far
+        self.num_stale = 0  # drafted tokens that were dropped on arrival or in the buffer, ever
+
+    @property
+    def root(self) -> int:
+        """Path hash of the last committed token."""
+        return self.text.root
+
+    def children(self, key: int) -> list[int]:
+        """Path hashes of the children of the root or of a live node."""
+        return self._root_children if key == self.root else self.nodes[key].children
+
+    def child(self, key: int, token: int) -> Node | None:
+        """The child of the root or of a live node that carries `token`."""
+        for child in self.children(key):
+            if self.nodes[child].token == token:
+                return self.nodes[child]
+        return None
+
+    def best_chain(self, limit: int) -> list[Node]:
+        """The likeliest path down from the root, at most `limit` nodes long."""
+        chain: list[Node] = []
+        key = self.root
+        while len(chain) < limit and (children := self.children(key)):
+            best = max((self.nodes[child] for child in children), key=lambda node: node.score)
+            chain.append(best)
+            key = best.key
+        return chain
+
+    def below(self, key: int) -> Iterator[Node]:
+        """Every node under the root or a live node, parents first."""
+        pending = deque(self.children(key))
+        while pending:
+            node = self.nodes[pending.popleft()]
+            yield node
+            pending.extend(node.children)
+
+    # -- growing ---------------------------------------------------------------------------------
+
+    def attach(self, graft: Graft) -> int:
+        """Attach what fits; returns the number of new nodes. The rest waits or is counted stale."""
+        if not self._is_known(graft):
+            if graft.parent_len <= len(self.text):
+                self.num_stale += len(graft.tokens)
+            else:
+                self._keep_orphan(graft)
+            return 0
+        added = self._attach_known(graft)
+        return added + (self._adopt_orphans() if added else 0)
+
+    def _is_known(self, graft: Graft) -> bool:
+        node = self.nodes.get(graft.parent_hash)
+        if node is not None:
+            return node.position + 1 == graft.parent_len
+        return self.text.is_prefix(graft.parent_len, graft.parent_hash)
+
+    def _keep_orphan(self, graft: Graft) -> None:
+        if len(self._orphans) == MAX_ORPHANS:
+            self.num_stale += len(self._orphans.popleft().tokens)
+        self._orphans.append(graft)
+
+    def _adopt_orphans(self) -> int:
+        """Attach the orphans whose parents are here now; drop those that the root has passed."""
+        waiting, self._orphans = self._orphans, deque()
+        return sum(self.attach(graft) for graft in waiting)
+
+    def _attach_known(self, graft: Graft) -> int:
+        """`where[i]` is the path length and hash at which node i of the message is, None if dead."""
+        where: list[tuple[int, int] | None] = []
+        start = (graft.parent_len, graft.parent_hash)
+        before = len(self.nodes)
+        for token, parent, score in zip(graft.tokens, graft.parents, graft.scores, strict=True):
+            at = start if parent < 0 else where[parent]
+            where.append(None if at is None else self._place(*at, token, score, graft.source))
+        self.num_stale += sum(place is None for place in where)
+        return len(self.nodes) - before
+
+    def _place(
+        self, length: int, parent: int, token: int, score: float, source: int
+    ) -> tuple[int, int] | None:
+        """Where a node ends up below the path (`length`, `parent`), which is known. None: nowhere."""
+        if length < len(self.text):
+            if self.text.tokens[length] != token:
+                return None
+            return length + 1, self.text.path_hashes[length + 1]
+        if existing := self.child(parent, token):
+            return length + 1, existing.key
+        if len(self.nodes) >= self.max_nodes:
+            return None
+        key = path_hash(parent, token, self.text.key)
+        self.children(parent).append(key)
+        self.nodes[key] = Node(key, parent, token, length, score, source)
+        return length + 1, key
+
+    # -- moving the root ---------------------------------------------------------------------------
+
+    def path_to(self, length: int, hash_: int) -> list[int] | None:
+        """Tokens from the root to the live node at path length `length`, or None if there is none."""
+        tokens: list[int] = []
+        node = self.nodes.get(hash_)
+        if node is None or node.position + 1 != length:
+            return None
+        while True:
+            tokens.append(node.token)
+            if node.parent == self.root:
+                return tokens[::-1]
+            node = self.nodes[node.parent]
+
+    def news(self, base_len: int, base_hash: int, tokens: Sequence[int]) -> Sequence[int] | None:
+        """What a verdict adds to the committed text; its base may be a committed position or a live node.
+
+        None: the base is unknown here, so something was missed. Raises Diverged.
+        """
+        if (path := self.path_to(base_len, base_hash)) is not None:
+            return (*path, *tokens)
+        return self.text.continuation(base_len, base_hash, tokens)
+
+    def advance(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+        """Commit `tokens` after the root. Returns their path hashes and the number of nodes that died."""
+        path: list[int] = []
+        children = self._root_children
+        for token in tokens:
+            self.text.extend((token,))
+            path.append(self.root)
+            node = self.nodes.get(self.root)
+            children = node.children if node is not None else []
+        self._root_children = children
+        survivors = {node.key: node for node in self.below(self.root)}
+        num_dead = len(self.nodes) - len(survivors) - sum(key in self.nodes for key in path)
+        self.nodes = survivors
+        self._adopt_orphans()
+        return path, num_dead
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert len(self.text.path_hashes) == len(self.text) + 1
+        assert len(self.nodes) <= self.max_nodes
+        assert len(self._orphans) <= MAX_ORPHANS
+        reached = list(self.below(self.root))
+        assert {node.key for node in reached} == set(self.nodes), "a node hangs nowhere"
+        for node in reached:
+            assert node.key == path_hash(node.parent, node.token, self.text.key)
+            above = None if node.parent == self.root else self.nodes[node.parent]
+            assert node.position == (len(self.text) if above is None else above.position + 1)
+            tokens = [self.nodes[child].token for child in node.children]
+            assert len(set(tokens)) == len(tokens), "two children with one token"

@@ -1,0 +1,412 @@
+"""What the target does next (pure): no clock, no socket, no model.
+
+Theory of operation
+-------------------
+The target holds its own copy of the speculation tree, so it starts a pass without asking anybody:
+
+    Arrived(Draft)   its nodes join the tree, or wait for their parent, or are stale
+    Tick             start a pass if there is a reason to (below)              -> Compute | WaitUntil
+    Computed         walk the target's own choices down the tree               -> Send(Verdict), MoveRows
+    Arrived(Open)    start from the coordinator's text, keeping the cached prefix -> Allocate
+
+A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it. Row
+by row the target's own choice is compared with the draft; the accepted run and the target's next
+token are the verdict. So verification is equality, and the text is the target's whatever was drafted.
+
+A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no more); at a
+deadline made of measured costs (LATE); or at once when no drafter is expected (ALONE, QUIET). A drafter
+that let two deadlines pass is not waited for until it is heard again: a dead one costs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.slots import Feed, Move, SlotMap
+from proto.messages import (
+    Ack,
+    Cause,
+    Close,
+    Draft,
+    Fault,
+    FaultCode,
+    Heartbeat,
+    Message,
+    Open,
+    SamplingSpec,
+    SessionMark,
+    Verdict,
+)
+from proto.tree import Graft, SpeculationTree
+
+PREFILL_CHUNK = 256
+MAX_NODES = 128
+MAX_GAPS = 64
+NUM_LATE_UNTIL_QUIET = 2
+WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
+AVERAGE_WEIGHT = 0.1  # of the newest figure in a running mean
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message came from the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A pass is done. `tokens`: the target's choice at each row that was asked for."""
+
+    ticket: int
+    tokens: tuple[int, ...]
+    model_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """All messages that were there have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A new text begins: the cache must hold `max_len` tokens."""
+
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`."""
+
+    ticket: int
+    feed: Feed
+    num_asked: int
+    positions: tuple[int, ...]
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Move cache rows, after every Compute that was asked for before."""
+
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Tick again at `deadline` (seconds) at the latest."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the coordinator."""
+
+    message: Message
+
+
+Event = Arrived | Computed | Tick
+Action = Allocate | Compute | MoveRows | WaitUntil | Send
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The pass that is running. `nodes`: the drafted path in it, root first; None while prefilling."""
+
+    ticket: int
+    nodes: tuple[int, ...] | None
+    cause: Cause
+    started: float
+
+
+@dataclass(slots=True)
+class _Received:
+    """What has come from one source."""
+
+    incarnation: int
+    number: int = 0  # every draft up to it has come
+    ahead: list[tuple[int, int]] = field(default_factory=list)  # ranges beyond a gap
+
+    def add(self, first: int, last: int) -> None:
+        """A draft that stands for the numbers first..last has come."""
+        self.ahead.append((first, last))
+        self.ahead.sort()
+        while self.ahead and self.ahead[0][0] <= self.number + 1:
+            self.number = max(self.number, self.ahead.pop(0)[1])
+        del self.ahead[MAX_GAPS:]
+
+
+class Verifying:
+    """The target's side of one session.
+
+    fixed_rows  reproducible mode: every decoding pass has at most so many rows (the engine pads them to
+                exactly as many), the prompt is prefilled alone, and no other session's cache is reused
+    """
+
+    def __init__(self, *, num_slots: int, fixed_rows: int | None = None) -> None:
+        self.fixed_rows = fixed_rows
+        self.slots: SlotMap[int] = SlotMap(num_slots)
+        self.opened: Open | None = None  # None: no session
+        self.finished = False  # the text has come to its end
+        self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
+        self._last_open = (-1, -1)  # (session, incarnation), only grows
+        self._running: _Pass | None = None
+        self._ticket = 0  # only grows, over all sessions
+        self._received: dict[int, _Received] = {}
+        self._done_root = 0  # root under which the drafter has nothing more
+        self._num_late = 0  # passes in a row that waited in vain
+        self._ready_at = 0.0  # since when the target has been able to start a pass
+        self._stale_reported = 0  # <= tree.num_stale
+        self._pass_s = 0.0  # running mean of a pass; 0: not known
+        self._draft_s = 0.0  # running mean of one drafted token
+        self._wait_s = 0.0  # running mean of the wait for enough drafts
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        match event:
+            case Tick():
+                return self._tick(now)
+            case Computed():
+                return self._on_computed(event, now)
+            case Arrived(Draft() as message):
+                self._on_draft(message)
+                return []
+            case Arrived(Open() as message):
+                return self._on_open(message, now)
+            case Arrived(Close(session=session)):
+                if self.opened is not None and session == self.opened.session:
+                    self.opened = None
+                return []
+            case Arrived(Heartbeat(marks=marks)):
+                return self._on_marks(marks)
+            case Arrived():
+                return []
+        raise AssertionError(f"unknown event {event}")
+
+    @property
+    def mark(self) -> SessionMark | None:
+        """How far the session is here."""
+        if self.opened is None:
+            return None
+        return SessionMark(
+            self.opened.session, self.opened.incarnation, len(self.tree.text), self.tree.root
+        )
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _on_open(self, message: Open, now: float) -> list[Action]:
+        if (message.session, message.incarnation) <= self._last_open:
+            return []
+        same_session = message.session == self._last_open[0]
+        self._last_open = (message.session, message.incarnation)
+        self.slots.truncate(self._num_kept(message) if same_session or not self.fixed_rows else 0)
+        self.opened = message
+        self.finished = False
+        self.tree = SpeculationTree(message.key, message.tokens, max_nodes=MAX_NODES)
+        self._running = None
+        self._received = {}
+        self._done_root = self._stale_reported = 0
+        # A drafter is not waited for before it has been heard: the first token must not pay for it.
+        self._num_late = NUM_LATE_UNTIL_QUIET
+        self._ready_at = now
+        return [Allocate(message.limits.max_len)]
+
+    def _num_kept(self, message: Open) -> int:
+        """How many cached tokens the new text begins with; its last token is always fed again."""
+        old, kept = self.tree.text.tokens, 0
+        limit = min(self.slots.prefix_len, len(message.tokens) - 1)
+        while kept < limit and old[kept] == message.tokens[kept]:
+            kept += 1
+        return kept
+
+    def _on_draft(self, message: Draft) -> None:
+        if self.opened is None or message.session != self.opened.session:
+            return
+        received = self._received.setdefault(message.source, _Received(message.incarnation))
+        if message.incarnation > received.incarnation:
+            received = self._received[message.source] = _Received(message.incarnation)
+        # What a draft of an earlier life says is as true as ever; only its numbers mean nothing.
+        if message.incarnation == received.incarnation:
+            received.add(message.first_number, message.number)
+        self._num_late = 0
+        self.tree.attach(
+            Graft(
+                message.source,
+                message.parent_hash,
+                message.parent_len,
+                message.tokens,
+                message.parents,
+                message.scores,
+            )
+        )
+        if message.done:
+            self._done_root = message.parent_hash
+        if message.tokens:
+            each = message.model_us / 1e6 / len(message.tokens)
+            self._draft_s = _mean(self._draft_s, each)
+
+    def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
+        """Compare the coordinator's state with ours. What it does not list is closed."""
+        mine = self.opened
+        if mine is not None and all(mark.session != mine.session for mark in marks):
+            self.opened = None
+        for mark in marks:
+            if mark.session < self._last_open[0]:
+                continue
+            current = self.opened is not None and self.opened.session == mark.session
+            known = current and self.tree.text.is_prefix(mark.length, mark.path_hash)
+            # The coordinator is behind when a verdict is on its way; if none can follow, it was lost.
+            if not known or (self.finished and mark.length < len(self.tree.text)):
+                incarnation = self.opened.incarnation if self.opened and current else 0
+                detail = f"the target's text of {len(self.tree.text)} tokens is another"
+                return [Send(Fault(mark.session, incarnation, FaultCode.GAP, detail))]
+        return []
+
+    # -- starting a pass --------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[Action]:
+        opened = self.opened
+        if opened is None or self._running is not None or self.finished:
+            return []
+        text = self.tree.text.tokens
+        end = opened.num_prompt - 1 if self.fixed_rows else len(text)
+        if chunk := self._next_chunk(text, end):
+            feed = self.slots.feed_prefix(chunk)
+            num_asked = int(self.slots.prefix_len == len(text))
+            return [self._launch(feed, () if num_asked else None, Cause.ALONE, now)]
+        missing = text[self.slots.prefix_len :]
+        if self.fixed_rows and len(missing) > 1:
+            feed = self.slots.feed(missing[: min(self.fixed_rows, len(missing) - 1)])
+            return [self._launch(feed, None, Cause.ALONE, now)]
+        cause = self._reason_to_start(now)
+        if cause is None:
+            return [WaitUntil(self._ready_at + self._patience_s())]
+        return [self._start_pass(missing, cause, now)]
+
+    def _next_chunk(self, text: list[int], end: int) -> Sequence[int]:
+        if self.fixed_rows and self.slots.prefix_len < end:
+            return text[self.slots.prefix_len : min(end, self.slots.prefix_len + PREFILL_CHUNK)]
+        return self.slots.next_chunk(text, end, PREFILL_CHUNK)
+
+    def _num_drafts_max(self) -> int:
+        """Most drafts worth verifying now."""
+        assert self.opened is not None
+        k = self.opened.policy.num_speculative_tokens
+        return min(k, self.opened.limits.max_drafts(len(self.tree.text)))
+
+    def _reason_to_start(self, now: float) -> Cause | None:
+        """The launch rule. None: wait."""
+        assert self.opened is not None
+        most = self._num_drafts_max()
+        if most == 0 or not self.opened.policy.has_drafter:
+            return Cause.ALONE
+        wanted = min(self.opened.policy.launch_min, most)
+        if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
+            return Cause.READY
+        if self._num_late >= NUM_LATE_UNTIL_QUIET:
+            return Cause.QUIET
+        return Cause.LATE if now >= self._ready_at + self._patience_s() else None
+
+    def _patience_s(self) -> float:
+        """How long to wait for drafts: what they usually take with a margin, or what a pass costs."""
+        assert self.opened is not None
+        expected = max(self._wait_s, self.opened.policy.launch_min * self._draft_s)
+        return min(WAIT_S_MAX, max(WAIT_S_MIN, 4 * expected, self._pass_s))
+
+    def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
+        chain = self.tree.best_chain(self._num_drafts_max())
+        nodes = [
+            (node.key, None if node.parent == self.tree.root else node.parent, node.token, node.position)
+            for node in chain
+        ]
+        feed = self.slots.feed(missing, nodes)
+        if cause is Cause.READY:
+            self._wait_s = _mean(self._wait_s, now - self._ready_at)
+        elif cause is Cause.LATE:
+            self._num_late += 1
+        return self._launch(feed, tuple(node.key for node in chain), cause, now)
+
+    def _launch(
+        self, feed: Feed, nodes: tuple[int, ...] | None, cause: Cause, now: float
+    ) -> Action:
+        assert self.opened is not None
+        self._ticket += 1
+        self._running = _Pass(self._ticket, nodes, cause, now)
+        num_asked = 0 if nodes is None else 1 + len(nodes)
+        positions = tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :])
+        return Compute(self._ticket, feed, num_asked, positions, self.opened.sampling)
+
+    # -- the verdict ------------------------------------------------------------------------------
+
+    def _on_computed(self, event: Computed, now: float) -> list[Action]:
+        running = self._running
+        if running is None or event.ticket != running.ticket:
+            return []
+        self._running = None
+        if running.nodes is None:
+            self._ready_at = now
+            return []
+        accepted, tokens = self._accept(running.nodes, event.tokens)
+        return self._commit(running, accepted, tokens, event.model_us, now)
+
+    def _accept(
+        self, nodes: tuple[int, ...], choices: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Walk the target's choices down the verified path: (accepted drafts, committed tokens)."""
+        tokens: list[int] = []
+        for key, choice in zip(nodes, choices, strict=False):
+            tokens.append(choice)
+            if self.tree.nodes[key].token != choice:
+                return len(tokens) - 1, tuple(tokens)
+        tokens.append(choices[len(nodes)])
+        return len(nodes), tuple(tokens)
+
+    def _commit(
+        self, running: _Pass, accepted: int, tokens: tuple[int, ...], model_us: int, now: float
+    ) -> list[Action]:
+        assert self.opened is not None
+        base_len, base_hash = len(self.tree.text), self.tree.root
+        tokens, reason = self.opened.limits.trim(base_len, tokens)
+        self.finished = reason is not None
+        path, num_dead = self.tree.advance(tokens)
+        move = self.slots.advance(path, self.tree.nodes)
+        round_us = round((now - self._ready_at) * 1e6)
+        wait_us = round((running.started - self._ready_at) * 1e6)
+        self._pass_s = _mean(self._pass_s, now - running.started)
+        self._ready_at = now
+        num_stale = self.tree.num_stale - self._stale_reported
+        self._stale_reported = self.tree.num_stale
+        verdict = Verdict(
+            session=self.opened.session,
+            incarnation=self.opened.incarnation,
+            base_len=base_len,
+            base_hash=base_hash,
+            tokens=tokens,
+            acks=tuple(
+                Ack(source, received.incarnation, received.number)
+                for source, received in self._received.items()
+            ),
+            cause=running.cause,
+            num_drafted=len(running.nodes or ()),
+            num_accepted=min(accepted, len(tokens)),
+            num_rolled_back=num_dead,
+            num_stale=num_stale,
+            wait_us=wait_us,
+            model_us=model_us,
+            host_us=max(0, round_us - wait_us - model_us),
+        )
+        send: list[Action] = [Send(verdict)]
+        return send if move is None else [*send, MoveRows(move)]
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        self.tree.check()
+        self.slots.check()
+        assert self._stale_reported <= self.tree.num_stale
+        assert all(len(received.ahead) <= MAX_GAPS for received in self._received.values())
+
+
+def _mean(mean: float, value: float) -> float:
+    """A running mean that starts at the first value."""
+    return value if mean == 0.0 else mean + AVERAGE_WEIGHT * (value - mean)
