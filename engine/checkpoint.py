@@ -1,0 +1,79 @@
+"""Find the folder that holds a model's files, on this machine or on the Hugging Face hub.
+
+The only place where the engine may use the network. Knows file names, not architectures.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from engine.errors import ModelError
+
+_HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_NOT_WANTED = ["original/*", "consolidated*", "*/*"]
+_TIMEOUT_S = 5
+
+
+def find_checkpoint(name: str, revision: str | None) -> Path:
+    """Return the folder of the model called `name`, downloading it if it is a name on the hub.
+
+    Raises:
+        ModelError: there is no such folder, it lacks config.json or safetensors, or the hub cannot
+            be reached and has left no copy here.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        folder = path
+    elif _looks_like_path(name):
+        raise ModelError(f"{name}: no such folder; give a model's folder or its name on the hub")
+    else:
+        folder = _download(name, revision)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json in {folder}; is it the folder of a model?")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
+            "the model (save_pretrained writes them)"
+        )
+    return folder
+
+
+def _looks_like_path(name: str) -> bool:
+    starts_like_one = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
+    return starts_like_one or Path(name).exists() or _HUB_NAME.fullmatch(name) is None
+
+
+def _download(name: str, revision: str | None) -> Path:
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=_WANTED,
+            ignore_patterns=_NOT_WANTED,
+            etag_timeout=_TIMEOUT_S,
+        )
+    except GatedRepoError as error:
+        raise ModelError(f"{name}: accept its terms on the hub, then set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name}: the hub has no revision {revision!r} of it") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{name}: no such folder here and no such model on the hub") from error
+    except (LocalEntryNotFoundError, httpx2.TransportError) as error:
+        raise ModelError(
+            f"{name}: no such folder here, and the hub cannot be reached; give a local folder"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{name}: cannot be fetched from the hub: {first[0][:160]}") from error
+    return Path(folder)

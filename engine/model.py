@@ -1,0 +1,251 @@
+"""Load a Hugging Face causal language model, or say in one line why it cannot be used.
+
+Owns in which precision and on which device weights are loaded, and which architectures are refused.
+Must not know how a forward pass is laid out (`forward.py`) or what a session is.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as hf_logging
+
+from engine.checkpoint import find_checkpoint
+from engine.device import cpu_is_fast_in, torch_device
+from engine.errors import ModelError
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in inference mode on its device, and what its users must know about it.
+
+    model          the transformers model
+    name           as the user gave it
+    vocab_size     rows of the logits (a padded tail included)
+    max_model_len  positions that the model can take
+    eos_token_ids  ascending; of generation_config.json and config.json; may be empty
+    """
+
+    model: Any
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+
+    @property
+    def architecture(self) -> str:
+        """The model type as transformers names it, for messages."""
+        return str(self.model.config.model_type)
+
+
+def load_model(
+    name: str, *, revision: str | None = None, dtype: str = "auto", device: str = "cpu"
+) -> LoadedModel:
+    """Load a causal language model from a folder or from the Hugging Face hub.
+
+    name      a folder, or `organisation/model`; safetensors weights only; no code from the model
+    revision  branch, tag or commit on the hub
+    dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
+              would only emulate it)
+    device    cpu, cpu:N (see `device.pin`) or cuda:N
+
+    Sets transformers' own logging to errors only, and its progress bars off.
+
+    Raises:
+        ModelError: with one line that says what is wrong and what to do.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
+    where = torch_device(device)
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = find_checkpoint(name, revision)
+    config = _read_config(name, folder)
+    refuse_unsupported(name, config)
+    chosen = _choose_dtype(name, dtype, config, folder, where)
+    model = _read_weights(name, folder, config, chosen).to(where).eval().requires_grad_(False)
+    text_config = config.get_text_config(decoder=True)
+    vocab_size = _vocab_size(model, text_config)
+    return LoadedModel(
+        model=model,
+        name=name,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len(name, text_config),
+        eos_token_ids=_eos_token_ids(folder, text_config, vocab_size),
+        num_layers=int(text_config.num_hidden_layers),
+        dtype=chosen,
+        device=where,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def refuse_unsupported(name: str, config: Any) -> None:
+    """Raise ModelError if this architecture's cache cannot be rolled back to any of its tokens."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
+    text_config = config.get_text_config(decoder=True)
+    why = _why_not_rolled_back(text_config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    if why is not None:
+        raise ModelError(f"{name}: {kind} has {why}; use a model with plain full attention")
+
+
+def _why_not_rolled_back(config: Any, model_class: Any) -> str | None:
+    if _has_alibi(config):
+        return "ALiBi position biases, which go by the slot of a token and not by its position"
+    if getattr(model_class, "_is_stateful", False):
+        return "recurrent layers, whose state cannot be rolled back"
+    types = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"}
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        types.add("sliding_attention")
+    if not types:
+        return None
+    if "sliding_attention" in types:
+        window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+        return f"sliding-window attention ({window} tokens), which a rolled-back tree would break"
+    if "chunked_attention" in types:
+        return "chunked attention, which a rolled-back tree would break"
+    if types & {"linear_attention", "conv", "hybrid", "hybrid_sliding"}:
+        return "recurrent layers, whose state cannot be rolled back"
+    return f"layers of type {', '.join(sorted(types))}, which do not keep a key and value per token"
+
+
+def _has_alibi(config: Any) -> bool:
+    parts = (config, getattr(config, "attn_config", None))
+    return config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts)
+
+
+def max_model_len(name: str, config: Any) -> int:
+    """Return how many positions the model can take while a position means the same in every pass.
+
+    Dynamic and long rotary embeddings change the frequencies of *all* positions once a pass goes
+    past the original length; keys cached before would be wrong, so the limit is that length.
+
+    Raises:
+        ModelError: the configuration names no limit.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
+        return limit
+    return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+
+
+def _read_config(name: str, folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise ModelError(f"{name}: cannot read config.json: {one_line(error)}") from error
+
+
+def _choose_dtype(
+    name: str, dtype: str, config: Any, folder: Path, device: torch.device
+) -> torch.dtype:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    checkpoint = config.dtype or config.get_text_config(decoder=True).dtype
+    if isinstance(checkpoint, str):
+        checkpoint = DTYPES.get(checkpoint)
+    checkpoint = checkpoint or _dtype_of_weights(name, folder)
+    if device.type == "cpu" and not cpu_is_fast_in(checkpoint):
+        return torch.float32
+    return checkpoint if checkpoint in DTYPES.values() else torch.float32
+
+
+def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
+    """Return the type of the first tensor of floating point in the checkpoint."""
+    try:
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    found = _SAFETENSORS_DTYPES.get(tensors.get_slice(key).get_dtype())
+                    if found is not None:
+                        return found
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{name}: cannot read {path.name}: {one_line(error)}") from error
+    return torch.float32
+
+
+def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    loader: Any = AutoModelForCausalLM
+    try:
+        model, info = loader.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{name}: not enough memory for its weights: {one_line(error)}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        ImportError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
+        raise ModelError(f"{name}: cannot load the weights: {one_line(error)}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{name}: the checkpoint lacks {len(missing)} tensors, {missing[0]} first; "
+            "it is incomplete, or of another architecture: get it again"
+        )
+    return model
+
+
+def _vocab_size(model: Any, config: Any) -> int:
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return int(config.vocab_size if weight is None else weight.shape[0])
+
+
+def _eos_token_ids(folder: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the end-of-text ids that the files name, or else the architecture's default."""
+    stated = [_read_json(folder / "generation_config.json"), _read_json(folder / "config.json")]
+    stated += [part["text_config"] for part in stated if isinstance(part.get("text_config"), dict)]
+    values = [part["eos_token_id"] for part in stated if part.get("eos_token_id") is not None]
+    values = values or [getattr(config, "eos_token_id", None)]
+    ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
+    return tuple(sorted({i for i in ids if isinstance(i, int) and 0 <= i < vocab_size}))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # transformers has read what it needs; only the stated ids are wanted here
+    return content if isinstance(content, dict) else {}
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text, cut to a readable length."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
