@@ -1,0 +1,136 @@
+"""Run the passes that a `SlotMap` lays out: one model, one cache, one session at a time.
+
+Owns padding and rounding (which shapes reach the model) and the way from integers to tensors. Knows
+no tree and no message. Two modes:
+
+    normal        a pass has as many rows as it was given; the number of visible slots is rounded up
+                  to a multiple of 64
+    reproducible  `fixed_rows` = R: every pass but a prefill has R rows, the missing ones written to
+                  scratch slots behind the cache, and `set_total` fixes the visible slots for a
+                  session, so that a row's last bits do not depend on what it is computed with
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.forward import Backend, HuggingFaceBackend
+from engine.model import LoadedModel
+from engine.slots import Feed, Move
+
+SLOT_STEP = 64
+MASK_BITS = 64
+
+
+class Executor:
+    """A loaded model with a cache of `capacity` slots."""
+
+    def __init__(
+        self, loaded: LoadedModel, capacity: int, *, fixed_rows: int | None = None
+    ) -> None:
+        """Allocate the cache; `fixed_rows` switches to reproducible mode."""
+        assert capacity > 0
+        assert fixed_rows is None or 0 < fixed_rows <= MASK_BITS
+        self.loaded = loaded
+        self.capacity = capacity
+        self.fixed_rows = fixed_rows
+        self._total: int | None = None  # visible slots of every pass; None: as the pass needs
+        self._backend: Backend | None = HuggingFaceBackend(loaded, capacity + (fixed_rows or 0))
+
+    def set_total(self, total: int | None) -> None:
+        """Let every pass cover `total` slots (rounded up to 64) until told otherwise.
+
+        None goes back to as many as each pass needs, which reproducible mode does not allow.
+        """
+        assert total is None or 0 < total <= self.capacity
+        self._total = None if total is None else self._round_up(total)
+
+    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
+        """Run one pass: write its keys and values, return the logits of the rows named in `ask`.
+
+        Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
+        empty: what nobody asks for is not computed (but for padded passes, which are all alike).
+        """
+        assert self._backend is not None, "this executor was freed"
+        assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
+        num_visible = self._num_visible(feed)
+        rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
+        mask: Any = None
+        keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
+        padded = self.fixed_rows is not None and feed.masks is not None
+        if feed.masks is not None:
+            mask = unpack_masks(feed.masks)[:, : num_visible - feed.prefix_len]
+        if padded:
+            rows, mask = self._pad(rows, mask)
+        ids, positions, slots = torch.from_numpy(rows)
+        logits = self._backend.forward(
+            ids,
+            positions,
+            slots,
+            feed.prefix_len,
+            None if mask is None else torch.from_numpy(mask),
+            num_visible=num_visible,
+            keep=None if padded else keep,
+        )
+        if padded:
+            logits = logits[: len(ask)] if keep is None else logits[keep.to(logits.device)]
+        return logits.float()
+
+    def move(self, move: Move) -> None:
+        """Copy cache slots as `SlotMap.advance` says."""
+        assert self._backend is not None, "this executor was freed"
+        self._backend.move(move)
+
+    def warm_up(self, row_counts: Iterable[int]) -> None:
+        """Run one pass of each number of rows, so that no session pays for a first time.
+
+        Overwrites the first slots: only before a session.
+        """
+        total, self._total = self._total, self._total or self._round_up(1)
+        for num_rows in row_counts:
+            where = tuple(range(num_rows))
+            masks = tuple((2 << i) - 1 for i in where)
+            self.run(Feed((0,) * num_rows, where, where, 0, masks), where)
+        self._total = total
+
+    def free(self) -> None:
+        """Give the cache's memory back; nothing can be run afterwards."""
+        self._backend = None
+
+    def _round_up(self, total: int) -> int:
+        return min(-(-total // SLOT_STEP) * SLOT_STEP, self.capacity)
+
+    def _num_visible(self, feed: Feed) -> int:
+        needed = feed.total
+        assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
+        if self._total is None:
+            assert self.fixed_rows is None, "reproducible mode needs set_total"
+            return self._round_up(needed)
+        assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
+        return self._total
+
+    def _pad(self, rows: Any, mask: Any) -> tuple[Any, Any]:
+        """Fill up to `fixed_rows` rows: copies of the first that write to scratch slots."""
+        assert self.fixed_rows is not None
+        num_rows = rows.shape[1]
+        assert num_rows <= self.fixed_rows, (
+            f"{num_rows} rows, but reproducible mode is fixed at {self.fixed_rows}"
+        )
+        index = np.zeros(self.fixed_rows, dtype=np.int64)
+        index[:num_rows] = np.arange(num_rows)
+        rows, mask = rows[:, index], mask[index]
+        rows[2, num_rows:] = self.capacity + np.arange(self.fixed_rows - num_rows)
+        return rows, mask
+
+
+def unpack_masks(masks: Sequence[int]) -> Any:
+    """Return a boolean array [n, 64]: element [j, i] is bit i of masks[j]."""
+    words = np.array(masks, dtype="<u8")
+    bits = np.unpackbits(words.view(np.uint8).reshape(len(words), 8), axis=1, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def _is_all(ask: Sequence[int], num_rows: int) -> bool:
+    return len(ask) == num_rows and all(row == i for i, row in enumerate(ask))

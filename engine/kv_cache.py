@@ -1,0 +1,143 @@
+"""Keys and values of one session in preallocated slots, as transformers' `Cache` sees them.
+
+Owns the memory. Which slot holds what is decided elsewhere (`slots.py`); which slots a row may see
+is the mask's business (`forward.py`). A slot that nobody may see still takes part in the arithmetic
+with weight zero, so it must hold finite numbers: the buffers start as zeros.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from engine.slots import Move
+
+_Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
+
+
+class SlotCache(Cache):
+    """All layers' keys and values, `capacity` slots each.
+
+    Tensors of one shape share one buffer `[num, 1, heads, capacity, dim]`: in most models that is a
+    single buffer with keys and values of layer l at 2 l and 2 l + 1, so a `Move` is one gather and
+    one scatter. (Subclassing is what transformers asks of a cache.)
+    """
+
+    def __init__(self, model: Any, capacity: int, device: torch.device) -> None:
+        shapes = _layer_shapes(model, device)
+        kinds = [kind for layer in shapes for kind in layer]
+        self.capacity = capacity
+        self.buffers: dict[_Kind, torch.Tensor] = {}
+        for heads, dim, dtype in dict.fromkeys(kinds):
+            count = kinds.count((heads, dim, dtype))
+            self.buffers[heads, dim, dtype] = torch.zeros(
+                (count, 1, heads, capacity, dim), dtype=dtype, device=device
+            )
+        # What the layers must know of the pass that is running; set by `begin`.
+        self.num_visible = capacity
+        self.first_slot: int | None = None
+        self.slots = torch.empty(0, dtype=torch.int64, device=device)
+        views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
+        self._slot_layers = [
+            SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes
+        ]
+        super().__init__(layers=[*self._slot_layers])
+
+    def begin(self, slots: torch.Tensor, first_slot: int | None, num_visible: int) -> None:
+        """Say what the coming pass writes and sees.
+
+        slots        [n] int64 on the cache's device: where row j's key and value go
+        first_slot   if slots are consecutive, the first of them (a copy is then enough); else None
+        num_visible  number of slots, from 0, that the pass's mask covers
+        """
+        self.slots, self.first_slot = slots, first_slot
+        if num_visible != self.num_visible:
+            self.num_visible = num_visible
+            for layer in self._slot_layers:
+                layer.show(num_visible)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write rows of layer `layer_idx`; return views of the visible slots."""
+        return self._slot_layers[layer_idx].update(key_states, value_states)
+
+    def move(self, move: Move) -> None:
+        """Copy slots `move.sources` to `move.targets` in every layer; all reads come first."""
+        device = self.slots.device
+        sources = torch.tensor(move.sources, dtype=torch.int64, device=device)
+        targets = torch.tensor(move.targets, dtype=torch.int64, device=device)
+        for buffer in self.buffers.values():
+            buffer.index_copy_(3, targets, buffer.index_select(3, sources))
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's part of a `SlotCache`: views of its buffers."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """`keys` and `values` are `[1, heads, capacity, dim]` views."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cache = cache
+        self.keys = self._keys = keys
+        self.values = self._values = values
+        self.is_initialized = True
+        self.show(keys.shape[2])
+
+    def show(self, num_visible: int) -> None:
+        """Let `update` return the first `num_visible` slots from now on."""
+        self._seen = self._keys[:, :, :num_visible], self._values[:, :, :num_visible]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write `[1, heads, n, dim]` rows at the slots of the pass; return the visible slots."""
+        first = self.cache.first_slot
+        if first is None:
+            self._keys.index_copy_(2, self.cache.slots, key_states)
+            self._values.index_copy_(2, self.cache.slots, value_states)
+        else:
+            num_rows = key_states.shape[2]
+            self._keys.narrow(2, first, num_rows).copy_(key_states)
+            self._values.narrow(2, first, num_rows).copy_(value_states)
+        return self._seen
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the buffers exist from the start."""
+
+    def get_seq_length(self) -> int:
+        """Slots before the rows of the pass, for models that ask (positions are given)."""
+        return max(self.cache.num_visible - int(self.cache.slots.shape[0]), 0)
+
+    def get_max_length(self) -> int:
+        """Capacity in slots."""
+        return self.cache.capacity
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(slots that a mask covers, offset of the first)."""
+        del query_length
+        return self.cache.num_visible, 0
+
+
+def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]:
+    """Return (keys' kind, values' kind) per layer, found by running one token.
+
+    Configurations do not tell: Falcon, for one, caches its shared keys once per query head.
+    """
+    cache = DynamicCache()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        model(token, past_key_values=cache, use_cache=True)
+    layers: list[Any] = cache.layers
+    return [(_kind_of(layer.keys), _kind_of(layer.values)) for layer in layers]
+
+
+def _kind_of(rows: torch.Tensor) -> _Kind:
+    return rows.shape[1], rows.shape[3], rows.dtype

@@ -1,0 +1,166 @@
+"""Checks made once, when a model is loaded: does this engine run it exactly?
+
+An architecture may take a mask and positions and still be wrong (biases that go by slot, a causal
+triangle of its own). So each model is held to its own plain forward on some twenty tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from engine.errors import ModelError
+from engine.executor import Executor
+from engine.model import LoadedModel, one_line
+from engine.slots import NUM_TREE_SLOTS, Feed, SlotMap
+
+# Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
+# summation differ by some per cent, a wrong mask by tens of per cent.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
+
+_PROMPT_LEN = 16
+# What transformers raises when an architecture does not take such masks, positions or caches.
+_MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError, KeyError)
+
+
+def check_slot_attention(executor: Executor) -> None:
+    """Hold a small tree, a roll-back and a scattered commit in the slot cache to plain forwards.
+
+    Overwrites the first slots of the cache (of at least 64): only before a session. Leaves
+    `set_total` at None.
+
+    Raises:
+        ModelError: this architecture does not run exactly with slots and masks.
+    """
+    loaded = executor.loaded
+    executor.set_total(min(executor.capacity, NUM_TREE_SLOTS))
+    try:
+        error = _slot_error(executor)
+    except torch.OutOfMemoryError as failure:
+        raise ModelError(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
+    except _MISFITS as failure:
+        raise ModelError(
+            f"{loaded.name}: {loaded.architecture} does not take tree masks over a slot cache "
+            f"({one_line(failure)}); use another architecture"
+        ) from failure
+    finally:
+        executor.set_total(None)
+    if not error <= TOLERANCES[loaded.dtype]:
+        raise ModelError(
+            f"{loaded.name}: {loaded.architecture} gives other logits under a tree mask than in a "
+            f"plain forward (relative error {error:.1e}); use another architecture"
+        )
+
+
+def check_reproducible(executor: Executor) -> None:
+    """Check that in reproducible mode a row's bits do not depend on its row index or neighbours.
+
+    Overwrites the first slots of the cache (of at least 16 + 2 `fixed_rows`): only before a
+    session. Leaves `set_total` at None.
+
+    Raises:
+        ModelError: they do depend on them, on this device in this precision.
+    """
+    assert executor.fixed_rows is not None, "only reproducible mode promises this"
+    executor.set_total(executor.capacity)
+    try:
+        difference = _first_difference(executor)
+    finally:
+        executor.set_total(None)
+    if difference is not None:
+        loaded = executor.loaded
+        raise ModelError(
+            f"{loaded.name}: passes of {executor.fixed_rows} rows in {loaded.dtype} are not "
+            f"reproducible on {loaded.device} ({difference}): use another dtype or number of rows"
+        )
+
+
+def _slot_error(executor: Executor) -> float:
+    """Return the largest relative error of any row of the check."""
+    loaded = executor.loaded
+    prompt, (a, b, c, d, e) = _tokens(loaded, _PROMPT_LEN), _tokens(loaded, 5, seed=1)
+    n = len(prompt)
+    slots: SlotMap[str] = SlotMap(executor.capacity, min(NUM_TREE_SLOTS, executor.capacity))
+    executor.run(slots.feed_prefix(prompt[:-1]), ())
+    executor.run(slots.feed(prompt[-1:]), ())
+    nodes = [("a", None, a, n), ("b", None, b, n), ("c", "a", c, n + 1), ("d", "b", d, n + 1)]
+    step = min(executor.fixed_rows or 2, 2)
+    batches = [nodes[i : i + step] for i in range(0, len(nodes), step)]
+    rows = [executor.run(slots.feed((), batch), range(step)) for batch in batches]
+    move = slots.advance(["b"], ["d"])  # forgets a and c
+    assert move is not None, "the check must exercise a move"
+    executor.move(move)
+    rows.append(executor.run(slots.feed((), [("e", "d", e, n + 2)]), (0,)))
+    got = torch.cat(rows)
+    left, right = _plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e])
+    want = torch.stack([left[n], right[n], left[n + 1], right[n + 1], right[n + 2]])
+    got, want = got - got.mean(1, keepdim=True), want - want.mean(1, keepdim=True)
+    return float(((got - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-30)).max())
+
+
+def _plain(loaded: LoadedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Return float32 logits [n, V] of the model's own causal forward, without a cache."""
+    ids = torch.tensor([list(tokens)], device=loaded.device)
+    with torch.inference_mode():
+        logits: torch.Tensor = loaded.model(ids, use_cache=False).logits
+    return logits[0].float()
+
+
+def _first_difference(executor: Executor) -> str | None:
+    """Compare one row's logits, to the bit, between passes of every layout; name the first unlike.
+
+    The row ends a chain behind the prompt, its slot equal to its position as in a session. It is
+    computed at each row index, behind the rest of its chain or behind unrelated nodes, with the
+    pass otherwise empty or full. Where there is room its successor is computed too: that one reads
+    the key and the value which the row has just written.
+    """
+    assert executor.fixed_rows is not None
+    num_rows = executor.fixed_rows
+    prompt = _tokens(executor.loaded, _PROMPT_LEN)
+    executor.run(SlotMap[str](executor.capacity).feed_prefix(prompt), ())
+    chain = _tokens(executor.loaded, num_rows + 1, seed=1)
+    executor.run(_chain_feed(chain[:num_rows], (), _PROMPT_LEN), ())
+    pair = chain[-2:][:num_rows]
+    alone = executor.run(_chain_feed(pair, (), _PROMPT_LEN + num_rows - 1), range(len(pair)))
+    for index in range(num_rows):
+        for feed in _layouts(chain, _tokens(executor.loaded, num_rows, seed=2), index):
+            ask = range(index, min(index + 2, len(feed.tokens)))
+            if not torch.equal(executor.run(feed, ask), alone[: len(ask)]):
+                return f"alone, and as row {index} of {len(feed.tokens)}"
+    return None
+
+
+def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterator[Feed]:
+    """Yield passes of at most `len(others)` rows with the last but one of `chain` at `index`."""
+    num_rows = len(others)
+    row_slot = _PROMPT_LEN + num_rows - 1
+    part = chain[-2 - index :][:num_rows]
+    yield _chain_feed(part, (), row_slot - index)
+    yield _chain_feed(part, others[len(part) :], row_slot - index)
+    full = _chain_feed(chain[-2:][:num_rows], others[2:], row_slot)
+    order = [*range(2, index + 2), 0, 1, *range(index + 2, num_rows)][:num_rows]
+    if max(order) < num_rows:
+        yield Feed(
+            tuple(full.tokens[i] for i in order),
+            tuple(full.positions[i] for i in order),
+            tuple(full.slots[i] for i in order),
+            full.prefix_len,
+            tuple(full.masks[i] for i in order) if full.masks else None,
+        )
+
+
+def _chain_feed(chain: Sequence[int], others: Sequence[int], start: int) -> Feed:
+    """Lay a chain from slot `start` on, and behind it nodes that hang on the prefix alone."""
+    count, rows = len(chain), len(chain) + len(others)
+    return Feed(
+        tokens=(*chain, *others),
+        positions=tuple(start + (i if i < count else 0) for i in range(rows)),
+        slots=tuple(range(start, start + rows)),
+        prefix_len=start,
+        masks=tuple((2 << i) - 1 if i < count else 1 << i for i in range(rows)),
+    )
+
+
+def _tokens(loaded: LoadedModel, count: int, seed: int = 0) -> list[int]:
+    """Return `count` token ids, the same every time."""
+    return np.random.default_rng(seed).integers(0, loaded.vocab_size, count).tolist()  # type: ignore[no-any-return]
