@@ -1,0 +1,177 @@
+"""Small random models for tests, saved as folders that `load_model` reads.
+
+They are initialised widely enough to have something to say: greedy text neither loops nor repeats.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+
+MAX_POSITIONS = 1024
+MIN_DISTINCT = 40
+# How wide the matrices are drawn; plain feed-forward layers need more to leave a loop.
+GAINS = {"qwen3_moe": 5.0, "gpt2": 5.0, "gpt_neox": 5.0, "opt": 5.0, "falcon": 5.0, "gptj": 5.0}
+
+# Exact under tree masks; tests/engine/test_forward.py holds each to a plain forward.
+SUPPORTED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "phi3",
+    "olmo",
+    "cohere",
+    "granite",
+    "stablelm",
+    "falcon",
+)
+
+
+def make_config(architecture: str, vocab: int = 199) -> Any:
+    """Return the configuration of a model of three layers, 64 wide."""
+    base: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    gpt = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": vocab}
+    gpt |= {"n_positions": MAX_POSITIONS, "bos_token_id": None, "eos_token_id": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    window = {"head_dim": 16, "sliding_window": 16}
+    many_heads = {key: value for key, value in base.items() if key != "num_key_value_heads"}
+    match architecture:
+        case "llama":
+            return hf.LlamaConfig(**base)
+        case "qwen2":
+            return hf.Qwen2Config(**base)
+        case "qwen3":
+            return hf.Qwen3Config(**base, head_dim=16)
+        case "qwen3_moe":
+            return hf.Qwen3MoeConfig(**base, head_dim=16, **experts)
+        case "mistral":
+            return hf.MistralConfig(**base, sliding_window=None)
+        case "mistral_window":
+            return hf.MistralConfig(**base, sliding_window=16)
+        case "qwen2_window":
+            return hf.Qwen2Config(**base, use_sliding_window=True, max_window_layers=1)
+        case "gpt2":
+            return hf.GPT2Config(**gpt)
+        case "gptj":
+            return hf.GPTJConfig(**gpt, rotary_dim=8)
+        case "gpt_neox":
+            return hf.GPTNeoXConfig(**many_heads)
+        case "opt":
+            return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
+        case "phi3":
+            return hf.Phi3Config(**base)
+        case "olmo":
+            return hf.OlmoConfig(**base)
+        case "cohere":
+            return hf.CohereConfig(**base, logit_scale=1.0)
+        case "granite":
+            return hf.GraniteConfig(**base)
+        case "stablelm":
+            return hf.StableLmConfig(**base)
+        case "falcon":
+            return hf.FalconConfig(**many_heads, new_decoder_architecture=True, num_kv_heads=2)
+        case "falcon_alibi":
+            return hf.FalconConfig(**many_heads, alibi=True)
+        case "bloom":
+            return hf.BloomConfig(hidden_size=64, n_layer=3, n_head=4, vocab_size=vocab)
+        case "gemma2":
+            return hf.Gemma2Config(**base, **window)
+        case "gemma3":
+            return hf.Gemma3TextConfig(**base, **window)
+        case "mamba":
+            return hf.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
+        case "t5":
+            return hf.T5Config(d_model=64, num_layers=2, num_heads=4, d_ff=128, vocab_size=vocab)
+    raise ValueError(f"no recipe for {architecture!r}")
+
+
+def make_model(
+    architecture: str,
+    folder: Path,
+    seed: int = 0,
+    *,
+    vocab: int = 199,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Save a random small model of `architecture` in `folder` (without tokenizer); return `folder`.
+
+    Draws until 128 greedy tokens show `MIN_DISTINCT` different ones; each seed has its one model.
+    scale  multiplies the standard deviation of all weight matrices; other than 1 draws only once
+    """
+    config = make_config(architecture, vocab)
+    kind: Any = hf.AutoModelForSeq2SeqLM if architecture == "t5" else hf.AutoModelForCausalLM
+    random_state = torch.get_rng_state()
+    for attempt in range(50):
+        torch.manual_seed(1000 * seed + attempt)
+        model = kind.from_config(config).float().eval()
+        _widen(model, scale * GAINS.get(architecture, 2.0), 1000 * seed + attempt)
+        if architecture not in SUPPORTED or scale != 1.0 or _num_distinct(model) >= MIN_DISTINCT:
+            break
+    torch.set_rng_state(random_state)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def make_noised(folder: Path, out: Path, sigma: float, seed: int = 0) -> Path:
+    """Save a copy of the model in `folder` as `out`, with noise on its weight matrices.
+
+    sigma  standard deviation of the noise in units of each matrix's own; 0.1 to 0.3 makes a drafter
+           that agrees with the original some of the time
+    """
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() >= 2:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight += (sigma * weight.float().std() * noise).to(weight.dtype)
+    model.save_pretrained(out)
+    return out
+
+
+def _widen(model: Any, gain: float, seed: int) -> None:
+    """Draw every weight matrix anew: matrices by `gain`, logits with a deviation of about gain.
+
+    Tied embeddings are kept small: they would otherwise make the last token the likeliest next one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    head = model.get_output_embeddings()
+    embeddings = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    spreads = {id(part.weight): 1.0 for part in embeddings}
+    if head is not None and id(head.weight) in spreads:
+        spreads[id(head.weight)] = 0.25
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() >= 2:
+                spread = spreads.get(id(weight), gain * min(weight.shape[-2:]) ** -0.5)
+                weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+
+
+def _num_distinct(model: Any) -> int:
+    with torch.inference_mode():
+        text = model.generate(
+            torch.tensor([[5, 6, 7]]),
+            max_new_tokens=128,
+            min_new_tokens=128,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return len(set(text[0, 3:].tolist()))
