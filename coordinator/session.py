@@ -149,7 +149,7 @@ class Session:
         policy: Policy,
         limits: Limits,
     ) -> None:
-        assert prompt and len(prompt) < limits.max_len
+        assert 0 < len(prompt) < limits.max_len
         self.session = session
         self.num_prompt = len(prompt)
         self.sampling = sampling
@@ -160,7 +160,9 @@ class Session:
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
         self._incarnation = 0  # of the latest Open to any node; only grows
-        self._opened: dict[Role, int] = {}  # incarnation of the latest Open, for nodes that are there
+        self._opened: dict[
+            Role, int
+        ] = {}  # incarnation of the latest Open, for nodes that are there
         self._reopens = 0  # of the target, since the text last grew
         self._owed_since = 0.0  # since when the target has owed us something
         self._pass_s = 0.0  # running mean of the time between verdicts

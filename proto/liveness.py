@@ -1,7 +1,7 @@
 """Has a peer gone silent? Pure: time comes in as seconds of any monotonic clock."""
 
 HEARTBEAT_INTERVAL_S = 0.25
-SILENCE_LIMIT_S = 4.0
+SILENCE_LIMIT_S = 5.0
 
 
 class FaultDetector:

@@ -317,7 +317,12 @@ class Verifying:
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
         chain = self.tree.best_chain(self._num_drafts_max())
         nodes = [
-            (node.key, None if node.parent == self.tree.root else node.parent, node.token, node.position)
+            (
+                node.key,
+                None if node.parent == self.tree.root else node.parent,
+                node.token,
+                node.position,
+            )
             for node in chain
         ]
         feed = self.slots.feed(missing, nodes)

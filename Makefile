@@ -1,0 +1,40 @@
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+SEED ?= 1
+
+PROMPT ?= def read_lines(path, encoding="utf-8"):
+
+.PHONY: setup demo test check sim clean
+
+setup: $(VENV)/.ready
+
+# The stamp is newer than pyproject.toml when everything in it is installed.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo "Python 3.11 or 3.12 is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q --upgrade 'pip>=25.1'
+	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+	  > $(VENV)/requirements.txt
+	$(RUN) -m pip install -q -r $(VENV)/requirements.txt --group dev
+	touch $@
+
+demo: setup
+	$(RUN) -m coordinator generate '$(PROMPT)'
+
+test: setup
+	$(RUN) -m pytest -m 'not slow and not gpu'
+
+check: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(RUN) -m pytest -m 'not gpu'
+
+sim: setup
+	$(RUN) -m tests.simulation $(SEED)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,104 @@
+"""What a user can set, with its ranges and its defaults: the only home of both."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proto.errors import ConfigurationError
+from proto.messages import MAX_WINDOW, Policy, autoregressive, pipelined, synchronous
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+T = TypeVar("T", bound=BaseModel)
+PolicyName = Literal["ar", "sync", "pipelined"]
+
+# Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync` would
+# round differently; so it bounds K.
+REPRODUCIBLE_ROWS = 16
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PairConfig(_Frozen):
+    """The two models and where they run."""
+
+    target: str = str(MODELS / "target")
+    drafter: str = str(MODELS / "drafter")
+    target_revision: str | None = None
+    drafter_revision: str | None = None
+    target_device: str = ""  # "": chosen by `default_devices`
+    drafter_device: str = ""
+    dtype: str = "auto"
+    drafter_dtype: str = ""  # "": float32 on a CPU (a small model is faster so), else as dtype
+    max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
+    reproducible: bool = False
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+
+
+class SpeculationConfig(_Frozen):
+    """The policy and its numbers."""
+
+    policy: PolicyName = "pipelined"
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=48)] = 4
+    window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] = 16
+
+    def make(self, *, reproducible: bool) -> Policy:
+        """The policy as the nodes read it. Raises ConfigurationError."""
+        k = self.num_speculative_tokens
+        if reproducible and k >= REPRODUCIBLE_ROWS:
+            raise ConfigurationError(
+                f"num_speculative_tokens is {k}; with --reproducible it must be below "
+                f"{REPRODUCIBLE_ROWS}, the rows of every pass"
+            )
+        match self.policy:
+            case "ar":
+                return autoregressive()
+            case "sync":
+                return synchronous(k)
+            case "pipelined":
+                return pipelined(k, max(k, self.window))
+
+
+class RequestConfig(_Frozen):
+    """How one text is generated."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20)] = 128
+    ignore_eos: bool = False
+
+
+def checked(kind: type[T], **values: object) -> T:
+    """Make a config; raises ConfigurationError with one line that names the setting."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the settings"
+        raise ConfigurationError(f"{name}: {first['msg']} (got {first['input']!r})") from error
+
+
+def default_devices() -> tuple[str, str]:
+    """Devices of target and drafter: a GPU each if there are two, else one core each."""
+    if _num_gpus() >= 2:
+        return "cuda:0", "cuda:1"
+    cores = sorted(os.sched_getaffinity(0))
+    return f"cpu:{cores[0]}", f"cpu:{cores[1 % len(cores)]}"
+
+
+def _num_gpus() -> int:
+    """Counted without torch, which the coordinator never loads."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0

@@ -1,0 +1,127 @@
+"""Node processes: started, watched and ended here. None of them outlives the coordinator.
+
+Every node's standard input is a pipe that only this process writes to. When this process ends, however
+it ends, the pipe closes and the node goes. What a node prints is kept in a file beside the socket.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from proto.errors import NodeError
+from proto.messages import Role
+from proto.node import NodeConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+END_GRACE_S = 1.0
+MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """A process that was started, and the file that holds what it printed."""
+
+    role: Role
+    process: subprocess.Popen[str]
+    log: Path
+
+    def obituary(self) -> str | None:
+        """One line on how the process ended and what it said last; None while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        if status < 0:
+            how = f"was ended by signal {-status} ({signal.Signals(-status).name})"
+        else:
+            how = f"exited with status {status}"
+        words = self.last_words()
+        return f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+
+    def last_words(self) -> str:
+        """The last line that the process printed."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].strip()[:300] if lines else ""
+
+
+class Launcher:
+    """Starts nodes on this machine."""
+
+    def __init__(self) -> None:
+        try:
+            # mkdtemp makes it mode 0700: only this user can reach the socket in it.
+            self.folder = Path(tempfile.mkdtemp(prefix="slipstream-"))
+        except OSError as error:
+            raise NodeError(
+                f"cannot make a runtime folder: {error}; free space or set TMPDIR"
+            ) from error
+        self.endpoint = f"ipc://{self.folder}/s"
+        self._nodes: list[NodeProcess] = []
+
+    def start(self, config: NodeConfig) -> NodeProcess:
+        """Start a node. Raises NodeError if that cannot be done."""
+        log = self.folder / f"{config.identity}.log"
+        try:
+            with log.open("w") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", MODULES[config.role]],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                )
+        except OSError as error:
+            raise NodeError(f"cannot start the {config.role} process: {error}") from error
+        node = NodeProcess(config.role, process, log)
+        self._nodes.append(node)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(config.to_json() + "\n")
+            process.stdin.flush()
+        except OSError:
+            pass  # it has ended already; its obituary says why
+        return node
+
+    def ended(self) -> list[tuple[NodeProcess, str]]:
+        """The nodes that have ended since the last call, and how."""
+        found = [(node, line) for node in self._nodes if (line := node.obituary()) is not None]
+        self._nodes = [node for node in self._nodes if node.process.poll() is None]
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, for people and tests."""
+        return {str(node.role): node.process.pid for node in self._nodes}
+
+    def close(self) -> None:
+        """End every node: close its lifeline, then insist."""
+        for node in self._nodes:
+            if node.process.stdin is not None and not node.process.stdin.closed:
+                node.process.stdin.close()
+        for insist in (None, signal.SIGTERM, signal.SIGKILL):
+            for node in self._nodes:
+                if insist is not None and node.process.poll() is None:
+                    node.process.send_signal(insist)
+            if self._wait():
+                break
+        self._nodes = []
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self) -> bool:
+        """Whether all have ended within the grace time."""
+        deadline = time.monotonic() + END_GRACE_S
+        for node in self._nodes:
+            try:
+                node.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True

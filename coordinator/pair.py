@@ -1,0 +1,161 @@
+"""A running pair: two node processes and the service between them, as one object to generate with."""
+
+import secrets
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from coordinator.config import (
+    REPRODUCIBLE_ROWS,
+    PairConfig,
+    RequestConfig,
+    SpeculationConfig,
+    default_devices,
+)
+from coordinator.launcher import Launcher
+from coordinator.service import Service, Stream
+from coordinator.tokenization import Tokenization
+from proto.errors import ConfigurationError, NodeError
+from proto.messages import Hello, Limits, Role, SamplingSpec
+from proto.node import NodeConfig
+
+Say = Callable[[dict[Role, str]], None]
+
+
+class Pair:
+    """Target and drafter, loaded and warm. A context manager: nothing outlives it.
+
+    with_drafter  False starts the target alone (for `ar`)
+
+    Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
+    ConfigurationError.
+    """
+
+    def __init__(
+        self, config: PairConfig, *, with_drafter: bool = True, say: Say | None = None
+    ) -> None:
+        self.config = config
+        self.tokenization = Tokenization.of_model(config.target, config.target_revision)
+        self._launcher = Launcher()
+        try:
+            self.service = Service(self._launcher)
+            self.service.start()
+            for node in self._node_configs(with_drafter=with_drafter):
+                self.service.launch(node)
+            self._wait_until_ready(say)
+        except BaseException:
+            self.close()
+            raise
+
+    def _node_configs(self, *, with_drafter: bool) -> list[NodeConfig]:
+        config = self.config
+        devices = default_devices()
+        target_device = config.target_device or devices[0]
+        drafter_device = config.drafter_device or devices[1]
+        small_dtype = "float32" if drafter_device.startswith("cpu") else config.dtype
+        target = NodeConfig(
+            role=Role.TARGET,
+            endpoint=self.service.endpoint,
+            identity="target-1",
+            secret=self.service.secret,
+            model=config.target,
+            revision=config.target_revision,
+            dtype=config.dtype,
+            device=target_device,
+            max_model_len=config.max_model_len,
+            fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
+            min_forward_ms=config.min_target_pass_ms,
+        )
+        drafter = NodeConfig(
+            role=Role.DRAFTER,
+            endpoint=self.service.endpoint,
+            identity="drafter-1",
+            secret=self.service.secret,
+            model=config.drafter,
+            revision=config.drafter_revision,
+            dtype=config.drafter_dtype or small_dtype,
+            device=drafter_device,
+            max_model_len=config.max_model_len,
+            min_forward_ms=config.min_draft_step_ms,
+        )
+        return [target, drafter] if with_drafter else [target]
+
+    def _wait_until_ready(self, say: Say | None) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while not self.service.registry.all_ready():
+            self.service.check_alive()
+            if time.monotonic() > deadline:
+                states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
+                raise NodeError(
+                    f"the nodes were not ready after {self.config.start_timeout_s:.0f} s ({states}); "
+                    "raise --start-timeout-s if the models are large"
+                )
+            if say is not None:
+                say(self.states())
+            time.sleep(0.02)
+        self.service.check_alive()
+
+    def states(self) -> dict[Role, str]:
+        """What each node is doing, for people."""
+        return self.service.states()
+
+    def hello(self, role: Role) -> Hello:
+        """How the node introduced itself. The node is there."""
+        node = self.service.registry.of(role)
+        assert node is not None
+        assert node.hello is not None
+        return node.hello
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the nodes, by role."""
+        return self._launcher.pids()
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        if self.tokenization is None:
+            raise ConfigurationError(
+                f"{self.config.target} has no tokenizer.json; give the prompt as --prompt-ids"
+            )
+        return self.tokenization.encode(prompt)
+
+    def generate(
+        self, prompt: tuple[int, ...], speculation: SpeculationConfig, request: RequestConfig
+    ) -> tuple[Stream, int]:
+        """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError."""
+        hello = self.hello(Role.TARGET)
+        max_len = hello.max_model_len
+        if not prompt:
+            raise ConfigurationError("the prompt is empty: give at least one token")
+        if len(prompt) >= max_len:
+            raise ConfigurationError(
+                f"the prompt has {len(prompt)} tokens, but the target takes {max_len} with the "
+                "answer; shorten it or raise --max-model-len (up to the model's own limit)"
+            )
+        if not all(0 <= token < hello.logits_size for token in prompt):
+            raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        stop_ids = () if request.ignore_eos else hello.fingerprint.eos_ids
+        stream = self.service.submit(
+            prompt,
+            sampling=SamplingSpec(request.temperature, request.top_k, request.top_p, seed),
+            policy=speculation.make(reproducible=self.config.reproducible),
+            limits=Limits(min(max_len, len(prompt) + request.max_tokens), stop_ids),
+        )
+        return stream, seed
+
+    def close(self) -> None:
+        """End both nodes. May be called twice."""
+        if hasattr(self, "service"):
+            self.service.close()
+        self._launcher.close()
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

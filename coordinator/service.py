@@ -1,0 +1,363 @@
+"""The thin loop around sessions and registry: one thread that moves frames and asks the machines.
+
+A `Draft` is passed on unread and a `Verdict` is passed on before anything else is done with it; then the
+machines decide. Text is rendered elsewhere: whoever submitted a request reads its `Stream` in a
+thread of their own. Every wait has a limit.
+"""
+
+import logging
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator import session as s
+from coordinator.launcher import Launcher, NodeProcess
+from coordinator.metrics import Metrics
+from coordinator.registry import Health, Node, Registry
+from proto.codec import decode, encode, kind_of
+from proto.errors import (
+    ClosedError,
+    IncompatibleError,
+    NodeError,
+    RemoteProtocolError,
+    SlipstreamError,
+)
+from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.messages import (
+    MAX_SESSIONS,
+    SESSION_KEY_BYTES,
+    Draft,
+    Fault,
+    FaultCode,
+    FinishReason,
+    Heartbeat,
+    Hello,
+    Limits,
+    Message,
+    Policy,
+    Role,
+    SamplingSpec,
+    Verdict,
+)
+from proto.node import HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
+from proto.transport import Listener
+
+logger = logging.getLogger(__name__)
+
+TIMER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of a text; the first `num_accepted` were drafted."""
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    num_drafted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a text."""
+
+    reason: FinishReason
+    metrics: Metrics
+
+
+class Stream:
+    """One request's tokens as they come. Iterate it once; then `result` is there."""
+
+    def __init__(self, service: "Service", session_id: int) -> None:
+        self.session_id = session_id
+        self.result: Result | None = None  # set when the iteration has ended
+        self._service = service
+        self._items: queue.SimpleQueue[Chunk | Result | SlipstreamError] = queue.SimpleQueue()
+
+    def put(self, item: Chunk | Result | SlipstreamError) -> None:
+        """Called by the service."""
+        self._items.put(item)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Raises the error that ended the text, if one did."""
+        while True:
+            try:
+                item = self._items.get(timeout=1.0)
+            except queue.Empty:
+                self._service.check_alive()
+                continue
+            if isinstance(item, SlipstreamError):
+                raise item
+            if isinstance(item, Result):
+                self.result = item
+                return
+            yield item
+
+    def cancel(self) -> None:
+        """End the text now; both nodes forget it."""
+        self._service.cancel(self.session_id)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A session and who waits for it."""
+
+    machine: s.Session
+    stream: Stream
+    started: float
+    first_token: float = 0.0
+    emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
+
+
+class Service:
+    """The nodes, the sessions, and the thread that joins them."""
+
+    def __init__(self, launcher: Launcher, endpoint: str | None = None) -> None:
+        self._launcher = launcher
+        self._listener = Listener(endpoint or launcher.endpoint)
+        self.endpoint = self._listener.endpoint
+        self.secret = secrets.token_hex(16)
+        self.registry = Registry(self.secret)
+        self._identities: dict[Role, bytes] = {}
+        self._sessions: dict[int, _Running] = {}
+        self._commands: deque[tuple[str, _Running | int]] = deque()  # appended by other threads
+        # Never used again, also after a restart of the coordinator: nodes compare session ids.
+        self._next_session = secrets.randbits(30) << 32
+        self._failure: SlipstreamError | None = None
+        self._num_bad_frames = 0
+        self._num_dropped = 0  # frames that a queue refused
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+        # The loop shares Python's lock with whoever renders text: hand it over quickly.
+        sys.setswitchinterval(0.0005)
+
+    # -- called from other threads ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def launch(self, config: NodeConfig) -> None:
+        """Start a node and expect its Hello."""
+        identity = config.identity.encode()
+        self._identities[config.role] = identity
+        self.registry.expect(config.role, identity, time.monotonic())
+        self._launcher.start(config)
+
+    def check_alive(self) -> None:
+        """Raises what ended the service, if something did."""
+        if self._failure is not None:
+            raise self._failure
+        if self._stopping:
+            raise ClosedError("the coordinator was closed")
+        if not self._thread.is_alive():
+            raise NodeError("the coordinator's loop has ended unexpectedly")
+
+    def states(self) -> dict[Role, str]:
+        """What each node is doing, for people."""
+        nodes = [self.registry.of(role) for role in self._identities]
+        return {node.role: node.state for node in nodes if node is not None}
+
+    def submit(
+        self, prompt: tuple[int, ...], *, sampling: SamplingSpec, policy: Policy, limits: Limits
+    ) -> Stream:
+        """Start a text; its tokens come through the stream. Raises NodeError, ClosedError."""
+        self.check_alive()
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise NodeError(f"{MAX_SESSIONS} texts are being generated already; try again later")
+        self._next_session += 1
+        machine = s.Session(
+            self._next_session,
+            os.urandom(SESSION_KEY_BYTES),
+            prompt,
+            sampling=sampling,
+            policy=policy,
+            limits=limits,
+        )
+        stream = Stream(self, self._next_session)
+        self._command("submit", _Running(machine, stream, time.monotonic()))
+        return stream
+
+    def cancel(self, session_id: int) -> None:
+        """End a text."""
+        self._command("cancel", session_id)
+
+    def close(self) -> None:
+        """Stop the loop and end the nodes. May be called twice."""
+        self._stopping = True
+        self._listener.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
+        self._launcher.close()
+
+    def _command(self, name: str, argument: _Running | int) -> None:
+        self._commands.append((name, argument))
+        self._listener.wake()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_beat = 0.0
+        try:
+            while not self._stopping:
+                for identity, frame in self._listener.receive(TIMER_S):
+                    self._on_frame(identity, frame)
+                while self._commands:
+                    self._on_command(*self._commands.popleft())
+                now = time.monotonic()
+                self._on_timer(now)
+                if now >= next_beat:
+                    next_beat = now + HEARTBEAT_INTERVAL_S
+                    self._beat()
+        except SlipstreamError as error:
+            self._failure = error
+        finally:
+            if self._failure is None:
+                self._failure = ClosedError("the coordinator was closed")
+            for running in self._sessions.values():
+                running.stream.put(self._failure)
+            self._listener.close()
+
+    def _on_frame(self, identity: bytes, frame: bytes) -> None:
+        node = self.registry.find(identity.removesuffix(HEARTBEAT_SUFFIX))
+        if node is None:
+            return  # nobody that we started
+        now = time.monotonic()
+        if self.registry.heard(node, now):
+            self._joined(node, now)
+        try:
+            kind = kind_of(frame)
+            if kind is Draft and node.role is Role.DRAFTER:
+                self._send_frame(Role.TARGET, frame)
+                return
+            if kind is Verdict and node.role is Role.TARGET:
+                self._send_frame(Role.DRAFTER, frame)
+            message = decode(frame)
+        except RemoteProtocolError as error:
+            self._on_bad_frame(node, error)
+            return
+        self._on_message(node, message, now)
+
+    def _on_bad_frame(self, node: Node, error: RemoteProtocolError) -> None:
+        self._num_bad_frames += 1
+        logger.warning("dropped a frame of the %s: %s", node.role, error)
+        if self._num_bad_frames > MAX_BAD_FRAMES:
+            raise NodeError(f"the {node.role} keeps sending garbled frames; the last: {error}")
+
+    def _on_message(self, node: Node, message: Message, now: float) -> None:
+        match message:
+            case Verdict() if node.role is Role.TARGET:
+                self._step(message.session, s.VerdictArrived(message), now)
+            case Heartbeat():
+                node.state = message.state
+                if message.progress != node.progress and node.role is Role.TARGET:
+                    for session in list(self._sessions):
+                        self._step(session, s.Progressed(), now)
+                node.progress = message.progress
+            case Hello():
+                self._on_hello(node, message, now)
+            case Fault(code=FaultCode.FAILED):
+                raise NodeError(f"the {node.role} failed: {message.detail}")
+            case Fault():
+                self._step(message.session, s.FaultArrived(node.role, message), now)
+            case _:
+                logger.warning("ignored a %s from the %s", type(message).__name__, node.role)
+
+    def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
+        answer = self.registry.greet(node, hello)
+        self._send(node.role, answer)
+        if isinstance(answer, Fault):
+            raise IncompatibleError(answer.detail)
+        self._joined(node, now)
+
+    def _on_timer(self, now: float) -> None:
+        for process, obituary in self._launcher.ended():
+            self._on_ended(process, obituary, now)
+        for node in self.registry.newly_silent(now):
+            if node.role is Role.TARGET:
+                silence = node.detector.silence_s(now)
+                raise NodeError(f"the target has been silent for {silence:.0f} s; is it stopped?")
+            self._lost(node, now)
+        for session in list(self._sessions):
+            self._step(session, s.Tick(), now)
+
+    def _on_ended(self, process: NodeProcess, obituary: str, now: float) -> None:
+        node = self.registry.find(self._identities[process.role])
+        assert node is not None
+        was_ready = node.health is not Health.EXPECTED
+        self.registry.gone(node)
+        if process.role is Role.TARGET or not was_ready:
+            made = sum(running.machine.num_generated for running in self._sessions.values())
+            raise NodeError(f"{obituary} (after {made} tokens)" if was_ready else obituary)
+        logger.warning("%s; going on without drafts", obituary)
+        self._lost(node, now)
+
+    def _joined(self, node: Node, now: float) -> None:
+        for session in list(self._sessions):
+            self._step(session, s.NodeJoined(node.role), now)
+
+    def _lost(self, node: Node, now: float) -> None:
+        for session in list(self._sessions):
+            self._step(session, s.NodeLost(node.role), now)
+
+    def _on_command(self, name: str, argument: _Running | int) -> None:
+        now = time.monotonic()
+        if isinstance(argument, _Running):
+            self._sessions[argument.machine.session] = argument
+            self._step(argument.machine.session, s.Started(), now)
+            for role in (Role.TARGET, Role.DRAFTER):
+                if self.registry.ready(role) is not None:
+                    self._step(argument.machine.session, s.NodeJoined(role), now)
+        elif name == "cancel" and (running := self._sessions.pop(argument, None)) is not None:
+            for action in running.machine.close("cancelled"):
+                if isinstance(action, s.Send):
+                    self._send(action.role, action.message)
+            running.stream.put(ClosedError("the text was cancelled"))
+
+    # -- doing what the machines say --------------------------------------------------------------
+
+    def _step(self, session: int, event: s.Event, now: float) -> None:
+        running = self._sessions.get(session)
+        if running is None:
+            return  # it has ended; what is still on its way means nothing
+        for action in running.machine.handle(event, now):
+            match action:
+                case s.Send(role, message):
+                    self._send(role, message)
+                case s.Emit(tokens, num_accepted, num_drafted):
+                    running.first_token = running.first_token or now
+                    running.emitted.append((now, len(tokens)))
+                    running.stream.put(Chunk(tokens, num_accepted, num_drafted))
+                case s.Finish(reason):
+                    del self._sessions[session]
+                    running.stream.put(Result(reason, self._metrics(running)))
+                case s.Fail(detail):
+                    del self._sessions[session]
+                    running.stream.put(NodeError(detail))
+
+    def _metrics(self, running: _Running) -> Metrics:
+        return Metrics.of(
+            running.machine.counts,
+            started=running.started,
+            emitted=running.emitted,
+            drafter_lost_at=running.machine.drafter_lost_at,
+        )
+
+    def _beat(self) -> None:
+        marks = tuple(running.machine.mark for running in self._sessions.values())
+        for role in self._identities:
+            if self.registry.ready(role) is not None:
+                self._send(role, Heartbeat(marks, 0, ""))
+
+    def _send(self, role: Role, message: Message) -> None:
+        self._send_frame(role, encode(message))
+
+    def _send_frame(self, role: Role, frame: bytes) -> None:
+        identity = self._identities.get(role)
+        if identity is not None and not self._listener.send(identity, frame):
+            self._num_dropped += 1

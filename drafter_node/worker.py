@@ -1,0 +1,150 @@
+"""The thin loop around `drafting`: it gives the machine a clock, a socket and a model."""
+
+import time
+from dataclasses import replace
+
+from drafter_node.drafting import (
+    Action,
+    Allocate,
+    Arrived,
+    Compute,
+    Drafting,
+    Event,
+    MoveRows,
+    Proposed,
+    Send,
+    Tick,
+)
+from engine.coupling import choose_scored
+from engine.errors import EngineError
+from engine.executor import Executor
+from engine.prepare import Prepared, prepare
+from engine.sampling import Sampling
+from proto.codec import encode
+from proto.errors import ModelError
+from proto.messages import Fingerprint, Hello, Message
+from proto.node import Heart, NodeConfig, serve, shake_hands
+from proto.transport import Connection
+
+IDLE_S = 1.0
+WARM_ROWS = (1, 2, 3)
+
+
+def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
+    """Load, introduce ourselves, and draft until the process ends."""
+
+    def say(state: str) -> None:
+        heart.state = state
+
+    try:
+        prepared = prepare(
+            config.model,
+            revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            max_len=config.max_model_len,
+            fixed_rows=None,
+            warm_rows=WARM_ROWS,
+            say=say,
+        )
+    except EngineError as error:
+        raise ModelError(str(error)) from error
+    say("ready")
+    welcome = shake_hands(connection, _hello(config, prepared))
+    Worker(config, connection, heart, prepared, welcome.vocab_size).run()
+
+
+def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
+    loaded = prepared.loaded
+    return config.hello(
+        fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
+        logits_size=loaded.vocab_size,
+        max_model_len=prepared.max_len,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        num_parameters=loaded.num_parameters,
+        load_s=prepared.load_s,
+    )
+
+
+class Worker:
+    """One drafter, one loop: drain the verdicts, tick, run a forward, send the draft."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        connection: Connection,
+        heart: Heart,
+        prepared: Prepared,
+        vocab_size: int,
+    ) -> None:
+        self.config = config
+        self.connection = connection
+        self.heart = heart
+        self.executor: Executor = prepared.executor
+        self.num_rows = prepared.loaded.vocab_size  # of the embedding
+        self.vocab_size = vocab_size  # ids from here on are never drafted
+        self.machine = Drafting(
+            max_len=prepared.max_len,
+            num_slots=prepared.executor.capacity,
+        )
+
+    def run(self) -> None:
+        """Serve for ever; the lifeline ends the process."""
+        serve(self.connection, self._on_message, self._on_drained)
+
+    def _on_message(self, message: Message) -> None:
+        self._handle(Arrived(message))
+
+    def _on_drained(self) -> float:
+        self.heart.mark = self.machine.mark
+        return self._handle(Tick())
+
+    def _handle(self, event: Event) -> float:
+        """Let the machine decide and do it; returns how long the loop may wait for messages."""
+        timeout_s = IDLE_S
+        for action in self.machine.handle(event, time.monotonic()):
+            timeout_s = min(timeout_s, self._perform(action))
+        return timeout_s
+
+    def _perform(self, action: Action) -> float:
+        match action:
+            case Send(message):
+                self.connection.send(encode(message))
+            case Compute():
+                self._handle(self._compute(action))
+                return 0.0
+            case MoveRows(move):
+                self.executor.move(move)
+            case Allocate():
+                pass  # the cache was made for the longest text
+        return IDLE_S
+
+    def _compute(self, action: Compute) -> Proposed:
+        started = time.perf_counter()
+        tokens: tuple[int, ...] = ()
+        scores: tuple[float, ...] = ()
+        ask = () if action.position is None else (len(action.feed.tokens) - 1,)
+        feed = action.feed
+        if max(feed.tokens) >= self.num_rows:
+            # The target's vocabulary may have a longer padded tail; what it holds means nothing here.
+            known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
+            feed = replace(feed, tokens=known)
+        logits = self.executor.run(feed, ask)
+        if action.position is not None:
+            spec = action.sampling
+            sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+            chosen, logs = choose_scored(
+                logits,
+                sampling,
+                spec.seed,
+                spec.sample_index,
+                (action.position,),
+                num_valid=self.vocab_size,
+            )
+            tokens, scores = tuple(chosen), tuple(logs)
+        self.heart.progress += 1
+        elapsed = time.perf_counter() - started
+        if self.config.min_forward_ms > elapsed * 1e3:
+            time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
+            elapsed = time.perf_counter() - started
+        return Proposed(action.ticket, tokens, scores, round(elapsed * 1e6))

@@ -1,0 +1,228 @@
+"""What every node process does besides its work: its config, its lifeline, its heartbeat, its end.
+
+A node is started with a pipe as its standard input. One JSON line on it is the config (the secret in it
+must not show in a process list); after that the pipe is the *lifeline*: at its end of file whoever
+started the node is gone, and the node ends at once, even in the middle of a forward.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from proto.codec import decode, encode
+from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError
+from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    FaultCode,
+    Fingerprint,
+    Heartbeat,
+    Hello,
+    Message,
+    Role,
+    SessionMark,
+    Welcome,
+)
+from proto.transport import Connection
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SUFFIX = b"/heartbeat"
+MAX_BAD_FRAMES = 8
+HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything that a node needs to know; written by the coordinator, never changed.
+
+    device          "cpu", "cpu:N" (pinned to core N, one thread) or "cuda:N"
+    max_model_len   most tokens of a text; 0: the model's own limit
+    fixed_rows      reproducible mode: rows of every decoding pass; 0: off
+    min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
+    """
+
+    role: Role
+    endpoint: str
+    identity: str
+    secret: str
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int = 0
+    fixed_rows: int = 0
+    min_forward_ms: float = 0.0
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "NodeConfig":
+        """Raises ConfigurationError if the line is not a config."""
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            return cls(**{**fields, "role": Role(fields["role"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(
+                "a node reads its config as one JSON line from standard input; it is started by "
+                f"`python -m coordinator` ({error})"
+            ) from error
+
+    def hello(
+        self,
+        *,
+        fingerprint: Fingerprint,
+        logits_size: int,
+        max_model_len: int,
+        dtype: str,
+        num_parameters: int,
+        load_s: float,
+    ) -> Hello:
+        """What the coordinator must know about a node with this config, once it is loaded."""
+        return Hello(
+            version=PROTOCOL_VERSION,
+            role=self.role,
+            secret=self.secret,
+            fingerprint=fingerprint,
+            logits_size=logits_size,
+            max_model_len=max_model_len,
+            model=self.model,
+            dtype=dtype,
+            device=self.device,
+            num_parameters=num_parameters,
+            load_us=round(load_s * 1e6),
+        )
+
+
+class Heart:
+    """Beats in a thread of its own that never touches the model, so it beats through long forwards."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.state = "starting"  # shown to people while the node loads
+        self.progress = 0  # forwards finished
+        self.mark: SessionMark | None = None
+        self._connection = Connection(config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stop.is_set():
+            mark = self.mark
+            marks = () if mark is None else (mark,)
+            self._connection.send(encode(Heartbeat(marks, self.progress, self.state)))
+            self._stop.wait(HEARTBEAT_INTERVAL_S)
+
+    def stop(self) -> None:
+        """Stop beating."""
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+        self._connection.close(linger_s=0.0)
+
+
+def read_config() -> NodeConfig:
+    """Read the config from standard input and make the rest of it the lifeline."""
+    config = NodeConfig.from_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_lifeline, name="lifeline", daemon=True).start()
+    return config
+
+
+def _end_with_lifeline() -> None:
+    # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+class BadFrames:
+    """Drops what cannot be decoded, and gives up on a peer that keeps sending it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def decode(self, frame: bytes) -> Message | None:
+        """The message, or None. Raises RemoteProtocolError when there have been too many bad ones."""
+        try:
+            return decode(frame)
+        except RemoteProtocolError as error:
+            self.count += 1
+            logger.warning("dropped a frame: %s", error)
+            if self.count > MAX_BAD_FRAMES:
+                raise RemoteProtocolError(
+                    f"{self.count} garbled frames came from the coordinator; the last: {error}"
+                ) from error
+            return None
+
+
+def shake_hands(connection: Connection, hello: Hello) -> Welcome:
+    """Introduce this node. Raises RemoteProtocolError if it is refused or not answered in time."""
+    connection.send(encode(hello))
+    bad_frames = BadFrames()
+    for _ in range(int(HANDSHAKE_LIMIT_S)):
+        for frame in connection.receive(1.0):
+            match bad_frames.decode(frame):
+                case Welcome() as welcome:
+                    return welcome
+                case Fault(detail=detail):
+                    raise RemoteProtocolError(f"refused by the coordinator: {detail}")
+                case _:
+                    pass
+    raise RemoteProtocolError(f"no welcome from the coordinator in {HANDSHAKE_LIMIT_S:.0f} s")
+
+
+def serve(
+    connection: Connection,
+    on_message: Callable[[Message], None],
+    on_drained: Callable[[], float],
+) -> NoReturn:
+    """Hand over all messages that are there, then call `on_drained`, for ever.
+
+    `on_drained` returns for how many seconds the loop may sleep if no message comes. Raises
+    RemoteProtocolError when too many garbled frames have come; the lifeline ends the process.
+    """
+    bad_frames = BadFrames()
+    timeout_s = 0.0
+    while True:
+        for frame in connection.receive(timeout_s):
+            message = bad_frames.decode(frame)
+            if message is not None:
+                on_message(message)
+        timeout_s = on_drained()
+
+
+def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
+    """The main of a node process: returns its exit status; an error becomes a Fault and one line."""
+    # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
+    try:
+        config = read_config()
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    connection = Connection(config.endpoint, config.identity.encode())
+    heart = Heart(config)
+    try:
+        work(config, connection, heart)
+    except SlipstreamError as error:
+        return _fail(connection, config, str(error))
+    finally:
+        heart.stop()
+        connection.close()
+    return 0
+
+
+def _fail(connection: Connection, config: NodeConfig, detail: str) -> int:
+    print(f"{config.role}: {detail}", file=sys.stderr)  # noqa: T201
+    connection.send(encode(Fault(0, 0, FaultCode.FAILED, detail[:2000])))
+    return 1

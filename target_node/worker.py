@@ -1,0 +1,131 @@
+"""The thin loop around `verifying`: it gives the machine a clock, a socket and a model."""
+
+import time
+
+from engine.coupling import choose
+from engine.errors import EngineError
+from engine.executor import Executor
+from engine.prepare import Prepared, prepare
+from engine.sampling import Sampling
+from engine.slots import NUM_TREE_SLOTS
+from proto.codec import encode
+from proto.errors import ModelError
+from proto.messages import Fingerprint, Hello, Message
+from proto.node import Heart, NodeConfig, serve, shake_hands
+from proto.transport import Connection
+from target_node.verifying import (
+    Action,
+    Allocate,
+    Arrived,
+    Compute,
+    Computed,
+    Event,
+    MoveRows,
+    Send,
+    Tick,
+    Verifying,
+    WaitUntil,
+)
+
+IDLE_S = 1.0
+WARM_ROWS = (1, 2, 3, 5, 9)
+
+
+def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
+    """Load, introduce ourselves, and verify until the process ends."""
+
+    def say(state: str) -> None:
+        heart.state = state
+
+    try:
+        prepared = prepare(
+            config.model,
+            revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            max_len=config.max_model_len,
+            fixed_rows=config.fixed_rows or None,
+            warm_rows=(config.fixed_rows,) if config.fixed_rows else WARM_ROWS,
+            say=say,
+        )
+    except EngineError as error:
+        raise ModelError(str(error)) from error
+    say("ready")
+    shake_hands(connection, _hello(config, prepared))
+    Worker(config, connection, heart, prepared.executor).run()
+
+
+def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
+    loaded = prepared.loaded
+    return config.hello(
+        fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
+        logits_size=loaded.vocab_size,
+        max_model_len=prepared.max_len,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        num_parameters=loaded.num_parameters,
+        load_s=prepared.load_s,
+    )
+
+
+class Worker:
+    """One target, one loop: drain the messages, tick, run a pass, send the verdict."""
+
+    def __init__(
+        self, config: NodeConfig, connection: Connection, heart: Heart, executor: Executor
+    ) -> None:
+        self.config = config
+        self.connection = connection
+        self.heart = heart
+        self.executor = executor
+        self.machine = Verifying(num_slots=executor.capacity, fixed_rows=config.fixed_rows or None)
+
+    def run(self) -> None:
+        """Serve for ever; the lifeline ends the process."""
+        serve(self.connection, self._on_message, self._on_drained)
+
+    def _on_message(self, message: Message) -> None:
+        self._handle(Arrived(message))
+
+    def _on_drained(self) -> float:
+        self.heart.mark = self.machine.mark
+        return self._handle(Tick())
+
+    def _handle(self, event: Event) -> float:
+        """Let the machine decide and do it; returns how long the loop may wait for messages."""
+        timeout_s = IDLE_S
+        for action in self.machine.handle(event, time.monotonic()):
+            timeout_s = min(timeout_s, self._perform(action))
+        return timeout_s
+
+    def _perform(self, action: Action) -> float:
+        match action:
+            case Send(message):
+                self.connection.send(encode(message))
+            case Compute():
+                self._handle(self._compute(action))
+                return 0.0
+            case MoveRows(move):
+                self.executor.move(move)
+            case WaitUntil(deadline):
+                return deadline - time.monotonic()
+            case Allocate(max_len):
+                if self.config.fixed_rows:
+                    self.executor.set_total(max_len + NUM_TREE_SLOTS)
+        return IDLE_S
+
+    def _compute(self, action: Compute) -> Computed:
+        started = time.perf_counter()
+        num_rows = len(action.feed.tokens)
+        ask = range(num_rows - action.num_asked, num_rows)
+        logits = self.executor.run(action.feed, ask)
+        tokens: tuple[int, ...] = ()
+        if action.num_asked:
+            spec = action.sampling
+            sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+            tokens = tuple(choose(logits, sampling, spec.seed, spec.sample_index, action.positions))
+        self.heart.progress += 1
+        elapsed = time.perf_counter() - started
+        if self.config.min_forward_ms > elapsed * 1e3:
+            time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
+            elapsed = time.perf_counter() - started
+        return Computed(action.ticket, tokens, round(elapsed * 1e6))

@@ -1,0 +1,264 @@
+"""Processes die, stop and talk nonsense; the text stays the same or one clear line is said."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import PairConfig, RequestConfig, SpeculationConfig
+from coordinator.pair import Pair
+from proto.errors import IncompatibleError, NodeError, SlipstreamError
+from proto.transport import Connection
+from tests.process.reference import generate
+from tests.tiny_models import make_model
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = (5, 6, 7)
+GREEDY = RequestConfig(max_tokens=200, ignore_eos=True)
+PIPELINED = SpeculationConfig()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
+    """A random model drafted by itself: everything is accepted while the drafter lives."""
+    folder = str(make_model("llama", tmp_path_factory.mktemp("models") / "llama"))
+    return PairConfig(target=folder, drafter=folder, dtype="float32")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_for(condition: object, limit_s: float) -> bool:
+    """Poll until the callable is true; whether it was in time."""
+    assert callable(condition)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def text_with_drafter_killed_at(config: PairConfig, num_tokens: int) -> tuple[list[int], int]:
+    """The text, and the token count at which the loss of the drafter was noticed."""
+    with Pair(config) as pair:
+        stream, _ = pair.generate(PROMPT, PIPELINED, GREEDY)
+        tokens: list[int] = []
+        killed = False
+        for chunk in stream:
+            tokens += chunk.tokens
+            if not killed and len(tokens) >= num_tokens:
+                os.kill(pair.pids()["drafter"], signal.SIGKILL)
+                killed = True
+        assert stream.result is not None
+        lost_at = stream.result.metrics.drafter_lost_at
+        if lost_at is None:
+            assert num_tokens > 150, "the end came before the death was noticed"
+            lost_at = len(tokens)
+        return tokens, lost_at
+
+
+def check_drafter_killed(config: PairConfig, counts: list[int]) -> None:
+    slow = config.model_copy(update={"min_target_pass_ms": 5.0})
+    with Pair(slow) as pair:
+        whole = generate(pair, PROMPT, PIPELINED, GREEDY)
+    assert whole.metrics.mean_acceptance_length > 2, "speculation is dead"
+    for count in counts:
+        tokens, lost_at = text_with_drafter_killed_at(slow, count)
+        assert tokens == whole.tokens, f"killed at {count}"
+        assert lost_at >= count
+
+
+def test_the_text_is_complete_when_the_drafter_is_killed(tiny: PairConfig) -> None:
+    check_drafter_killed(tiny, [1, 60, 120])
+    assert GREEDY.max_tokens == 200
+
+
+@pytest.mark.slow
+def test_the_text_is_complete_wherever_the_drafter_is_killed(tiny: PairConfig) -> None:
+    check_drafter_killed(tiny, list(range(1, 200, 10)))
+    assert len(range(1, 200, 10)) == 20
+
+
+def test_a_killed_target_is_one_clear_line(tiny: PairConfig) -> None:
+    with Pair(tiny.model_copy(update={"min_target_pass_ms": 20.0})) as pair:
+        stream, _ = pair.generate(PROMPT, PIPELINED, GREEDY)
+        with pytest.raises(NodeError, match=r"target process was ended by signal 9.*after \d+ tok"):
+            for _ in stream:
+                os.kill(pair.pids()["target"], signal.SIGKILL)
+
+
+def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(tiny: PairConfig) -> None:
+    with Pair(tiny.model_copy(update={"min_target_pass_ms": 5.0})) as pair:
+        whole = generate(pair, PROMPT, PIPELINED, GREEDY)
+        drafter = pair.pids()["drafter"]
+        os.kill(drafter, signal.SIGSTOP)
+        try:
+            stopped = generate(pair, PROMPT, PIPELINED, GREEDY)
+        finally:
+            os.kill(drafter, signal.SIGCONT)
+        resumed = generate(pair, PROMPT, PIPELINED, GREEDY)
+    assert stopped.tokens == resumed.tokens == whole.tokens
+    assert stopped.metrics.num_draft_tokens <= 2 * PIPELINED.num_speculative_tokens
+    assert stopped.metrics.fallbacks.get("late", 0) <= 2
+    assert resumed.metrics.mean_acceptance_length > 2
+
+
+def test_a_drafter_fills_its_window_and_stops(tiny: PairConfig) -> None:
+    config = tiny.model_copy(update={"min_target_pass_ms": 1000.0})
+    with Pair(config) as pair:
+        stream, _ = pair.generate(PROMPT, PIPELINED, GREEDY)
+        iterator = iter(stream)
+        for _ in range(2):
+            next(iterator)
+        node = pair.service.registry.of(list(pair.states())[1])
+        assert node is not None
+        time.sleep(0.6)
+        before = node.progress
+        time.sleep(0.3)
+        assert node.progress == before, "the drafter did not stop at its window"
+        assert before <= 4 * PIPELINED.window + 5
+
+
+def start_cli(config: PairConfig, *more: str) -> subprocess.Popen[str]:
+    """A coordinator in a process of its own, generating slowly."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "coordinator", "generate", "--prompt-ids", "5,6,7"]
+        + ["--target", config.target, "--drafter", config.drafter, "--ignore-eos"]
+        + ["--max-tokens", "600", "--min-target-pass-ms", "50", *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return sorted({int(child) for child in " ".join([text, *tasks]).split()})
+
+
+def test_nothing_is_left_when_the_coordinator_is_killed(tiny: PairConfig) -> None:
+    for round_number in range(5 if os.environ.get("SLIPSTREAM_FULL") else 2):
+        coordinator = start_cli(tiny)
+        assert coordinator.stdout is not None
+        assert coordinator.stdout.read(4), "no text came"
+        nodes = children(coordinator.pid)
+        assert len(nodes) == 2
+        coordinator.kill()
+        coordinator.wait()
+        assert wait_for(lambda nodes=nodes: not any(map(alive, nodes)), 5.0), round_number
+        coordinator.stdout.close()
+        assert coordinator.stderr is not None
+        coordinator.stderr.close()
+
+
+def test_ctrl_c_ends_all_three_processes_within_two_seconds(tiny: PairConfig) -> None:
+    coordinator = start_cli(tiny)
+    assert coordinator.stdout is not None
+    assert coordinator.stdout.read(4), "no text came"
+    nodes = children(coordinator.pid)
+    started = time.monotonic()
+    os.killpg(coordinator.pid, signal.SIGINT)
+    _, errors = coordinator.communicate(timeout=10)
+    assert time.monotonic() - started < 2.0
+    assert coordinator.returncode == 130
+    assert not any(map(alive, nodes))
+    assert errors.strip().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors
+
+
+def test_another_tokenizer_is_refused_at_the_handshake(tiny: PairConfig, tmp_path: Path) -> None:
+    other = make_model("llama", tmp_path / "other", vocab=150)
+    with pytest.raises(IncompatibleError, match=r"vocabulary has \d+ tokens"):
+        Pair(tiny.model_copy(update={"drafter": str(other)}))
+
+
+def test_garbage_on_the_socket_of_a_stranger_is_ignored(tiny: PairConfig) -> None:
+    with Pair(tiny) as pair:
+        stranger = Connection(pair.service.endpoint, b"stranger")
+        for junk in (b"", b"\xff" * 100, b"\x01garbage", os.urandom(1000)):
+            stranger.send(junk)
+        got = generate(pair, PROMPT, PIPELINED, GREEDY)
+        stranger.close(linger_s=0.0)
+    assert len(got.tokens) == GREEDY.max_tokens
+    assert got.metrics.mean_acceptance_length > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--target", "./nowhere"], "no such folder"),
+        (["--drafter", "./nowhere"], "no such folder"),
+        (["--target", "."], "no config.json"),
+        (["--target-device", "tpu:0"], "unknown device"),
+        (["--target-device", "cpu:999"], "cpu:999"),
+        (["--num-speculative-tokens", "0"], "--num-speculative-tokens"),
+        (["--num-speculative-tokens", "16", "--reproducible"], "num_speculative_tokens is 16"),
+        (["--prompt-ids", ",".join(["5"] * 700)], "the prompt has 700 tokens"),
+        (["--prompt-ids", "5,9999"], "prompt ids must lie in"),
+        (["--prompt-ids", "a,b"], "expected numbers"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_nonzero_exit(
+    tiny: PairConfig, arguments: list[str], line: str
+) -> None:
+    base = ["--target", tiny.target, "--drafter", tiny.drafter, "--max-model-len", "512"]
+    prompt = [] if "--prompt-ids" in arguments else ["--prompt-ids", "5,6,7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "generate", *base, *prompt, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert len(errors) == 1, done.stderr
+    assert line in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "generate", "--prompt-ids", "5,6,7", "--json"]
+        + ["--target", tiny.target, "--drafter", tiny.drafter, "--max-tokens", "20"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    record = json.loads(done.stdout)
+    assert record.keys() >= {"text", "token_ids", "finish_reason", "metrics"}
+    assert record["finish_reason"] in ("stop", "length")
+    assert record["metrics"]["tokens_per_second"] > 0
+
+
+def test_use_after_close_is_a_clear_error(tiny: PairConfig) -> None:
+    pair = Pair(tiny)
+    pids = pair.pids()
+    pair.close()
+    assert not any(map(alive, pids.values()))
+    with pytest.raises(SlipstreamError, match="closed"):
+        pair.generate(PROMPT, PIPELINED, GREEDY)
