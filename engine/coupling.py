@@ -1,0 +1,269 @@
+"""The coupled choice: a token is a deterministic function of logits, seed and position.
+
+Theory of operation
+-------------------
+The token chosen at position i is `argmax(s + g)`: s are the processed logits (`sampling.py`), g is
+standard Gumbel noise, so the token is an exact sample of softmax(s). The noise is computed, not
+drawn: drafter and target add the *same* g to their own s and so agree nearly as often as two who
+can talk (Daliri et al., "Coupling without communication", arXiv 2408.07978), and what the target
+chooses does not depend on what was drafted, or when.
+
+The noise, exactly (a format: changing it changes every seeded text). All integers modulo 2^64:
+
+    mix(z)     z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB;
+               z ^= z >> 31                       (the output function of splitmix64)
+    G          0x9E3779B97F4A7C15
+    stream     mix((mix(seed + G) ^ sample_index) + G)
+    row        mix((stream ^ position) + G)
+    bits       mix(row + (token_id + 1) * G) >> 12    (output token_id + 1 of splitmix64 at `row`)
+    v          (bits + 0.5) / 2^52                    exact in float64
+    g          -log(-log1p(-v)) in float64, rounded once to float32
+
+v falls as g grows, so the largest noise has the finest resolution: it ends at 36.7 and not at
+infinity. (A float32 uniform reaches 1.0 once in 2^25 draws: infinite noise, at one position in 220
+with a vocabulary of 152,000.) A libm may round the last float64 bit differently; one float32
+rounding in 2^29 can show it.
+
+g falls as `bits` grows. With the best score of a few likely tokens in hand, a token whose logit is
+at most b can only win with noise of at least best - b, which is a limit on its bits: nearly all of
+a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.sampling import Floats, Ids, Sampling, candidates, most_likely, scaled, to_host
+
+Words = npt.NDArray[np.uint64]
+
+# Sharpness of `choose_scored`, fitted on drafts of a small pair at temperature 0.8 and at 0.
+BETA_SAMPLED = 1.5
+BETA_GREEDY = 2.0
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_TILE = 8192  # elements hashed at a time: larger temporaries cost page faults
+_LARGE = 16384  # vocabularies from here on are searched by limit
+_NUM_LIKELY = 64
+
+
+def choose(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    *,
+    num_valid: int | None = None,
+) -> list[int]:
+    """Return the token that each row chooses.
+
+    logits        [n, V] float32, any device
+    seed          64 bits; greedy needs none
+    sample_index  which of several texts of one request
+    positions     [n]: absolute position of the token that is chosen (not of the row's own token)
+    num_valid     only ids below it may be chosen (a padded vocabulary)
+
+    Equal scores go to the lowest id.
+
+    Raises:
+        EngineError: the logits are not finite.
+    """
+    rows = to_host(logits, num_valid)
+    assert len(positions) == rows.shape[0]
+    if sampling.is_greedy:
+        return rows.argmax(axis=1).tolist()  # type: ignore[no-any-return]
+    keys = _row_keys(seed, sample_index, positions)
+    scores = scaled(rows, sampling)
+    if sampling.cuts:
+        kept = candidates(scores, sampling)
+        return [
+            _best(ids, s + _gumbel(_bits(key, ids)))
+            for key, (ids, s) in zip(keys, kept, strict=True)
+        ]
+    if rows.shape[1] >= _LARGE:
+        return [_choose_by_limit(row, key) for row, key in zip(scores, keys, strict=True)]
+    return _add_noise(scores, keys).argmax(axis=1).tolist()  # type: ignore[no-any-return]
+
+
+def choose_scored(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    *,
+    num_valid: int | None = None,
+    beta: float | None = None,
+) -> tuple[list[int], list[float]]:
+    """Return what `choose` returns, and how likely a better model is to choose the same.
+
+    The score of a token is log softmax(beta (s + g)) in natural logarithm, over the tokens that
+    stay after the cuts; greedy: log softmax(beta logits). It is a drafter's value of a node.
+    """
+    ids, scores = rank_scored(
+        logits, sampling, seed, sample_index, positions, 1, num_valid=num_valid, beta=beta
+    )
+    return [row[0] for row in ids], [row[0] for row in scores]
+
+
+def rank_scored(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    num_ranked: int,
+    *,
+    num_valid: int | None = None,
+    beta: float | None = None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return, per row, the `num_ranked` tokens that come first, best first, and their scores.
+
+    The first is the token of `choose`, the others are what it would have chosen without the ones
+    before. There are fewer where the cuts leave fewer. Scores as in `choose_scored`.
+    """
+    rows = to_host(logits, num_valid)
+    assert len(positions) == rows.shape[0]
+    if sampling.is_greedy:
+        ranked = [_rank(row, num_ranked, beta or BETA_GREEDY) for row in rows]
+        return [ids for ids, _ in ranked], [scores for _, scores in ranked]
+    sharpness = beta or BETA_SAMPLED
+    keys = _row_keys(seed, sample_index, positions)
+    scores = scaled(rows, sampling)
+    if not sampling.cuts:
+        ranked = [_rank(row, num_ranked, sharpness) for row in _add_noise(scores, keys)]
+    else:
+        ranked = []
+        for key, (ids, kept) in zip(keys, candidates(scores, sampling), strict=True):
+            by_id = np.argsort(ids)
+            ids, kept = ids[by_id], kept[by_id]
+            first, values = _rank(kept + _gumbel(_bits(key, ids)), num_ranked, sharpness)
+            ranked.append((ids[first].tolist(), values))
+    return [ids for ids, _ in ranked], [values for _, values in ranked]
+
+
+def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:
+    """Return the noise [n, m] float32 of `token_ids` [n, m] at `positions` [n]."""
+    keys = _row_keys(seed, sample_index, positions)
+    assert token_ids.shape[0] == len(keys)
+    return np.stack([_gumbel(_bits(key, ids)) for key, ids in zip(keys, token_ids, strict=True)])
+
+
+def _choose_by_limit(row: Floats, key: int) -> int:
+    """Return argmax(row + noise) of one row [V] of finite or -inf scores, hashing but not more."""
+    bound = np.partition(row, -_NUM_LIKELY)[-_NUM_LIKELY]
+    likely = np.flatnonzero(row >= bound)
+    scores = row[likely] + _gumbel(_bits(key, likely))
+    limit = _limit(float(scores.max()), float(bound))
+    offsets = _offsets(row.shape[0])
+    found = []
+    for start in range(0, row.shape[0], _TILE):
+        bits = _mix(offsets[start : start + _TILE] + np.uint64(key)) >> np.uint64(12)
+        found.append(np.flatnonzero(bits <= limit) + start)
+    lucky = np.concatenate(found)
+    ids = np.concatenate((likely, lucky))
+    return _best(ids, np.concatenate((scores, row[lucky] + _gumbel(_bits(key, lucky)))))
+
+
+def _limit(best: float, bound: float) -> np.uint64:
+    """Return the highest bits with which a logit of at most `bound` might reach `best`.
+
+    Generous by more than all roundings of scores (float32) and of this computation.
+    """
+    if bound == -np.inf:
+        return np.uint64(0)
+    noise = best - bound - 1e-5 * (1.0 + abs(best) + abs(bound))
+    v = -np.expm1(-np.exp(-max(noise, -10.0)))
+    return np.uint64(int(v * 2.0**52 * (1 + 1e-9)) + 2)
+
+
+def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
+    """Return scores + noise, [n, V] float32."""
+    total = np.empty_like(scores)
+    offsets = _offsets(scores.shape[1])
+    words = np.array(keys, dtype=np.uint64)[:, None]
+    for rows, columns in _tiles(*scores.shape):
+        bits = _mix(offsets[columns] + words[rows]) >> np.uint64(12)
+        np.add(scores[rows, columns], _gumbel(bits), out=total[rows, columns])
+    return total
+
+
+def _tiles(num_rows: int, num_columns: int) -> Iterator[tuple[slice, slice]]:
+    rows_each = max(1, _TILE // num_columns)
+    for row in range(0, num_rows, rows_each):
+        for column in range(0, num_columns, _TILE):
+            yield slice(row, row + rows_each), slice(column, column + _TILE)
+
+
+def _rank(total: Floats, count: int, beta: float) -> tuple[list[int], list[float]]:
+    """Return indices and log softmax(beta total) of the `count` largest of one row."""
+    first = np.array([total.argmax()]) if count == 1 else most_likely(total, count)
+    top = total[first[0]]
+    log_sum = np.log(np.exp(np.float32(beta) * (total - top)).sum(dtype=np.float64))
+    values = beta * (total[first] - top).astype(np.float64) - log_sum
+    return first.tolist(), values.tolist()
+
+
+def _best(ids: Ids, scores: Floats) -> int:
+    """Return the id with the largest score, of equal ones the lowest."""
+    return int(ids[scores == scores.max()].min())
+
+
+def _row_keys(seed: int, sample_index: int, positions: Sequence[int]) -> list[int]:
+    stream = _stream(seed & _MASK, sample_index & _MASK)
+    return [_mix_one((stream ^ position) + _GOLDEN) for position in positions]
+
+
+@lru_cache(maxsize=1024)
+def _stream(seed: int, sample_index: int) -> int:
+    return _mix_one((_mix_one(seed + _GOLDEN) ^ sample_index) + _GOLDEN)
+
+
+def _bits(key: int, ids: Ids) -> Words:
+    """Return the 52 hash bits of `ids` in the row of `key`."""
+    words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
+    return _mix(words) >> np.uint64(12)
+
+
+@lru_cache(maxsize=8)
+def _offsets(vocab_size: int) -> Words:
+    """Return (token id + 1) * G for every token."""
+    offsets = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    offsets.flags.writeable = False  # every caller gets this array
+    return offsets
+
+
+def _mix(words: Words) -> Words:
+    """Apply mix to every word, in place."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_FACTORS[0])
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_FACTORS[1])
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def _mix_one(word: int) -> int:
+    word &= _MASK
+    word = (word ^ word >> 30) * _FACTORS[0] & _MASK
+    word = (word ^ word >> 27) * _FACTORS[1] & _MASK
+    return word ^ word >> 31
+
+
+def _gumbel(bits: Words) -> Floats:
+    """Return the noise of 52 hash bits each."""
+    v: Any = (bits + 0.5) * 2.0**-52
+    np.negative(v, out=v)
+    np.log1p(v, out=v)
+    np.negative(v, out=v)
+    np.log(v, out=v)
+    np.negative(v, out=v)
+    noise: Floats = v.astype(np.float32)
+    return noise
