@@ -283,7 +283,7 @@ class Session:
         return emit if reason is None else emit + self._end(Finish(reason))
 
     def _end(self, last: Finish | Fail) -> list[Action]:
-        reason = last.reason if isinstance(last, Finish) else "failed"
+        reason = last.reason.value if isinstance(last, Finish) else "failed"
         return [last, *self.close(reason)]
 
     def _count(self, verdict: Verdict, num_accepted: int) -> None:
