@@ -2,18 +2,20 @@
 
 Theory of operation
 -------------------
-The list of committed tokens is the only state that matters. Everything a node holds is derived from it
-and can be made again, so there is one repair for everything - a first start, a restarted node, a lost
-message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new incarnation.
+The list of committed tokens is the only state that matters. Everything a node holds is derived from
+it and can be made again, so there is one repair for everything - a first start, a restarted node, a
+lost message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new
+incarnation.
 
     Started                 open the text on the nodes that are there
-    VerdictArrived          append what is new; the end of the text is found here      -> Emit, Finish
-    FaultArrived(gap)       a node's text is not ours                                   -> Open
+    VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
+    FaultArrived(gap)       a node's text is not ours                              -> Open
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
-    Tick                    the target owes a verdict for too long                      -> Open
+    Tick                    the target owes a verdict for too long                 -> Open
 
-Coupled verification makes the target a function of prefix and seed, so any verdict is right, whoever
-computed it and whenever. Its base may be any committed position; what overlaps must be equal.
+Coupled verification makes the target a function of prefix and seed, so any verdict is right,
+whoever computed it and whenever. Its base may be any committed position; what overlaps must be
+equal.
 """
 
 from collections import Counter

@@ -4,10 +4,10 @@ Theory of operation
 -------------------
 The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows:
 
-    Tick             pick the node to expand; feed it and whatever its path still lacks   -> Compute
-    Proposed         the model's choice becomes a child: a draft                          -> Send(Draft)
-    VerdictArrived   move the root along the committed tokens; what is off that path dies -> MoveRows
-    Opened           start from the coordinator's text, keeping the cached prefix         -> Allocate
+    Tick              pick the node to expand; feed it and what its path lacks    -> Compute
+    Proposed          the model's choice becomes a child: a draft                 -> Send(Draft)
+    Arrived(Verdict)  move the root along the committed tokens; all else dies     -> MoveRows
+    Arrived(Open)     start from the coordinator's text, keeping the cached prefix -> Allocate
 
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
 credit to go on, and below a token that ends the text.
@@ -16,7 +16,8 @@ Several queued verdicts are handled before the next Tick, so only the last one i
 is named by the ticket of its Compute; a ticket of an earlier life means nothing any more.
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
-What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one message.
+What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
+message.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A forward is done. `tokens` and `scores`: the children chosen at its last row (none: prefill)."""
+    """A forward is done. `tokens`, `scores`: the children chosen at its last row, if asked for."""
 
     ticket: int
     tokens: tuple[int, ...]
@@ -71,7 +72,7 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run `feed`; if `position` is given, choose children at its last row, which predicts that position."""
+    """Run `feed`; choose children at its last row, which predicts `position` (None: no choice)."""
 
     ticket: int
     feed: Feed
@@ -128,8 +129,8 @@ class Drafting:
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._model_us = 0  # spent since the last draft
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """The actions that an event asks for. `now` (seconds) is not used by this machine."""
+    def handle(self, event: Event, _now: float) -> list[Action]:
+        """The actions that an event asks for. The drafter never waits, so the time is unused."""
         match event:
             case Tick():
                 return self._tick()
@@ -257,7 +258,7 @@ class Drafting:
         return [Compute(self._ticket, feed, position, self.opened.sampling)]
 
     def _unfed(self, tip: int) -> list[tuple[int, int | None, int, int]]:
-        """The nodes from the root down to `tip` that the cache lacks, as `SlotMap.feed` takes them."""
+        """The nodes from the root to `tip` that the cache lacks, as `SlotMap.feed` takes them."""
         nodes: list[tuple[int, int | None, int, int]] = []
         key = tip
         while key != self.tree.root and key not in self.slots:
@@ -282,9 +283,7 @@ class Drafting:
         )
         before = set(self.tree.children(parent))
         parents = (-1,) * len(event.tokens)
-        self.tree.attach(
-            Graft(self.source, parent, length, event.tokens, parents, event.scores)
-        )
+        self.tree.attach(Graft(self.source, parent, length, event.tokens, parents, event.scores))
         self._unsent += [key for key in self.tree.children(parent) if key not in before]
         return self._send_unsent()
 
@@ -305,7 +304,7 @@ class Drafting:
     # -- sending ----------------------------------------------------------------------------------
 
     def _send_unsent(self) -> list[Action]:
-        """Send new drafts once the target can start with them; before that they wait for company."""
+        """Send new drafts once the target can start with them; until then they wait."""
         if len(self.tree.nodes) < self._num_wanted() or not self._unsent:
             return []
         nodes = [self.tree.nodes[key] for key in self._unsent]
@@ -318,9 +317,7 @@ class Drafting:
             self._said_done = self.tree.root
         nodes = list(self.tree.below(self.tree.root))
         first_number = self._acked + 1
-        return [
-            self._draft(self.tree.root, len(self.tree.text), nodes, first_number, done=done)
-        ]
+        return [self._draft(self.tree.root, len(self.tree.text), nodes, first_number, done=done)]
 
     def _draft(
         self, parent: int, length: int, nodes: Sequence[Node], first_number: int, *, done: bool

@@ -1,9 +1,10 @@
 """Messages <-> frames. The only file that knows msgpack.
 
-A frame is one kind byte and one msgpack array of the message's fields in order. Number arrays travel as
-little-endian binary, so a forwarder passes them on unread, and a decoder checks their length first.
-Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding runs the same
-checks and raises `LocalProtocolError`, so that a fault is found at the end that made it.
+A frame is one kind byte and one msgpack array of the message's fields in order. Number arrays
+travel as little-endian binary, so a forwarder passes them on unread, and a decoder checks their
+length first. Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding
+runs the same checks and raises `LocalProtocolError`, so that a fault is found at the end that made
+it.
 """
 
 import math

@@ -7,8 +7,8 @@ SILENCE_LIMIT_S = 5.0
 class FaultDetector:
     """One limit on silence. Any message counts as a sign of life.
 
-    Liveness is not progress: a node in the middle of a long prefill is alive and its heartbeats say so,
-    so unfinished work has a limit of its own, at whoever waits for it.
+    Liveness is not progress: a node in the middle of a long prefill is alive and its heartbeats say
+    so. Unfinished work has a limit of its own, at whoever waits for it.
     """
 
     def __init__(self, now: float, silence_limit_s: float = SILENCE_LIMIT_S) -> None:

@@ -1,8 +1,8 @@
 """What every node process does besides its work: its config, its lifeline, its heartbeat, its end.
 
-A node is started with a pipe as its standard input. One JSON line on it is the config (the secret in it
-must not show in a process list); after that the pipe is the *lifeline*: at its end of file whoever
-started the node is gone, and the node ends at once, even in the middle of a forward.
+A node is started with a pipe as its standard input. One JSON line on it is the config (the secret
+in it must not show in a process list); after that the pipe is the *lifeline*: at its end of file
+whoever started the node is gone, and the node ends at once, even in the middle of a forward.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ class NodeConfig:
 
 
 class Heart:
-    """Beats in a thread of its own that never touches the model, so it beats through long forwards."""
+    """Beats in a thread of its own that never touches the model: it beats through long forwards."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.state = "starting"  # shown to people while the node loads
@@ -151,7 +151,7 @@ class BadFrames:
         self.count = 0
 
     def decode(self, frame: bytes) -> Message | None:
-        """The message, or None. Raises RemoteProtocolError when there have been too many bad ones."""
+        """The message, or None. Raises RemoteProtocolError when too many have been bad."""
         try:
             return decode(frame)
         except RemoteProtocolError as error:
@@ -201,7 +201,7 @@ def serve(
 
 
 def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
-    """The main of a node process: returns its exit status; an error becomes a Fault and one line."""
+    """The main of a node process: returns its exit status; an error becomes a Fault and a line."""
     # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)

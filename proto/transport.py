@@ -1,8 +1,9 @@
 """Frames between processes over ZeroMQ. The only file that imports zmq.
 
-The coordinator binds one ROUTER (`Listener`); every node connects DEALERs (`Connection`). Sends never
-block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER says so when
-a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at exit.
+The coordinator binds one ROUTER (`Listener`); every node connects DEALERs (`Connection`). Sends
+never block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER
+says so when a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at
+exit.
 """
 
 import contextlib
@@ -69,7 +70,8 @@ class Listener:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise TransportError(
-                f"cannot listen on {endpoint}: {error.strerror}; is another coordinator running there?"
+                f"cannot listen on {endpoint}: {error.strerror}; "
+                "is another coordinator running there?"
             ) from error
         # ":*" binds any free port; this is the endpoint to tell the nodes.
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -86,7 +88,7 @@ class Listener:
             self._waker.send(b"\0")
 
     def receive(self, timeout_s: float) -> Iterator[tuple[bytes, bytes]]:
-        """All frames that are there, as (peer identity, frame); waits for the first at most so long."""
+        """All frames that are there, as (identity, frame); waits for the first at most so long."""
         ready = dict(self._poller.poll(_milliseconds(timeout_s)))
         if self._woken.fileno() in ready:
             with contextlib.suppress(BlockingIOError):

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-A *path hash* names a whole text: `h([]) = 0`, `h(path + [token]) = blake2b(h(path), token)`, keyed by the
-session, 8 bytes. A node of the tree is named by the hash of the path to it, so a draft means the same
-whenever it arrives and whoever made it. Lengths are compared along with hashes.
+A *path hash* names a whole text: `h([]) = 0`, `h(path + [token]) = blake2b(h(path), token)`, keyed
+by the session, 8 bytes. A node of the tree is named by the hash of the path to it, so a draft means
+the same whenever it arrives and whoever made it. Lengths are compared along with hashes.
 
     committed text  t0 t1 ... tn-1        named by path_hashes[0..n]; the last one names the root
     tree            nodes beyond the root; every node's parent is the root or another node
@@ -13,7 +13,7 @@ What becomes of a drafted node depends on where its parent is:
 
     parent                          the node
     ------------------------------  ---------------------------------------------------------------
-    the root or a live node         is attached; if the parent has that child already, that one stays
+    the root or a live node         is attached; if the parent has that child, that one stays
     a committed position            is committed itself (same token), or stale (another token)
     a text longer than the root's   waits in a small buffer: its parent may still be on its way
     anything else                   stale
@@ -70,7 +70,7 @@ class CommittedText:
     def continuation(
         self, base_len: int, base_hash: int, tokens: Sequence[int]
     ) -> Sequence[int] | None:
-        """What `tokens`, which follow the given base, add to this text. None if the base is not here.
+        """What `tokens`, which follow the given base, add to this text. None: no such base here.
 
         Raises Diverged if they contradict it.
         """
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graft:
-    """Nodes to attach: a small tree below the path (parent_hash, parent_len); see `messages.Draft`."""
+    """Nodes to attach below the path (parent_hash, parent_len); see `messages.Draft`."""
 
     source: int
     parent_hash: int
@@ -188,7 +188,7 @@ class SpeculationTree:
         return sum(self.attach(graft) for graft in waiting)
 
     def _attach_known(self, graft: Graft) -> int:
-        """`where[i]` is the path length and hash at which node i of the message is, None if dead."""
+        """`where[i]` is the path length and hash at which node i of it is; None if it is dead."""
         where: list[tuple[int, int] | None] = []
         start = (graft.parent_len, graft.parent_hash)
         before = len(self.nodes)
@@ -201,7 +201,7 @@ class SpeculationTree:
     def _place(
         self, length: int, parent: int, token: int, score: float, source: int
     ) -> tuple[int, int] | None:
-        """Where a node ends up below the path (`length`, `parent`), which is known. None: nowhere."""
+        """Where a node ends up below the known path (`length`, `parent`). None: nowhere."""
         if length < len(self.text):
             if self.text.tokens[length] != token:
                 return None
@@ -218,7 +218,7 @@ class SpeculationTree:
     # -- moving the root ---------------------------------------------------------------------------
 
     def path_to(self, length: int, hash_: int) -> list[int] | None:
-        """Tokens from the root to the live node at path length `length`, or None if there is none."""
+        """Tokens from the root to the live node at path length `length`. None: no such node."""
         tokens: list[int] = []
         node = self.nodes.get(hash_)
         if node is None or node.position + 1 != length:
@@ -230,7 +230,7 @@ class SpeculationTree:
             node = self.nodes[node.parent]
 
     def news(self, base_len: int, base_hash: int, tokens: Sequence[int]) -> Sequence[int] | None:
-        """What a verdict adds to the committed text; its base may be a committed position or a live node.
+        """What a verdict adds to the committed text. Its base: a committed position or live node.
 
         None: the base is unknown here, so something was missed. Raises Diverged.
         """
@@ -239,7 +239,7 @@ class SpeculationTree:
         return self.text.continuation(base_len, base_hash, tokens)
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Commit `tokens` after the root. Returns their path hashes and the number of nodes that died."""
+        """Commit `tokens` after the root. Returns their path hashes and how many nodes died."""
         path: list[int] = []
         children = self._root_children
         for token in tokens:

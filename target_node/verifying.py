@@ -5,17 +5,19 @@ Theory of operation
 The target holds its own copy of the speculation tree, so it starts a pass without asking anybody:
 
     Arrived(Draft)   its nodes join the tree, or wait for their parent, or are stale
-    Tick             start a pass if there is a reason to (below)              -> Compute | WaitUntil
-    Computed         walk the target's own choices down the tree               -> Send(Verdict), MoveRows
+    Tick             start a pass if there is a reason to (below)      -> Compute | WaitUntil
+    Computed         walk the target's own choices down the tree       -> Send(Verdict), MoveRows
     Arrived(Open)    start from the coordinator's text, keeping the cached prefix -> Allocate
 
-A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it. Row
-by row the target's own choice is compared with the draft; the accepted run and the target's next
-token are the verdict. So verification is equality, and the text is the target's whatever was drafted.
+A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it.
+Row by row the target's own choice is compared with the draft; the accepted run and the target's
+next token are the verdict. So verification is equality, and the text is the target's whatever was
+drafted.
 
-A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no more); at a
-deadline made of measured costs (LATE); or at once when no drafter is expected (ALONE, QUIET). A drafter
-that let two deadlines pass is not waited for until it is heard again: a dead one costs nothing.
+A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no
+more); at a deadline made of measured costs (LATE); or at once when no drafter is expected (ALONE,
+QUIET). A drafter that let two deadlines pass is not waited for until it is heard again: a dead one
+costs nothing.
 """
 
 from collections.abc import Sequence
@@ -112,7 +114,7 @@ Action = Allocate | Compute | MoveRows | WaitUntil | Send
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The pass that is running. `nodes`: the drafted path in it, root first; None while prefilling."""
+    """The pass that is running. `nodes`: the drafted path in it; None while prefilling."""
 
     ticket: int
     nodes: tuple[int, ...] | None
@@ -140,8 +142,9 @@ class _Received:
 class Verifying:
     """The target's side of one session.
 
-    fixed_rows  reproducible mode: every decoding pass has at most so many rows (the engine pads them to
-                exactly as many), the prompt is prefilled alone, and no other session's cache is reused
+    fixed_rows  reproducible mode: every decoding pass has at most so many rows (the engine pads
+                them to exactly as many), the prompt is prefilled alone, and no other session's
+                cache is reused
     """
 
     def __init__(self, *, num_slots: int, fixed_rows: int | None = None) -> None:
@@ -256,7 +259,8 @@ class Verifying:
                 continue
             current = self.opened is not None and self.opened.session == mark.session
             known = current and self.tree.text.is_prefix(mark.length, mark.path_hash)
-            # The coordinator is behind when a verdict is on its way; if none can follow, it was lost.
+            # The coordinator is behind while a verdict is on its way; if none can follow it, it
+            # was lost.
             if not known or (self.finished and mark.length < len(self.tree.text)):
                 incarnation = self.opened.incarnation if self.opened and current else 0
                 detail = f"the target's text of {len(self.tree.text)} tokens is another"
@@ -309,7 +313,7 @@ class Verifying:
         return Cause.LATE if now >= self._ready_at + self._patience_s() else None
 
     def _patience_s(self) -> float:
-        """How long to wait for drafts: what they usually take with a margin, or what a pass costs."""
+        """How long to wait for drafts: what they usually take, amply, or what a pass costs."""
         assert self.opened is not None
         expected = max(self._wait_s, self.opened.policy.launch_min * self._draft_s)
         return min(WAIT_S_MAX, max(WAIT_S_MIN, 4 * expected, self._pass_s))
