@@ -142,7 +142,7 @@ class Drafting:
                 return self._on_verdict(message)
             case Arrived(Close(session=session)):
                 if self.opened is not None and session == self.opened.session:
-                    self.opened = None
+                    self._close()
                 return []
             case Arrived(Heartbeat(marks=marks)):
                 return self._on_marks(marks)
@@ -181,6 +181,11 @@ class Drafting:
         self._said_done = 0
         return [Allocate(min(message.limits.max_len, self.max_len))]
 
+    def _close(self) -> None:
+        """The cache stays as it is; the result of a running forward is worth nothing now."""
+        self.opened = None
+        self._in_flight = None
+
     def _on_verdict(self, message: Verdict) -> list[Action]:
         opened = self.opened
         if opened is None or message.session != opened.session:
@@ -209,7 +214,7 @@ class Drafting:
         """Compare the coordinator's state with ours. What it does not list is closed."""
         mine = self.opened
         if mine is not None and all(mark.session != mine.session for mark in marks):
-            self.opened = None
+            self._close()
         for mark in marks:
             if mark.session < self._last_open[0]:
                 continue

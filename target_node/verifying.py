@@ -179,7 +179,7 @@ class Verifying:
                 return self._on_open(message, now)
             case Arrived(Close(session=session)):
                 if self.opened is not None and session == self.opened.session:
-                    self.opened = None
+                    self._close()
                 return []
             case Arrived(Heartbeat(marks=marks)):
                 return self._on_marks(marks)
@@ -214,6 +214,11 @@ class Verifying:
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._ready_at = now
         return [Allocate(message.limits.max_len)]
+
+    def _close(self) -> None:
+        """The cache stays as it is; the result of a running pass is worth nothing now."""
+        self.opened = None
+        self._running = None
 
     def _num_kept(self, message: Open) -> int:
         """How many cached tokens the new text begins with; its last token is always fed again."""
@@ -253,7 +258,7 @@ class Verifying:
         """Compare the coordinator's state with ours. What it does not list is closed."""
         mine = self.opened
         if mine is not None and all(mark.session != mine.session for mark in marks):
-            self.opened = None
+            self._close()
         for mark in marks:
             if mark.session < self._last_open[0]:
                 continue
