@@ -238,6 +238,8 @@ class Drafting:
         room = min(self.opened.policy.window, limits.max_drafts(len(text)))
         if len(chain) >= room or len(text) + len(chain) >= self.max_len:
             return None
+        if len(self.tree.nodes) >= self.tree.max_nodes:
+            return None
         last = chain[-1].token if chain else text.tokens[-1]
         generated = bool(chain) or len(text) > self.opened.num_prompt
         if generated and last in limits.stop_ids:
