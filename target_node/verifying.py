@@ -299,10 +299,13 @@ class Verifying:
         return self.slots.next_chunk(text, end, PREFILL_CHUNK)
 
     def _num_drafts_max(self) -> int:
-        """Most drafts worth verifying now."""
+        """Most drafts worth verifying now: a pass feeds the missing committed tokens as well."""
         assert self.opened is not None
+        text_len = len(self.tree.text)
+        num_rows = min(self.slots.num_tree_slots, self.fixed_rows or self.slots.num_tree_slots)
+        num_free = num_rows - (text_len - self.slots.prefix_len)
         k = self.opened.policy.num_speculative_tokens
-        return min(k, self.opened.limits.max_drafts(len(self.tree.text)))
+        return min(k, num_free, self.opened.limits.max_drafts(text_len))
 
     def _reason_to_start(self, now: float) -> Cause | None:
         """The launch rule. None: wait."""
