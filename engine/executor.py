@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
-from engine.model import LoadedModel
+from engine.model import LoadedModel, one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
@@ -30,14 +31,18 @@ class Executor:
     def __init__(
         self, loaded: LoadedModel, capacity: int, *, fixed_rows: int | None = None
     ) -> None:
-        """Allocate the cache; `fixed_rows` switches to reproducible mode."""
+        """Allocate the cache; `fixed_rows` switches to reproducible mode.
+
+        Raises:
+            ModelError: the cache does not fit into memory, or the model cannot run a token.
+        """
         assert capacity > 0
         assert fixed_rows is None or 0 < fixed_rows <= MASK_BITS
         self.loaded = loaded
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = HuggingFaceBackend(loaded, capacity + (fixed_rows or 0))
+        self._backend: Backend | None = _make_backend(loaded, capacity + (fixed_rows or 0))
 
     def set_total(self, total: int | None) -> None:
         """Let every pass cover `total` slots (rounded up to 64) until told otherwise.
@@ -130,6 +135,16 @@ def unpack_masks(masks: Sequence[int]) -> Any:
     words = np.array(masks, dtype="<u8")
     bits = np.unpackbits(words.view(np.uint8).reshape(len(words), 8), axis=1, bitorder="little")
     return bits.view(np.bool_)
+
+
+def _make_backend(loaded: LoadedModel, num_slots: int) -> Backend:
+    try:
+        return HuggingFaceBackend(loaded, num_slots)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(
+            f"{loaded.name}: no cache of {num_slots} slots on {loaded.device} "
+            f"({one_line(error)}); try a shorter maximum length, or another model"
+        ) from error
 
 
 def _is_all(ask: Sequence[int], num_rows: int) -> bool:

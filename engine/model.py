@@ -80,7 +80,8 @@ def load_model(
     config = _read_config(name, folder)
     refuse_unsupported(name, config)
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    model = _read_weights(name, folder, config, chosen).to(where).eval().requires_grad_(False)
+    model = _read_weights(name, folder, config, chosen)
+    model = _put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
     return LoadedModel(
@@ -218,6 +219,15 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             "it is incomplete, or of another architecture: get it again"
         )
     return model
+
+
+def _put(name: str, model: Any, device: torch.device) -> Any:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{name}: its weights do not fit on {device}; use a smaller dtype or model"
+        ) from error
 
 
 def _vocab_size(model: Any, config: Any) -> int:
