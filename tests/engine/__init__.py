@@ -1,0 +1,1 @@
+"""The engine alone: one model, one cache, one choice at a time."""

@@ -1,0 +1,254 @@
+"""What is loaded, and what is refused with one line."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.device import cpu_is_fast_in, pin, torch_device
+from engine.errors import EngineError, ModelError
+from engine.executor import Executor
+from engine.model import load_model
+from engine.selfcheck import check_slot_attention
+from tests.engine.conftest import Folder, Load
+from tests.tiny_models import MIN_DISTINCT, SUPPORTED, make_model, make_noised
+
+
+def refusal(name: str | Path, device: str = "cpu") -> str:
+    """The one line with which a model is refused, at loading or at the check that follows."""
+    with pytest.raises(ModelError) as caught:
+        check_slot_attention(Executor(load_model(str(name), device=device), 64))
+    assert isinstance(caught.value, EngineError)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text.removeprefix(f"{name}: ")
+
+
+def edited(folder: Path, out: Path, **changes: object) -> Path:
+    """A copy of a model with other entries in config.json (None removes one)."""
+    shutil.copytree(folder, out)
+    config = json.loads((out / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (out / "config.json").write_text(json.dumps(kept))
+    return out
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_what_a_model_says_of_itself(architecture: str, load: Load) -> None:
+    loaded = load(architecture)
+    assert loaded.architecture == architecture
+    assert loaded.vocab_size == 199
+    assert loaded.max_model_len == 1024
+    assert loaded.eos_token_ids == (2,)
+    assert loaded.num_layers == 3
+    assert loaded.dtype == torch.float32
+    assert loaded.device == torch.device("cpu")
+    assert loaded.num_parameters > 100_000
+    assert not loaded.model.training
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        ("gemma2", "gemma2 has sliding-window attention (16 tokens)"),
+        ("gemma3", "gemma3_text has sliding-window attention (16 tokens)"),
+        ("mistral_window", "mistral has sliding-window attention (16 tokens)"),
+        ("qwen2_window", "qwen2 has sliding-window attention (4096 tokens)"),
+        ("mamba", "mamba has recurrent layers, whose state cannot be rolled back"),
+        ("bloom", "bloom has ALiBi position biases"),
+        ("falcon_alibi", "falcon has ALiBi position biases"),
+        ("t5", "t5 is an encoder-decoder model; use a decoder-only one"),
+    ],
+)
+def test_architectures_that_cannot_be_rolled_back_are_refused(
+    architecture: str, why: str, folder: Folder
+) -> None:
+    assert refusal(folder(architecture)).startswith(why)
+
+
+def test_a_model_that_runs_but_attends_otherwise_is_found_out(load: Load) -> None:
+    loaded = load("llama")
+    executor = Executor(loaded, 64)
+    hook = loaded.model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True
+    )
+    with pytest.raises(ModelError, match="llama gives other logits under a tree mask"):
+        check_slot_attention(executor)
+    hook.remove()
+
+
+def test_a_model_that_takes_no_such_mask_is_refused(load: Load) -> None:
+    loaded = load("llama")
+    executor = Executor(loaded, 64)
+
+    def no_mask(_module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            raise ValueError("masks have two dimensions\nand so on")
+
+    hook = loaded.model.model.register_forward_pre_hook(no_mask, with_kwargs=True)
+    with pytest.raises(ModelError) as caught:
+        check_slot_attention(executor)
+    hook.remove()
+    assert str(caught.value) == (
+        f"{loaded.name}: llama does not take tree masks over a slot cache "
+        "(masks have two dimensions); use another architecture"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "/nowhere/at/all", "a/b/c", "~/nowhere-at-all", "x/"]
+)
+def test_a_missing_folder_is_not_looked_for_on_the_hub(name: str) -> None:
+    assert refusal(name) == "no such folder; give a model's folder or its name on the hub"
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert refusal("nobody/nothing-of-the-kind") == (
+        "no such folder here, and the hub cannot be reached; give a local folder"
+    )
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith("no config.json in ")
+
+
+def test_a_folder_without_safetensors_is_refused(folder: Folder, tmp_path: Path) -> None:
+    shutil.copy(folder("llama") / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert "only safetensors weights are read" in refusal(tmp_path)
+
+
+def test_a_broken_config_is_refused(folder: Folder, tmp_path: Path) -> None:
+    broken = edited(folder("llama"), tmp_path / "model")
+    (broken / "config.json").write_text("{")
+    assert refusal(broken).startswith("cannot read config.json: ")
+
+
+def test_an_unknown_architecture_is_refused(folder: Folder, tmp_path: Path) -> None:
+    odd = edited(folder("llama"), tmp_path / "model", model_type="never_heard_of")
+    assert refusal(odd).startswith("cannot read config.json: ")
+
+
+def test_torn_weights_are_refused(folder: Folder, tmp_path: Path) -> None:
+    torn = edited(folder("llama"), tmp_path / "model")
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert refusal(torn).startswith("cannot load the weights: ")
+
+
+def test_missing_tensors_are_refused_instead_of_drawn_at_random(
+    folder: Folder, tmp_path: Path
+) -> None:
+    part = edited(folder("llama"), tmp_path / "model")
+    tensors = load_file(part / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(part).startswith("the checkpoint lacks 1 tensors, model.layers.1.mlp.up_proj")
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("gpu", "unknown device 'gpu': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
+        ("cuda", "unknown device 'cuda': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
+        ("cpu:-1", "unknown device 'cpu:-1': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
+        ("cpu:9999", "device cpu:9999: no such core; the cores here are cpu:0 to "),
+    ],
+)
+def test_unknown_devices_are_refused(device: str, why: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        torch_device(device)
+    assert str(caught.value).startswith(why)
+    with pytest.raises(ModelError):
+        pin(device)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="device cuda:0: no usable CUDA GPU here"):
+        torch_device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelError, match="the GPUs here are cuda:0 to cuda:1"):
+        torch_device("cuda:2")
+
+
+def test_pinning_keeps_the_process_to_one_core() -> None:
+    allowed = os.sched_getaffinity(0)
+    threads = torch.get_num_threads()
+    core = max(allowed)
+    try:
+        pin("cpu")
+        assert os.sched_getaffinity(0) == allowed
+        pin(f"cpu:{core}")
+        assert os.sched_getaffinity(0) == {core}
+        assert torch.get_num_threads() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+        torch.set_num_threads(threads)
+
+
+def test_auto_is_the_dtype_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = make_model("llama", tmp_path / "half", dtype=torch.bfloat16)
+    unsaid = edited(half, tmp_path / "unsaid", dtype=None)
+    monkeypatch.setattr("engine.device.cpu_flags", lambda: {"avx512_bf16"})
+    assert cpu_is_fast_in(torch.bfloat16)
+    assert load_model(str(half)).dtype == torch.bfloat16
+    assert load_model(str(unsaid)).dtype == torch.bfloat16
+    assert load_model(str(half), dtype="float32").model.dtype == torch.float32
+    monkeypatch.setattr("engine.device.cpu_flags", lambda: {"avx2"})
+    loaded = load_model(str(half))
+    assert loaded.dtype == loaded.model.dtype == torch.float32
+
+
+def test_an_unknown_dtype_is_refused(folder: Folder) -> None:
+    with pytest.raises(ModelError, match="unknown dtype 'int8': use auto, float32, bfloat16"):
+        load_model(str(folder("llama")), dtype="int8")
+
+
+def test_end_of_text_ids_come_from_both_files(folder: Folder, tmp_path: Path) -> None:
+    model = edited(folder("llama"), tmp_path / "model", eos_token_id=7)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 11, 100_000]}))
+    assert load_model(str(model)).eos_token_ids == (7, 9, 11)
+
+
+def test_long_rotary_embeddings_limit_the_length_to_where_they_begin(
+    folder: Folder, tmp_path: Path
+) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    rope["original_max_position_embeddings"] = 256
+    model = edited(folder("llama"), tmp_path / "model", rope_parameters=rope)
+    assert load_model(str(model)).max_model_len == 256
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_small_models_have_something_to_say(architecture: str, load: Load) -> None:
+    prompt = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        text = load(architecture).model.generate(
+            prompt, max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0
+        )
+    assert len(set(text[0, 3:].tolist())) >= MIN_DISTINCT
+
+
+def test_a_noised_copy_agrees_with_its_original_now_and_then(
+    folder: Folder, load: Load, tmp_path: Path
+) -> None:
+    noised = load_model(str(make_noised(folder("llama"), tmp_path / "noised", sigma=0.1)))
+    ids = torch.randint(0, 199, (1, 400), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours = load("llama").model(ids).logits.argmax(-1)
+        theirs = noised.model(ids).logits.argmax(-1)
+    assert 0.3 < (ours == theirs).float().mean() < 0.95

@@ -1,0 +1,95 @@
+"""Reproducible mode: a row's bits depend on its path alone."""
+
+import random
+
+import pytest
+import torch
+
+from engine.device import cpu_is_fast_in
+from engine.errors import ModelError
+from engine.executor import Executor
+from engine.selfcheck import check_reproducible, check_slot_attention
+from engine.slots import Feed, SlotMap
+from tests.engine.conftest import Load
+
+NUM_ROWS = 8
+DTYPES = ["float32", "bfloat16"]
+
+
+def executor_for(load: Load, architecture: str, dtype: str) -> Executor:
+    if not cpu_is_fast_in(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no {dtype} arithmetic, so nothing is promised for it")
+    return Executor(load(architecture, dtype), 200, fixed_rows=NUM_ROWS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "falcon"])
+def test_the_self_checks_pass(architecture: str, dtype: str, load: Load) -> None:
+    executor = executor_for(load, architecture, dtype)
+    check_slot_attention(executor)
+    check_reproducible(executor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_however_a_text_is_cut_into_passes_its_logits_have_the_same_bits(
+    dtype: str, load: Load
+) -> None:
+    executor = executor_for(load, "llama", dtype)
+    executor.set_total(200)
+    draw = random.Random(5)
+    text = [draw.randrange(199) for _ in range(60)]
+
+    def logits(max_rows: int) -> torch.Tensor:
+        slots: SlotMap[int] = SlotMap(200)
+        executor.run(slots.feed_prefix(text[:20]), ())
+        rows = []
+        while slots.prefix_len < len(text):
+            count = draw.randint(1, max_rows)
+            feed = slots.feed(text[slots.prefix_len : slots.prefix_len + count])
+            rows.append(executor.run(feed, range(len(feed.tokens))))
+        return torch.cat(rows)
+
+    one_by_one = logits(1)
+    for _ in range(4):
+        assert torch.equal(logits(NUM_ROWS), one_by_one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_rejected_drafts_leave_behind_changes_no_bit(dtype: str, load: Load) -> None:
+    executor = executor_for(load, "llama", dtype)
+    executor.set_total(200)
+    slots: SlotMap[str] = SlotMap(200)
+    executor.run(slots.feed_prefix(list(range(30))), ())
+    want = executor.run(slots.feed([3]), (0,))
+    slots.truncate(30)
+    wrong = [("a", None, 9, 30), ("b", "a", 8, 31), ("c", None, 7, 30)]
+    executor.run(slots.feed((), wrong), (0, 1, 2))
+    slots.advance((), ())
+    assert torch.equal(executor.run(slots.feed([3]), (0,)), want)
+
+
+def test_more_rows_than_were_fixed_are_refused(load: Load) -> None:
+    executor = executor_for(load, "llama", "float32")
+    executor.set_total(200)
+    where = tuple(range(NUM_ROWS + 1))
+    with pytest.raises(AssertionError, match="fixed at 8"):
+        executor.run(Feed(where, where, where, 0, tuple((2 << i) - 1 for i in where)), (0,))
+
+
+def test_a_session_must_say_how_long_it_may_become(load: Load) -> None:
+    executor = executor_for(load, "llama", "float32")
+    with pytest.raises(AssertionError, match="set_total"):
+        executor.run(Feed((1,), (0,), (0,), 0, (1,)), (0,))
+
+
+def test_a_row_that_depends_on_its_index_is_found_out(load: Load) -> None:
+    executor = executor_for(load, "llama", "float32")
+    mlp = executor.loaded.model.model.layers[1].mlp
+
+    def drift(_module: object, _inputs: object, out: torch.Tensor) -> torch.Tensor:
+        return out * (1 + 1e-6 * torch.arange(out.shape[1])[:, None])
+
+    hook = mlp.register_forward_hook(drift)
+    with pytest.raises(ModelError, match=r"passes of 8 rows in torch.float32 are not reproducible"):
+        check_reproducible(executor)
+    hook.remove()
