@@ -21,6 +21,7 @@ equal.
 from collections import Counter
 from dataclasses import dataclass, field
 
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     Close,
     Fault,
@@ -38,6 +39,7 @@ from proto.messages import (
 from proto.tree import CommittedText, Diverged
 
 WORK_LIMIT_S_MIN = 2.0
+ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 WORK_LIMIT_PASSES = 10.0
 MAX_REOPENS_WITHOUT_PROGRESS = 20
 
@@ -138,6 +140,14 @@ class SessionCounts:
     causes: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The latest Open to a node that is there."""
+
+    incarnation: int
+    at: float
+
+
 class Session:
     """The committed text of one request."""
 
@@ -162,9 +172,7 @@ class Session:
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
         self._incarnation = 0  # of the latest Open to any node; only grows
-        self._opened: dict[
-            Role, int
-        ] = {}  # incarnation of the latest Open, for nodes that are there
+        self._told: dict[Role, _Told] = {}  # for the nodes that are there
         self._reopens = 0  # of the target, since the text last grew
         self._owed_since = 0.0  # since when the target has owed us something
         self._pass_s = 0.0  # running mean of the time between verdicts
@@ -194,7 +202,7 @@ class Session:
             case NodeJoined(role):
                 return self._open(role, now)
             case NodeLost(role):
-                self._opened.pop(role, None)
+                self._told.pop(role, None)
                 if role is Role.DRAFTER and self.policy.has_drafter:
                     self.drafter_lost_at = self.num_generated
                 return []
@@ -208,7 +216,7 @@ class Session:
     def close(self, reason: str) -> list[Action]:
         """End it on both nodes, whatever its state."""
         self.ended = True
-        return [Send(role, Close(self.session, reason)) for role in self._opened]
+        return [Send(role, Close(self.session, reason)) for role in self._told]
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class Session:
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
-        self._opened[role] = self._incarnation
+        self._told[role] = _Told(self._incarnation, now)
         if role is Role.TARGET:
             self._owed_since = now
         message = Open(
@@ -246,15 +254,22 @@ class Session:
         return self._open(role, now)
 
     def _on_fault(self, role: Role, fault: Fault, now: float) -> list[Action]:
-        # A fault of an earlier life was answered by the Open that ended that life.
-        known = self._opened.get(role)
-        if fault.code is not FaultCode.GAP or known is None or fault.incarnation not in (0, known):
+        if fault.code is not FaultCode.GAP:
+            return []
+        return self._repair(role, fault.incarnation, now)
+
+    def _repair(self, role: Role, incarnation: int, now: float) -> list[Action]:
+        """Something is wrong with this life of a node. The Open that ended it has answered that,
+        unless so much time has passed that it must have been lost.
+        """
+        told = self._told.get(role)
+        if told is None or (incarnation != told.incarnation and now - told.at < ANSWER_LIMIT_S):
             return []
         return self._reopen(role, now)
 
     def _on_tick(self, now: float) -> list[Action]:
         limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
-        if Role.TARGET not in self._opened or now - self._owed_since <= limit:
+        if Role.TARGET not in self._told or now - self._owed_since <= limit:
             return []
         return self._reopen(Role.TARGET, now)
 
@@ -268,9 +283,8 @@ class Session:
             self.counts.num_diverged += 1
             news = None
         if news is None:
-            # A verdict was lost before this one (or contradicts us); an old life's is no news.
-            current = verdict.incarnation == self._opened.get(Role.TARGET)
-            return self._reopen(Role.TARGET, now) if current else []
+            # A verdict was lost before this one, or it contradicts us.
+            return self._repair(Role.TARGET, verdict.incarnation, now)
         tokens, reason = self.limits.trim(len(self.text), news)
         if not tokens:
             return []
