@@ -17,7 +17,8 @@ is named by the ticket of its Compute; a ticket of an earlier life means nothing
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
-message.
+message, which stands for every number so far. A target that was opened anew has lost its tree: the
+first verdict of a new life is answered in the same way.
 """
 
 from collections.abc import Sequence
@@ -126,6 +127,7 @@ class Drafting:
         self._number = 0  # of the last draft sent in this life
         self._acked = 0  # <= _number; every draft up to it has arrived
         self._suspect = 0  # <= _number; lost, if the next verdict does not acknowledge it
+        self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._model_us = 0  # spent since the last draft
 
@@ -178,7 +180,7 @@ class Drafting:
         self._in_flight = None
         self._unsent = []
         self._number = self._acked = self._suspect = 0
-        self._said_done = 0
+        self._target_life = self._said_done = 0
         return [Allocate(min(message.limits.max_len, self.max_len))]
 
     def _close(self) -> None:
@@ -199,16 +201,26 @@ class Drafting:
         path, _ = self.tree.advance(news)
         move = self.slots.advance(path, self.tree.nodes)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
-        for ack in message.acks:
-            if (ack.source, ack.incarnation) == (self.source, opened.incarnation):
-                self._acked = max(self._acked, min(ack.number, self._number))
         actions: list[Action] = [] if move is None else [MoveRows(move)]
-        if self._acked < self._suspect:
+        if self._is_something_lost(message, opened.incarnation):
             actions += self._send_all(done=False)
             self._suspect = 0
         else:
             self._suspect = self._number
         return actions
+
+    def _is_something_lost(self, message: Verdict, life: int) -> bool:
+        """Whether the target has not got, or has no more, what we sent in this life of ours."""
+        if message.incarnation < self._target_life:
+            return False
+        reopened = 0 < self._target_life < message.incarnation
+        self._target_life = message.incarnation
+        if reopened:
+            self._acked = 0
+        for ack in message.acks:
+            if (ack.source, ack.incarnation) == (self.source, life):
+                self._acked = max(self._acked, min(ack.number, self._number))
+        return self._acked < (self._number if reopened else self._suspect)
 
     def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
         """Compare the coordinator's state with ours. What it does not list is closed."""
@@ -319,12 +331,11 @@ class Drafting:
         return [self._draft(first.parent, first.position, nodes, self._number + 1, done=False)]
 
     def _send_all(self, *, done: bool) -> list[Action]:
-        """One message of every live node, in place of all that was not acknowledged."""
+        """One message of every live node, in place of all that was sent before."""
         if done:
             self._said_done = self.tree.root
         nodes = list(self.tree.below(self.tree.root))
-        first_number = self._acked + 1
-        return [self._draft(self.tree.root, len(self.tree.text), nodes, first_number, done=done)]
+        return [self._draft(self.tree.root, len(self.tree.text), nodes, 1, done=done)]
 
     def _draft(
         self, parent: int, length: int, nodes: Sequence[Node], first_number: int, *, done: bool
