@@ -224,7 +224,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False)
     except typer.TyperException as error:
         message = getattr(error, "format_message", error.__str__)()
         # Without a command the message is the help itself.
@@ -237,8 +237,7 @@ def main() -> int:
         typer.echo(f"error: {error}", err=True)
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
+        status = EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; what is left to say has nobody to hear it.
         sys.stderr.close()
@@ -246,4 +245,7 @@ def main() -> int:
     except OSError as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_FAILED
-    return 0
+    # typer turns Ctrl-C into this status and returns it.
+    if status == EXIT_INTERRUPTED:
+        typer.echo("interrupted", err=True)
+    return status or 0

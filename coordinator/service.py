@@ -54,15 +54,6 @@ TIMER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """New tokens of a text; the first `num_accepted` were drafted."""
-
-    tokens: tuple[int, ...]
-    num_accepted: int
-    num_drafted: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """The end of a text."""
 
@@ -77,13 +68,13 @@ class Stream:
         self.session_id = session_id
         self.result: Result | None = None  # set when the iteration has ended
         self._service = service
-        self._items: queue.SimpleQueue[Chunk | Result | SlipstreamError] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[s.Emit | Result | SlipstreamError] = queue.SimpleQueue()
 
-    def put(self, item: Chunk | Result | SlipstreamError) -> None:
+    def put(self, item: s.Emit | Result | SlipstreamError) -> None:
         """Called by the service."""
         self._items.put(item)
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[s.Emit]:
         """Raises the error that ended the text, if one did."""
         while True:
             try:
@@ -110,7 +101,6 @@ class _Running:
     machine: s.Session
     stream: Stream
     started: float
-    first_token: float = 0.0
     emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
 
 
@@ -329,10 +319,9 @@ class Service:
             match action:
                 case s.Send(role, message):
                     self._send(role, message)
-                case s.Emit(tokens, num_accepted, num_drafted):
-                    running.first_token = running.first_token or now
-                    running.emitted.append((now, len(tokens)))
-                    running.stream.put(Chunk(tokens, num_accepted, num_drafted))
+                case s.Emit():
+                    running.emitted.append((now, len(action.tokens)))
+                    running.stream.put(action)
                 case s.Finish(reason):
                     del self._sessions[session]
                     running.stream.put(Result(reason, self._metrics(running)))

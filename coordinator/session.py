@@ -98,11 +98,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """New tokens of the text. The first `num_accepted` of them were drafted."""
+    """New tokens of the text, of one target pass.
+
+    The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
+    recovered token in the place of rejected[0], a bonus after num_drafted accepted drafts, or plain.
+    """
 
     tokens: tuple[int, ...]
     num_accepted: int
     num_drafted: int
+    rejected: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +300,7 @@ class Session:
         num_known = len(verdict.tokens) - len(news)
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
         self._count(verdict, num_accepted)
-        emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted)]
+        emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected)]
         return emit if reason is None else emit + self._end(Finish(reason))
 
     def _end(self, last: Finish | Fail) -> list[Action]:

@@ -207,6 +207,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _enum(m.Cause),
         *[_COUNT] * 4,
         *[_MICROSECONDS] * 3,
+        _DRAFTED,
     ),
     m.Close: _record(m.Close, _SESSION, _text(200)),
     m.Hello: _record(
@@ -290,6 +291,8 @@ def _check_arrays(message: m.Message) -> None:
         case m.Verdict():
             if message.num_accepted > message.num_drafted:
                 raise ValueError("more tokens accepted than drafted")
+            if len(message.rejected) > message.num_drafted - message.num_accepted:
+                raise ValueError("more tokens rejected than drafted")
             if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
                 raise ValueError("the text is too long")
         case m.Open():

@@ -193,6 +193,7 @@ class Verdict:
     """Target -> coordinator -> drafter: the text goes on with `tokens` after the base.
 
     num_drafted, num_accepted  drafted tokens in the pass; those of them that are in `tokens`
+    rejected                   the first drafted token that was not accepted, and those after it
     num_rolled_back            tree nodes of the target that died by this verdict
     num_stale                  drafted tokens that came too late or did not fit, since the last one
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
@@ -212,6 +213,7 @@ class Verdict:
     wait_us: int
     model_us: int
     host_us: int
+    rejected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

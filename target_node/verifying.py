@@ -8,6 +8,7 @@ The target holds its own copy of the speculation tree, so it starts a pass witho
     Tick             start a pass if there is a reason to (below)      -> Compute | WaitUntil
     Computed         walk the target's own choices down the tree       -> Send(Verdict), MoveRows
     Arrived(Open)    start from the coordinator's text, keeping the cached prefix -> Allocate
+                     what ours has beyond it was missed, and is said again        -> Send(Verdict)
 
 A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it.
 Row by row the target's own choice is compared with the draft; the accepted run and the target's
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 
 from engine.slots import Feed, Move, SlotMap
 from proto.messages import (
+    MAX_TOKENS_PER_VERDICT,
     Ack,
     Cause,
     Close,
@@ -38,7 +40,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from proto.tree import Graft, SpeculationTree
+from proto.tree import CommittedText, Graft, SpeculationTree
 
 PREFILL_CHUNK = 256
 MAX_NODES = 128
@@ -203,28 +205,38 @@ class Verifying:
             return []
         same_session = message.session == self._last_open[0]
         self._last_open = (message.session, message.incarnation)
-        self.slots.truncate(self._num_kept(message) if same_session or not self.fixed_rows else 0)
+        missed = self._missed(message) if same_session else ()
+        tokens = message.tokens + missed
+        self.slots.truncate(self._num_kept(tokens) if same_session or not self.fixed_rows else 0)
         self.opened = message
-        self.finished = False
-        self.tree = SpeculationTree(message.key, message.tokens, max_nodes=MAX_NODES)
+        self.finished = message.limits.trim(len(message.tokens), missed)[1] is not None
+        self.tree = SpeculationTree(message.key, tokens, max_nodes=MAX_NODES)
         self._running = None
         self._received = {}
         self._done_root = self._stale_reported = 0
         # A drafter is not waited for before it has been heard: the first token must not pay for it.
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._ready_at = now
-        return [Allocate(message.limits.max_len)]
+        actions: list[Action] = [Allocate(message.limits.max_len)]
+        return [*actions, Send(_repeated(message, self.tree.text, missed))] if missed else actions
 
     def _close(self) -> None:
         """The cache stays as it is; the result of a running pass is worth nothing now."""
         self.opened = None
         self._running = None
 
-    def _num_kept(self, message: Open) -> int:
+    def _missed(self, message: Open) -> tuple[int, ...]:
+        """What our text of this session has beyond the coordinator's, which has missed verdicts."""
+        ours, theirs = self.tree.text.tokens, message.tokens
+        if tuple(ours[: len(theirs)]) != theirs:
+            return ()
+        return tuple(ours[len(theirs) : len(theirs) + MAX_TOKENS_PER_VERDICT])
+
+    def _num_kept(self, tokens: Sequence[int]) -> int:
         """How many cached tokens the new text begins with; its last token is always fed again."""
         old, kept = self.tree.text.tokens, 0
-        limit = min(self.slots.prefix_len, len(message.tokens) - 1)
-        while kept < limit and old[kept] == message.tokens[kept]:
+        limit = min(self.slots.prefix_len, len(tokens) - 1)
+        while kept < limit and old[kept] == tokens[kept]:
             kept += 1
         return kept
 
@@ -384,6 +396,7 @@ class Verifying:
     ) -> list[Action]:
         assert self.opened is not None
         base_len, base_hash = len(self.tree.text), self.tree.root
+        rejected = tuple(self.tree.nodes[key].token for key in (running.nodes or ())[accepted:])
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)
@@ -412,6 +425,7 @@ class Verifying:
             wait_us=wait_us,
             model_us=model_us,
             host_us=max(0, round_us - wait_us - model_us),
+            rejected=rejected,
         )
         send: list[Action] = [Send(verdict)]
         return send if move is None else [*send, MoveRows(move)]
@@ -422,6 +436,27 @@ class Verifying:
         self.slots.check()
         assert self._stale_reported <= self.tree.num_stale
         assert all(len(received.ahead) <= MAX_GAPS for received in self._received.values())
+
+
+def _repeated(message: Open, text: CommittedText, tokens: tuple[int, ...]) -> Verdict:
+    """The verdicts that the coordinator has missed, as one that cost nothing."""
+    base_len = len(message.tokens)
+    return Verdict(
+        session=message.session,
+        incarnation=message.incarnation,
+        base_len=base_len,
+        base_hash=text.path_hashes[base_len],
+        tokens=tokens,
+        acks=(),
+        cause=Cause.ALONE,
+        num_drafted=0,
+        num_accepted=0,
+        num_rolled_back=0,
+        num_stale=0,
+        wait_us=0,
+        model_us=0,
+        host_us=0,
+    )
 
 
 def _mean(mean: float, value: float) -> float:
