@@ -1,10 +1,10 @@
 """Checks made once, when a model is loaded: does this engine run it exactly?
 
 An architecture may take a mask and positions and still be wrong (biases that go by slot, a causal
-triangle of its own). So each model is held to its own plain forward on some twenty tokens.
+triangle of its own). So each model is held to its own plain forward on some sixty tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ import torch
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.model import LoadedModel, one_line
-from engine.slots import NUM_TREE_SLOTS, Feed, SlotMap
+from engine.slots import Feed, Move, SlotMap
 
 # Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
 # summation differ by some per cent, a wrong mask by tens of per cent.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
 
 _PROMPT_LEN = 16
+_VISIBLE = 64  # slots that a pass of the slot check covers
 # What transformers raises when an architecture does not take such masks, positions or caches.
 _MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 
@@ -33,7 +34,7 @@ def check_slot_attention(executor: Executor) -> None:
         ModelError: this architecture does not run exactly with slots and masks.
     """
     loaded = executor.loaded
-    executor.set_total(min(executor.capacity, NUM_TREE_SLOTS))
+    executor.set_total(_VISIBLE)
     try:
         error = _slot_error(executor)
     except torch.OutOfMemoryError as failure:
@@ -76,26 +77,50 @@ def check_reproducible(executor: Executor) -> None:
 
 
 def _slot_error(executor: Executor) -> float:
-    """Return the largest relative error of any row of the check."""
+    """Return the largest relative error of any row of the check.
+
+    The tree fills the visible slots to the last, and not in the order of its rows: a causal
+    triangle of the model's own would show. Committing it swaps two slots.
+
+        prompt [0, n) ─┬─ a (slot n + 7) ── c (n + 2)
+                       └─ b (slot n + 1) ── d (n) ── e (n + 2, after b and d are committed)
+    """
     loaded = executor.loaded
-    prompt, (a, b, c, d, e) = _tokens(loaded, _PROMPT_LEN), _tokens(loaded, 5, seed=1)
-    n = len(prompt)
-    slots: SlotMap[str] = SlotMap(executor.capacity, min(NUM_TREE_SLOTS, executor.capacity))
-    executor.run(slots.feed_prefix(prompt[:-1]), ())
-    executor.run(slots.feed(prompt[-1:]), ())
-    nodes = [("a", None, a, n), ("b", None, b, n), ("c", "a", c, n + 1), ("d", "b", d, n + 1)]
+    n = _VISIBLE - 8
+    prompt, (a, b, c, d, e) = _tokens(loaded, n), _tokens(loaded, 5, seed=1)
+    before = tuple(range(n))
+    executor.run(Feed(tuple(prompt[:-1]), before[:-1], before[:-1], 0, None), ())
+    executor.run(Feed((prompt[-1],), (n - 1,), (n - 1,), n - 1, (1,)), ())
+    tree = Feed(
+        tokens=(a, b, c, d),
+        positions=(n, n, n + 1, n + 1),
+        slots=(n + 7, n + 1, n + 2, n),
+        prefix_len=n,
+        masks=(1 << 7, 1 << 1, 1 << 7 | 1 << 2, 1 << 1 | 1 << 0),
+    )
     step = min(executor.fixed_rows or 2, 2)
-    batches = [nodes[i : i + step] for i in range(0, len(nodes), step)]
-    rows = [executor.run(slots.feed((), batch), range(step)) for batch in batches]
-    move = slots.advance(["b"], ["d"])  # forgets a and c
-    assert move is not None, "the check must exercise a move"
-    executor.move(move)
-    rows.append(executor.run(slots.feed((), [("e", "d", e, n + 2)]), (0,)))
+    passes = [_some_rows(tree, range(i, i + step)) for i in range(0, 4, step)]
+    rows = [executor.run(part, range(step)) for part in passes]
+    executor.move(Move((n + 1, n), (n, n + 1)))
+    rows.append(executor.run(Feed((e,), (n + 2,), (n + 2,), n + 2, (1,)), (0,)))
     got = torch.cat(rows)
     left, right = _plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e])
     want = torch.stack([left[n], right[n], left[n + 1], right[n + 1], right[n + 2]])
     got, want = got - got.mean(1, keepdim=True), want - want.mean(1, keepdim=True)
     return float(((got - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-30)).max())
+
+
+def _some_rows(feed: Feed, rows: Iterable[int]) -> Feed:
+    """Return the pass of these rows of `feed`, in this order."""
+    assert feed.masks is not None
+    index = tuple(rows)
+    return Feed(
+        tuple(feed.tokens[i] for i in index),
+        tuple(feed.positions[i] for i in index),
+        tuple(feed.slots[i] for i in index),
+        feed.prefix_len,
+        tuple(feed.masks[i] for i in index),
+    )
 
 
 def _plain(loaded: LoadedModel, tokens: Sequence[int]) -> torch.Tensor:
@@ -140,13 +165,7 @@ def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterato
     full = _chain_feed(chain[-2:][:num_rows], others[2:], row_slot)
     order = [*range(2, index + 2), 0, 1, *range(index + 2, num_rows)][:num_rows]
     if max(order) < num_rows:
-        yield Feed(
-            tuple(full.tokens[i] for i in order),
-            tuple(full.positions[i] for i in order),
-            tuple(full.slots[i] for i in order),
-            full.prefix_len,
-            tuple(full.masks[i] for i in order) if full.masks else None,
-        )
+        yield _some_rows(full, order)
 
 
 def _chain_feed(chain: Sequence[int], others: Sequence[int], start: int) -> Feed:

@@ -73,6 +73,10 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.GPTJConfig(**gpt, rotary_dim=8)
         case "gpt_neox":
             return hf.GPTNeoXConfig(**many_heads)
+        case "gpt_neo_global":
+            kinds = [[["global"], 3]]
+            sizes = {"hidden_size": 64, "num_layers": 3, "num_heads": 4}
+            return hf.GPTNeoConfig(**sizes, attention_types=kinds, vocab_size=vocab)
         case "opt":
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
         case "phi3":
