@@ -47,8 +47,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
         "eos_token_id": 2,
         "pad_token_id": None,
     }
-    gpt = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": vocab}
-    gpt |= {"n_positions": MAX_POSITIONS, "bos_token_id": None, "eos_token_id": 2}
+    gpt = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": vocab, "eos_token_id": 2}
+    gpt |= {"n_positions": MAX_POSITIONS, "bos_token_id": None}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     window = {"head_dim": 16, "sliding_window": 16}
     many_heads = {key: value for key, value in base.items() if key != "num_key_value_heads"}
@@ -74,9 +74,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
         case "gpt_neox":
             return hf.GPTNeoXConfig(**many_heads)
         case "gpt_neo_global":
-            kinds = [[["global"], 3]]
-            sizes = {"hidden_size": 64, "num_layers": 3, "num_heads": 4}
-            return hf.GPTNeoConfig(**sizes, attention_types=kinds, vocab_size=vocab)
+            sizes = {"hidden_size": 64, "num_layers": 3, "num_heads": 4, "vocab_size": vocab}
+            return hf.GPTNeoConfig(**sizes, attention_types=[[["global"], 3]])
         case "opt":
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
         case "phi3":
