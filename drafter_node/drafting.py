@@ -167,12 +167,9 @@ class Drafting:
         if (message.session, message.incarnation) <= self._last_open:
             return []
         self._last_open = (message.session, message.incarnation)
-        old = self.tree.text.tokens
-        kept = 0
-        limit = min(self.slots.prefix_len, len(message.tokens) - 1)
-        while kept < limit and old[kept] == message.tokens[kept]:
-            kept += 1
-        self.slots.truncate(kept)
+        # The last token is always fed again.
+        common_len = self.tree.text.common_len(message.tokens)
+        self.slots.truncate(min(common_len, len(message.tokens) - 1))
         self.opened = message
         self.tree = SpeculationTree(
             message.key, message.tokens, max_nodes=self.slots.num_tree_slots

@@ -67,6 +67,11 @@ class CommittedText:
         """Whether the text's first `length` tokens are the path named `hash_`."""
         return length <= len(self) and self.path_hashes[length] == hash_
 
+    def common_len(self, tokens: Sequence[int]) -> int:
+        """How many tokens this text and another begin with alike."""
+        limit = min(len(self), len(tokens))
+        return next((i for i in range(limit) if self.tokens[i] != tokens[i]), limit)
+
     def continuation(
         self, base_len: int, base_hash: int, tokens: Sequence[int]
     ) -> Sequence[int] | None:

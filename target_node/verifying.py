@@ -22,12 +22,11 @@ costs nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.slots import Feed, Move, SlotMap
 from proto.messages import (
     MAX_TOKENS_PER_VERDICT,
-    Ack,
     Cause,
     Close,
     Draft,
@@ -41,13 +40,11 @@ from proto.messages import (
     Verdict,
 )
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node.patience import Patience
+from target_node.received import Received
 
 PREFILL_CHUNK = 256
 MAX_NODES = 128
-MAX_GAPS = 64
-NUM_LATE_UNTIL_QUIET = 2
-WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
-AVERAGE_WEIGHT = 0.1  # of the newest figure in a running mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +121,6 @@ class _Pass:
     started: float
 
 
-@dataclass(slots=True)
-class _Received:
-    """What has come from one source."""
-
-    incarnation: int
-    number: int = 0  # every draft up to it has come
-    ahead: list[tuple[int, int]] = field(default_factory=list)  # ranges beyond a gap
-
-    def add(self, first: int, last: int) -> None:
-        """A draft that stands for the numbers first..last has come."""
-        self.ahead.append((first, last))
-        self.ahead.sort()
-        while self.ahead and self.ahead[0][0] <= self.number + 1:
-            self.number = max(self.number, self.ahead.pop(0)[1])
-        del self.ahead[MAX_GAPS:]
-
-
 class Verifying:
     """The target's side of one session.
 
@@ -158,14 +138,11 @@ class Verifying:
         self._last_open = (-1, -1)  # (session, incarnation), only grows
         self._running: _Pass | None = None
         self._ticket = 0  # only grows, over all sessions
-        self._received: dict[int, _Received] = {}
+        self._received = Received()
+        self._patience = Patience()
         self._done_root = 0  # root under which the drafter has nothing more
-        self._num_late = 0  # passes in a row that waited in vain
         self._ready_at = 0.0  # since when the target has been able to start a pass
         self._stale_reported = 0  # <= tree.num_stale
-        self._pass_s = 0.0  # running mean of a pass; 0: not known
-        self._draft_s = 0.0  # running mean of one drafted token
-        self._wait_s = 0.0  # running mean of the wait for enough drafts
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
@@ -175,7 +152,7 @@ class Verifying:
             case Computed():
                 return self._on_computed(event, now)
             case Arrived(Draft() as message):
-                self._on_draft(message)
+                self._on_draft(message, now)
                 return []
             case Arrived(Open() as message):
                 return self._on_open(message, now)
@@ -207,15 +184,16 @@ class Verifying:
         self._last_open = (message.session, message.incarnation)
         missed = self._missed(message) if same_session else ()
         tokens = message.tokens + missed
-        self.slots.truncate(self._num_kept(tokens) if same_session or not self.fixed_rows else 0)
+        # The last token is always fed again.
+        kept = min(self.tree.text.common_len(tokens), len(tokens) - 1)
+        self.slots.truncate(kept if same_session or not self.fixed_rows else 0)
         self.opened = message
         self.finished = message.limits.trim(len(message.tokens), missed)[1] is not None
         self.tree = SpeculationTree(message.key, tokens, max_nodes=MAX_NODES)
         self._running = None
-        self._received = {}
+        self._received = Received()
+        self._patience.opened()
         self._done_root = self._stale_reported = 0
-        # A drafter is not waited for before it has been heard: the first token must not pay for it.
-        self._num_late = NUM_LATE_UNTIL_QUIET
         self._ready_at = now
         actions: list[Action] = [Allocate(message.limits.max_len)]
         return [*actions, Send(_repeated(message, self.tree.text, missed))] if missed else actions
@@ -227,29 +205,16 @@ class Verifying:
 
     def _missed(self, message: Open) -> tuple[int, ...]:
         """What our text of this session has beyond the coordinator's, which has missed verdicts."""
-        ours, theirs = self.tree.text.tokens, message.tokens
-        if tuple(ours[: len(theirs)]) != theirs:
+        ours, num_known = self.tree.text, len(message.tokens)
+        if ours.common_len(message.tokens) < num_known:
             return ()
-        return tuple(ours[len(theirs) : len(theirs) + MAX_TOKENS_PER_VERDICT])
+        return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
 
-    def _num_kept(self, tokens: Sequence[int]) -> int:
-        """How many cached tokens the new text begins with; its last token is always fed again."""
-        old, kept = self.tree.text.tokens, 0
-        limit = min(self.slots.prefix_len, len(tokens) - 1)
-        while kept < limit and old[kept] == tokens[kept]:
-            kept += 1
-        return kept
-
-    def _on_draft(self, message: Draft) -> None:
+    def _on_draft(self, message: Draft, now: float) -> None:
         if self.opened is None or message.session != self.opened.session:
             return
-        received = self._received.setdefault(message.source, _Received(message.incarnation))
-        if message.incarnation > received.incarnation:
-            received = self._received[message.source] = _Received(message.incarnation)
-        # What a draft of an earlier life says is as true as ever; only its numbers mean nothing.
-        if message.incarnation == received.incarnation:
-            received.add(message.first_number, message.number)
-        self._num_late = 0
+        first_of_life = self._received.add(message)
+        self._patience.heard(message, now, first_of_life=first_of_life)
         self.tree.attach(
             Graft(
                 message.source,
@@ -262,9 +227,6 @@ class Verifying:
         )
         if message.done:
             self._done_root = message.parent_hash
-        if message.tokens:
-            each = message.model_us / 1e6 / len(message.tokens)
-            self._draft_s = _mean(self._draft_s, each)
 
     def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
         """Compare the coordinator's state with ours. What it does not list is closed."""
@@ -302,7 +264,7 @@ class Verifying:
             return [self._launch(feed, None, Cause.ALONE, now)]
         cause = self._reason_to_start(now)
         if cause is None:
-            return [WaitUntil(self._ready_at + self._patience_s())]
+            return [WaitUntil(self._deadline())]
         return [self._start_pass(missing, cause, now)]
 
     def _next_chunk(self, text: list[int], end: int) -> Sequence[int]:
@@ -328,15 +290,13 @@ class Verifying:
         wanted = min(self.opened.policy.launch_min, most)
         if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
             return Cause.READY
-        if self._num_late >= NUM_LATE_UNTIL_QUIET:
+        if self._patience.is_over:
             return Cause.QUIET
-        return Cause.LATE if now >= self._ready_at + self._patience_s() else None
+        return Cause.LATE if now >= self._deadline() else None
 
-    def _patience_s(self) -> float:
-        """How long to wait for drafts: what they usually take, amply, or what a pass costs."""
+    def _deadline(self) -> float:
         assert self.opened is not None
-        expected = max(self._wait_s, self.opened.policy.launch_min * self._draft_s)
-        return min(WAIT_S_MAX, max(WAIT_S_MIN, 4 * expected, self._pass_s))
+        return self._ready_at + self._patience.limit_s(self.opened.policy.launch_min)
 
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
         chain = self.tree.best_chain(self._num_drafts_max())
@@ -350,10 +310,8 @@ class Verifying:
             for node in chain
         ]
         feed = self.slots.feed(missing, nodes)
-        if cause is Cause.READY:
-            self._wait_s = _mean(self._wait_s, now - self._ready_at)
-        elif cause is Cause.LATE:
-            self._num_late += 1
+        if cause is Cause.LATE:
+            self._patience.waited_in_vain()
         return self._launch(feed, tuple(node.key for node in chain), cause, now)
 
     def _launch(
@@ -403,7 +361,7 @@ class Verifying:
         move = self.slots.advance(path, self.tree.nodes)
         round_us = round((now - self._ready_at) * 1e6)
         wait_us = round((running.started - self._ready_at) * 1e6)
-        self._pass_s = _mean(self._pass_s, now - running.started)
+        self._patience.told(self.tree.root, now, now - running.started)
         self._ready_at = now
         num_stale = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
@@ -413,10 +371,7 @@ class Verifying:
             base_len=base_len,
             base_hash=base_hash,
             tokens=tokens,
-            acks=tuple(
-                Ack(source, received.incarnation, received.number)
-                for source, received in self._received.items()
-            ),
+            acks=self._received.acks(),
             cause=running.cause,
             num_drafted=len(running.nodes or ()),
             num_accepted=min(accepted, len(tokens)),
@@ -435,30 +390,11 @@ class Verifying:
         self.tree.check()
         self.slots.check()
         assert self._stale_reported <= self.tree.num_stale
-        assert all(len(received.ahead) <= MAX_GAPS for received in self._received.values())
+        self._received.check()
 
 
 def _repeated(message: Open, text: CommittedText, tokens: tuple[int, ...]) -> Verdict:
     """The verdicts that the coordinator has missed, as one that cost nothing."""
-    base_len = len(message.tokens)
-    return Verdict(
-        session=message.session,
-        incarnation=message.incarnation,
-        base_len=base_len,
-        base_hash=text.path_hashes[base_len],
-        tokens=tokens,
-        acks=(),
-        cause=Cause.ALONE,
-        num_drafted=0,
-        num_accepted=0,
-        num_rolled_back=0,
-        num_stale=0,
-        wait_us=0,
-        model_us=0,
-        host_us=0,
-    )
-
-
-def _mean(mean: float, value: float) -> float:
-    """A running mean that starts at the first value."""
-    return value if mean == 0.0 else mean + AVERAGE_WEIGHT * (value - mean)
+    base_len, nothing = len(message.tokens), (0,) * 7
+    base_hash, life = text.path_hashes[base_len], (message.session, message.incarnation)
+    return Verdict(*life, base_len, base_hash, tokens, (), Cause.ALONE, *nothing)

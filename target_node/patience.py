@@ -1,0 +1,67 @@
+"""How long the target waits for drafts (pure). Every wait is made of measured costs.
+
+A verdict puts the root somewhere, and a draft that hangs on that root is the answer to it, even if
+it comes when the root has moved on. So the time between the two is known also where nothing was
+waited for: without that, a drafter that is farther away than one pass would always come too late,
+and nobody would ever learn how late. The first draft of a life answers an `Open`, with all its
+prefill, and is not measured.
+"""
+
+from proto.messages import Draft
+
+NUM_LATE_UNTIL_QUIET = 2
+WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
+REPLY_MARGIN = 4.0
+AVERAGE_WEIGHT = 0.1  # of the newest figure in a running mean
+MAX_TOLD = 64
+
+
+class Patience:
+    """What waiting has been worth so far."""
+
+    def __init__(self) -> None:
+        self._num_late = NUM_LATE_UNTIL_QUIET  # passes in a row that waited in vain
+        self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
+        self._pass_s = 0.0  # running mean of a pass; 0: not known, as in the other two
+        self._draft_s = 0.0  # of one drafted token
+        self._reply_s = 0.0  # of the time from a verdict to the drafts that answer it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the drafter is not waited for, because it has let so many deadlines pass."""
+        return self._num_late >= NUM_LATE_UNTIL_QUIET
+
+    def limit_s(self, launch_min: int) -> float:
+        """How long to wait for so many drafts: amply what they usually take, at least a pass."""
+        expected_s = max(self._reply_s, launch_min * self._draft_s)
+        return min(WAIT_S_MAX, max(WAIT_S_MIN, REPLY_MARGIN * expected_s, self._pass_s))
+
+    def opened(self) -> None:
+        """A drafter is not waited for before it is heard: the first token must not pay for it."""
+        self._num_late = NUM_LATE_UNTIL_QUIET
+        self._told_at.clear()
+
+    def told(self, root: int, now: float, pass_s: float) -> None:
+        """A pass of `pass_s` seconds has ended in a verdict that moves the root."""
+        self._pass_s = _mean(self._pass_s, pass_s)
+        self._told_at[root] = now
+        if len(self._told_at) > MAX_TOLD:
+            del self._told_at[next(iter(self._told_at))]
+
+    def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
+        """A draft has come, whatever becomes of it."""
+        self._num_late = 0
+        if draft.tokens:
+            self._draft_s = _mean(self._draft_s, draft.model_us / 1e6 / len(draft.tokens))
+        told_at = self._told_at.get(draft.parent_hash)
+        if told_at is not None and not first_of_life:
+            self._reply_s = _mean(self._reply_s, now - told_at)
+
+    def waited_in_vain(self) -> None:
+        """A deadline has passed."""
+        self._num_late += 1
+
+
+def _mean(mean: float, value: float) -> float:
+    """A running mean that starts at the first value."""
+    return value if mean == 0.0 else mean + AVERAGE_WEIGHT * (value - mean)
