@@ -6,7 +6,9 @@ SEED ?= 1
 
 PROMPT ?= def read_lines(path, encoding="utf-8"):
 
-.PHONY: setup demo test check sim clean
+PROMPTS ?= ../shared/data/humaneval.jsonl
+
+.PHONY: setup demo test check sim bench clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +37,9 @@ check: setup
 
 sim: setup
 	$(RUN) -m tests.simulation $(SEED)
+
+bench: setup
+	$(RUN) -m coordinator bench --prompt-file '$(PROMPTS)'
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

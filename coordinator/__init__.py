@@ -1,1 +1,1 @@
-"""Owns sessions: the committed text, the processes, and the person in front. Never imports torch."""
+"""Owns sessions: the committed text, the processes and the person in front. Never imports torch."""

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from coordinator.bench_command import bench
 from coordinator.config import PairConfig, RequestConfig, SpeculationConfig, checked
 from coordinator.display import Progress, summary
 from coordinator.pair import Pair
@@ -213,6 +214,9 @@ def _report(
     sys.stdout.flush()
     shown_seed = seed if request.temperature > 0 else None
     typer.echo("\n" + summary(metrics, policy=policy, seed=shown_seed), err=True)
+
+
+app.command()(bench)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -13,8 +13,8 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
 
-# Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync` would
-# round differently; so it bounds K.
+# Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
+# would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
 
 

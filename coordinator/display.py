@@ -1,4 +1,4 @@
-"""What a person sees around the text: progress while the nodes load, and the summary (on stderr)."""
+"""What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
 
 from types import TracebackType
 
@@ -10,7 +10,7 @@ from proto.messages import Role
 
 
 class Progress:
-    """One line that says what the nodes are doing: live on a terminal, a line per change elsewhere."""
+    """What the nodes are doing: one live line on a terminal, a line per change elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

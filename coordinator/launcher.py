@@ -1,7 +1,8 @@
 """Node processes: started, watched and ended here. None of them outlives the coordinator.
 
-Every node's standard input is a pipe that only this process writes to. When this process ends, however
-it ends, the pipe closes and the node goes. What a node prints is kept in a file beside the socket.
+Every node's standard input is a pipe that only this process writes to. When this process ends,
+however it ends, the pipe closes and the node goes. What a node prints is kept in a file beside the
+socket.
 """
 
 import os

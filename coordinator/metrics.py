@@ -14,7 +14,7 @@ class Metrics:
     mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
-    host_ms_per_pass        median time per pass that was neither in the model nor waiting for drafts
+    host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
     fallbacks               passes that went without (enough) drafts, by cause, and a lost drafter
     """
 
@@ -51,15 +51,15 @@ class Metrics:
         """From a session's counts and the times at which tokens came (at least one)."""
         elapsed = emitted[-1][0] - started
         num_tokens = sum(number for _, number in emitted)
-        gaps = _gaps_ms(emitted)
+        p50_ms, p99_ms = percentiles_ms(emitted)
         passes, drafted = counts.num_passes, counts.num_drafted
         return cls(
             num_tokens=num_tokens,
             elapsed_s=elapsed,
             tokens_per_second=num_tokens / elapsed if elapsed > 0 else 0.0,
             time_to_first_token_s=emitted[0][0] - started,
-            inter_token_p50_ms=median(gaps) if gaps else 0.0,
-            inter_token_p99_ms=sorted(gaps)[int(0.99 * (len(gaps) - 1))] if gaps else 0.0,
+            inter_token_p50_ms=p50_ms,
+            inter_token_p99_ms=p99_ms,
             num_target_passes=passes,
             num_draft_tokens=drafted,
             num_accepted_tokens=counts.num_accepted,
@@ -81,9 +81,14 @@ class Metrics:
         )
 
 
-def _gaps_ms(emitted: list[tuple[float, int]]) -> list[float]:
-    """Milliseconds between a token and the one before; tokens of one pass come at once."""
+def percentiles_ms(emitted: list[tuple[float, int]]) -> tuple[float, float]:
+    """Median and 99th percentile of the time between a token and the one before, in milliseconds.
+
+    emitted  (time in seconds, number of tokens that came then); tokens of one pass come at once
+    """
     gaps: list[float] = [0.0] * (emitted[0][1] - 1)
     for (before, _), (now, number) in pairwise(emitted):
         gaps += [(now - before) * 1e3] + [0.0] * (number - 1)
-    return gaps
+    if not gaps:
+        return 0.0, 0.0
+    return median(gaps), sorted(gaps)[int(0.99 * (len(gaps) - 1))]

@@ -1,4 +1,4 @@
-"""A running pair: two node processes and the service between them, as one object to generate with."""
+"""A running pair: two node processes and the service between them, as one object."""
 
 import secrets
 import time
@@ -87,8 +87,8 @@ class Pair:
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
                 raise NodeError(
-                    f"the nodes were not ready after {self.config.start_timeout_s:.0f} s ({states}); "
-                    "raise --start-timeout-s if the models are large"
+                    f"the nodes were not ready after {self.config.start_timeout_s:.0f} s "
+                    f"({states}); raise --start-timeout-s if the models are large"
                 )
             if say is not None:
                 say(self.states())

@@ -1,8 +1,8 @@
 """The thin loop around sessions and registry: one thread that moves frames and asks the machines.
 
-A `Draft` is passed on unread and a `Verdict` is passed on before anything else is done with it; then the
-machines decide. Text is rendered elsewhere: whoever submitted a request reads its `Stream` in a
-thread of their own. Every wait has a limit.
+A `Draft` is passed on unread and a `Verdict` is passed on before anything else is done with it;
+then the machines decide. Text is rendered elsewhere: whoever submitted a request reads its
+`Stream` in a thread of their own. Every wait has a limit.
 """
 
 import logging

@@ -1,6 +1,9 @@
 """Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch)."""
 
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Protocol
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -8,6 +11,32 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from proto.errors import ModelError
+
+REPLACEMENT = "\ufffd"  # what bytes that are no character are shown as
+
+
+def find_file(model: str, revision: str | None, name: str) -> Path | None:
+    """A file of a model in a folder or on the hub; None if there is none."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.exists() else None
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except (OSError, HfHubHTTPError, LocalEntryNotFoundError, ValueError):
+        return None
+
+
+class Decoder(Protocol):
+    """Turns tokens that come one after another into text."""
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each of these tokens adds to the text; '' while a character is incomplete."""
+
+    def preview(self, tokens: Sequence[int]) -> str:
+        """What these tokens would add, if they came now; nothing is kept."""
+
+    def finish(self) -> str:
+        """What was held back, as it is."""
 
 
 class Tokenization:
@@ -18,24 +47,18 @@ class Tokenization:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
-        """The tokenizer in a folder or on the hub; None if the model has none. Raises ModelError."""
-        if Path(model).is_dir():
-            path = Path(model) / "tokenizer.json"
-            if not path.exists():
-                return None
-        else:
-            try:
-                path = Path(hf_hub_download(model, "tokenizer.json", revision=revision))
-            except (OSError, HfHubHTTPError, LocalEntryNotFoundError, ValueError):
-                return None
+        """The tokenizer in a folder or on the hub; None if there is none. Raises ModelError."""
+        path = find_file(model, revision, "tokenizer.json")
+        if path is None:
+            return None
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:
             raise ModelError(f"cannot read {path}: {error}") from error
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the tokenizer itself adds."""
-        return tuple(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         """Text without special tokens."""
@@ -53,19 +76,58 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
-        self._sent = ""
+        self._sent: list[str] = []
 
-    def push(self, tokens: tuple[int, ...]) -> str:
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each of these tokens adds to the text; '' while a character is incomplete."""
+        pieces = [self._stream.step(self._tokenizer, token) or "" for token in tokens]
+        self._tokens += tokens
+        self._sent += pieces
+        return pieces
+
+    def push(self, tokens: Sequence[int]) -> str:
         """What can be shown after these tokens."""
-        pieces = []
+        return "".join(self.pieces(tokens))
+
+    def preview(self, tokens: Sequence[int]) -> str:
+        """What these tokens would add, if they came now, special tokens by name."""
+        stream = deepcopy(self._stream)
+        added = self._tokenizer.get_added_tokens_decoder()
+        text, incomplete = "", False
         for token in tokens:
-            self._tokens.append(token)
-            pieces.append(self._stream.step(self._tokenizer, token) or "")
-        piece = "".join(pieces)
-        self._sent += piece
-        return piece
+            if token in added and added[token].special:
+                text += str(added[token].content)
+                continue
+            piece = stream.step(self._tokenizer, token)
+            incomplete = piece is None
+            text += piece or ""
+        return text + REPLACEMENT if incomplete else text
 
     def finish(self) -> str:
         """What was held back, as it is."""
+        sent = "".join(self._sent)
         whole = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
-        return whole[len(self._sent) :] if whole.startswith(self._sent) else ""
+        return whole[len(sent) :] if whole.startswith(sent) else ""
+
+
+class IdStream:
+    """Stands in for the text of a model without a tokenizer: its token ids, `5,6,7`."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """One id a piece, with a comma before all but the first."""
+        pieces = [f",{token}" for token in tokens]
+        if pieces and self._is_first:
+            self._is_first = False
+            pieces[0] = pieces[0].removeprefix(",")
+        return pieces
+
+    def preview(self, tokens: Sequence[int]) -> str:
+        """The ids, as if they came now."""
+        return "".join(deepcopy(self).pieces(tokens))
+
+    def finish(self) -> str:
+        """Nothing is ever held back."""
+        return ""

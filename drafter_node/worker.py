@@ -126,7 +126,7 @@ class Worker:
         ask = () if action.position is None else (len(action.feed.tokens) - 1,)
         feed = action.feed
         if max(feed.tokens) >= self.num_rows:
-            # The target's vocabulary may have a longer padded tail; what it holds means nothing here.
+            # The target's vocabulary may have a longer padded tail, which means nothing here.
             known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
             feed = replace(feed, tokens=known)
         logits = self.executor.run(feed, ask)

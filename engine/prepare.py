@@ -1,4 +1,4 @@
-"""From a model's name to an executor that is loaded, checked and warm: what both nodes do at start."""
+"""From a model's name to a loaded, checked and warm executor: what both nodes do at start."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The fingerprint of a tokenizer: two models can only work together if they mean the same by an id."""
+"""The fingerprint of a tokenizer: two models work together only if they mean the same by an id."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def fingerprint(name: str, revision: str | None = None) -> tuple[int, str]:
         return 0, ""
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()

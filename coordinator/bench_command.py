@@ -1,0 +1,137 @@
+"""`python -m coordinator bench`: set up the arms, run them in alternation, print the tables."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.bench import Arm, Peer, Run, best_arm, measure, pair_arm, wait_for_quiet
+from coordinator.bench_report import equality, host_time, machine, table
+from coordinator.config import PairConfig, SpeculationConfig, checked
+from coordinator.pair import Pair
+from proto.errors import ConfigurationError
+
+PLAIN, PLAIN_ALL_CORES = "ar, one core", "ar, all cores"
+SYNC_KS = (1, 2, 3, 4, 5, 6, 8)
+ASSISTED_KS = (None, 2, 3, 4, 5, 6)
+MAX_PROMPT_TOKENS = 256
+
+Say = Callable[[str], None]
+
+
+def bench(
+    prompt_file: Annotated[
+        Path, typer.Option(help="Prompts: JSON Lines with `prompt` (or `turns`), or one per line.")
+    ],
+    target: Annotated[str, typer.Option(help="Target model.")] = PairConfig().target,
+    drafter: Annotated[str, typer.Option(help="Draft model.")] = PairConfig().drafter,
+    dtype: Annotated[str, typer.Option(help="As for generate.")] = "auto",
+    num_prompts: Annotated[int, typer.Option(help="How many prompts, spread over the file.")] = 10,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per text, end-of-text ignored.")] = 128,
+    repetitions: Annotated[int, typer.Option(help="Runs of every arm on every prompt.")] = 3,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="May be given several times. Default: 0 and 0.8.")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Run Hugging Face generate as well.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Keep every run in this JSON file.")] = None,
+) -> None:
+    """Measure every policy and Hugging Face generate in one call, alternating."""
+    pair = checked(PairConfig, target=target, drafter=drafter, dtype=dtype)
+    texts = read_prompts(prompt_file, num_prompts)
+    console = Console(stderr=True)
+    typer.echo(
+        f"machine: {machine()}\nload of others before the start: {wait_for_quiet():.2f} cores"
+    )
+    typer.echo(
+        f"{len(texts)} prompts of {prompt_file.name}, {max_tokens} tokens each, "
+        f"{repetitions} repetitions, dtype {dtype}"
+    )
+    runs: list[Run] = []
+    with ExitStack() as stack, console.status("starting") as status:
+        arms = _Arms(stack, pair, max_tokens, with_peers=peers)
+        prompts = [arms.pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
+        for value in temperature or (0.0, 0.8):
+            runs += _one_temperature(arms, prompts, value, repetitions, status.update)
+    if out is not None:
+        out.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """`count` prompts spread evenly over the file. Raises ConfigurationError."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    if len(lines) < count:
+        raise ConfigurationError(f"{path} has {len(lines)} prompts, {count} are wanted")
+    picked = [lines[i * len(lines) // count] for i in range(count)]
+    return [_prompt_of(line) for line in picked] if path.suffix == ".jsonl" else picked
+
+
+def _prompt_of(line: str) -> str:
+    try:
+        record = json.loads(line)
+        return str(record["prompt"] if "prompt" in record else record["turns"][0])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigurationError(f"a line without `prompt` or `turns`: {line:.60}") from error
+
+
+class _Arms:
+    """Everything that is measured; processes end with the stack."""
+
+    def __init__(
+        self, stack: ExitStack, config: PairConfig, max_tokens: int, *, with_peers: bool
+    ) -> None:
+        self.pair = stack.enter_context(Pair(config))
+        alone = config.model_copy(update={"target_device": "cpu"})
+        self.all_cores = stack.enter_context(Pair(alone, with_drafter=False))
+        self.max_tokens = max_tokens
+        self.peer = Peer(config, max_tokens) if with_peers else None
+        if self.peer is not None:
+            stack.callback(self.peer.close)
+
+    def policy(self, name: str, policy: str, **numbers: int) -> Arm:
+        """A policy on the pair."""
+        speculation = checked(SpeculationConfig, policy=policy, **numbers)
+        return pair_arm(name, self.pair, speculation, self.max_tokens)
+
+    def plain(self) -> list[Arm]:
+        """The target alone, on its core and on all of them."""
+        alone = SpeculationConfig(policy="ar")
+        return [
+            self.policy(PLAIN, "ar"),
+            pair_arm(PLAIN_ALL_CORES, self.all_cores, alone, self.max_tokens),
+        ]
+
+
+def _one_temperature(
+    arms: _Arms, prompts: list[tuple[int, ...]], value: float, repetitions: int, say: Say
+) -> list[Run]:
+    """Sweep, measure, print."""
+    syncs = [arms.policy(f"sync K={k}", "sync", num_speculative_tokens=k) for k in SYNC_KS]
+    sync, sync_speeds = best_arm(syncs, prompts, temperature=value, say=say)
+    chosen = [*arms.plain(), sync, arms.policy("pipelined", "pipelined")]
+    ours = [arm.name for arm in chosen]
+    swept = [sync_speeds]
+    if arms.peer is not None:
+        assisted = [
+            arms.peer.arm(f"HF assisted {k or 'default'}", "assisted", k) for k in ASSISTED_KS
+        ]
+        best, speeds = best_arm(assisted, prompts, temperature=value, say=say)
+        swept.append(speeds)
+        chosen += [arms.peer.arm("HF plain", "plain"), best, arms.peer.arm("HF lookup", "lookup")]
+    runs = measure(chosen, prompts, temperature=value, repetitions=repetitions, say=say)
+    names = [arm.name for arm in chosen]
+    typer.echo(f"\ntemperature {value:g}")
+    typer.echo(table(runs, names, plain=PLAIN, sync=sync.name))
+    compared = names if value == 0 else ours
+    typer.echo(equality(runs, [name for name in compared if name != PLAIN], PLAIN))
+    typer.echo(host_time(runs, ours))
+    for speeds in swept:
+        typer.echo("swept: " + ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items()))
+    return runs
