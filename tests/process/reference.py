@@ -103,7 +103,7 @@ def generate(
 def assert_same_but_for_near_ties(
     reference: Reference, prompt: tuple[int, ...], want: list[int], got: list[int], what: str
 ) -> bool:
-    """True if equal, False if they part at a near tie; any other difference fails with its margin."""
+    """True if equal, False if they part at a near tie; else fails and says the margin."""
     if got == want:
         return True
     assert len(got) == len(want), f"{what}: {len(got)} tokens instead of {len(want)}"

@@ -20,6 +20,7 @@ from tests.tiny_models import make_model
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATE = (sys.executable, "-m", "coordinator", "generate")
 PROMPT = (5, 6, 7)
 GREEDY = RequestConfig(max_tokens=200, ignore_eos=True)
 PIPELINED = SpeculationConfig()
@@ -96,9 +97,11 @@ def test_the_text_is_complete_wherever_the_drafter_is_killed(tiny: PairConfig) -
 def test_a_killed_target_is_one_clear_line(tiny: PairConfig) -> None:
     with Pair(tiny.model_copy(update={"min_target_pass_ms": 20.0})) as pair:
         stream, _ = pair.generate(PROMPT, PIPELINED, GREEDY)
+        tokens = iter(stream)
+        next(tokens)
+        os.kill(pair.pids()["target"], signal.SIGKILL)
         with pytest.raises(NodeError, match=r"target process was ended by signal 9.*after \d+ tok"):
-            for _ in stream:
-                os.kill(pair.pids()["target"], signal.SIGKILL)
+            list(tokens)
 
 
 def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(tiny: PairConfig) -> None:
@@ -136,9 +139,8 @@ def test_a_drafter_fills_its_window_and_stops(tiny: PairConfig) -> None:
 def start_cli(config: PairConfig, *more: str) -> subprocess.Popen[str]:
     """A coordinator in a process of its own, generating slowly."""
     return subprocess.Popen(
-        [sys.executable, "-m", "coordinator", "generate", "--prompt-ids", "5,6,7"]
-        + ["--target", config.target, "--drafter", config.drafter, "--ignore-eos"]
-        + ["--max-tokens", "600", "--min-target-pass-ms", "50", *more],
+        [*GENERATE, "--prompt-ids", "5,6,7", "--target", config.target, "--drafter", config.drafter]
+        + ["--ignore-eos", "--max-tokens", "600", "--min-target-pass-ms", "50", *more],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -224,7 +226,7 @@ def test_bad_input_is_one_line_and_a_nonzero_exit(
     base = ["--target", tiny.target, "--drafter", tiny.drafter, "--max-model-len", "512"]
     prompt = [] if "--prompt-ids" in arguments else ["--prompt-ids", "5,6,7"]
     done = subprocess.run(
-        [sys.executable, "-m", "coordinator", "generate", *base, *prompt, *arguments],
+        [*GENERATE, *base, *prompt, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -241,8 +243,8 @@ def test_bad_input_is_one_line_and_a_nonzero_exit(
 
 def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "coordinator", "generate", "--prompt-ids", "5,6,7", "--json"]
-        + ["--target", tiny.target, "--drafter", tiny.drafter, "--max-tokens", "20"],
+        [*GENERATE, "--prompt-ids", "5,6,7", "--json", "--max-tokens", "20"]
+        + ["--target", tiny.target, "--drafter", tiny.drafter],
         cwd=ROOT,
         capture_output=True,
         text=True,
