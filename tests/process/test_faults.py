@@ -139,8 +139,11 @@ def test_a_drafter_fills_its_window_and_stops(tiny: PairConfig) -> None:
 def start_cli(config: PairConfig, *more: str) -> subprocess.Popen[str]:
     """A coordinator in a process of its own, generating slowly."""
     return subprocess.Popen(
-        [*GENERATE, "--prompt-ids", "5,6,7", "--target", config.target, "--drafter", config.drafter]
-        + ["--ignore-eos", "--max-tokens", "600", "--min-target-pass-ms", "50", *more],
+        [
+            *(*GENERATE, "--prompt-ids", "5,6,7", "--ignore-eos", "--max-tokens", "600"),
+            *("--target", config.target, "--drafter", config.drafter),
+            *("--min-target-pass-ms", "50", *more),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -243,8 +246,10 @@ def test_bad_input_is_one_line_and_a_nonzero_exit(
 
 def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None:
     done = subprocess.run(
-        [*GENERATE, "--prompt-ids", "5,6,7", "--json", "--max-tokens", "20"]
-        + ["--target", tiny.target, "--drafter", tiny.drafter],
+        [
+            *(*GENERATE, "--prompt-ids", "5,6,7", "--json", "--max-tokens", "20"),
+            *("--target", tiny.target, "--drafter", tiny.drafter),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
