@@ -7,7 +7,7 @@ and nobody would ever learn how late. The first draft of a life answers an `Open
 prefill, and is not measured.
 """
 
-from proto.messages import Draft
+from proto.messages import Draft, Policy
 
 NUM_LATE_UNTIL_QUIET = 2
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
@@ -31,10 +31,18 @@ class Patience:
         """Whether the drafter is not waited for, because it has let so many deadlines pass."""
         return self._num_late >= NUM_LATE_UNTIL_QUIET
 
-    def limit_s(self, launch_min: int) -> float:
-        """How long to wait for so many drafts: amply what they usually take, at least a pass."""
-        expected_s = max(self._reply_s, launch_min * self._draft_s)
-        return min(WAIT_S_MAX, max(WAIT_S_MIN, REPLY_MARGIN * expected_s, self._pass_s))
+    def limit_s(self, policy: Policy) -> float:
+        """How long to wait for drafts: amply what they usually take, at least a pass.
+
+        So many drafts save so many passes at most, and a drafter that runs ahead can catch up while
+        the target goes on alone: for it, no wait is longer than that. One that waits for every
+        verdict (`sync`) could never catch up.
+        """
+        expected_s = max(self._reply_s, policy.launch_min * self._draft_s)
+        limit_s = max(REPLY_MARGIN * expected_s, self._pass_s)
+        if policy.window > policy.launch_min:
+            limit_s = min(limit_s, policy.launch_min * self._pass_s)
+        return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
     def opened(self) -> None:
         """A drafter is not waited for before it is heard: the first token must not pay for it."""

@@ -296,7 +296,7 @@ class Verifying:
 
     def _deadline(self) -> float:
         assert self.opened is not None
-        return self._ready_at + self._patience.limit_s(self.opened.policy.launch_min)
+        return self._ready_at + self._patience.limit_s(self.opened.policy)
 
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
         chain = self.tree.best_chain(self._num_drafts_max())
