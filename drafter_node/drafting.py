@@ -307,21 +307,22 @@ class Drafting:
         """Say once per root that nothing more will come, if the target may be waiting for more."""
         if self._said_done == self.tree.root:
             return []
-        if len(self.tree.nodes) >= self._num_wanted() and not self._unsent:
+        if self._is_launch_met() and not self._unsent:
             return []
         return self._send_all(done=True)
 
-    def _num_wanted(self) -> int:
-        """Drafts under the root that let the target start a pass."""
+    def _is_launch_met(self) -> bool:
+        """Whether the target can start a pass with the drafts that are there."""
         assert self.opened is not None
         policy, limits = self.opened.policy, self.opened.limits
-        return min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
+        wanted = min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
+        return len(self.tree.best_chain(wanted)) == wanted
 
     # -- sending ----------------------------------------------------------------------------------
 
     def _send_unsent(self) -> list[Action]:
         """Send new drafts once the target can start with them; until then they wait."""
-        if len(self.tree.nodes) < self._num_wanted() or not self._unsent:
+        if not self._unsent or not self._is_launch_met():
             return []
         nodes = [self.tree.nodes[key] for key in self._unsent]
         first = nodes[0]
