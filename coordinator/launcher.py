@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from proto.errors import NodeError
 from proto.messages import Role
@@ -22,6 +23,27 @@ from proto.node import NodeConfig
 ROOT = Path(__file__).resolve().parent.parent
 END_GRACE_S = 1.0
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
+
+
+class NodeLauncher(Protocol):
+    """Where and how node processes are started; `Launcher` does it on this machine.
+
+    endpoint  where the coordinator listens for the nodes that this launcher starts
+    """
+
+    endpoint: str
+
+    def start(self, config: NodeConfig) -> None:
+        """Start a node. Raises NodeError if that cannot be done."""
+
+    def ended(self) -> list[tuple[Role, str]]:
+        """The nodes that have ended since the last call, and how. Asked often: never waits."""
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, for people and tests."""
+
+    def close(self) -> None:
+        """End every node, within seconds. May be called twice."""
 
 
 @dataclass(slots=True)
@@ -67,7 +89,7 @@ class Launcher:
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
 
-    def start(self, config: NodeConfig) -> NodeProcess:
+    def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
         log = self.folder / f"{config.identity}.log"
         try:
@@ -91,13 +113,13 @@ class Launcher:
             process.stdin.flush()
         except OSError:
             pass  # it has ended already; its obituary says why
-        return node
 
-    def ended(self) -> list[tuple[NodeProcess, str]]:
+    def ended(self) -> list[tuple[Role, str]]:
         """The nodes that have ended since the last call, and how."""
-        found = [(node, line) for node in self._nodes if (line := node.obituary()) is not None]
-        self._nodes = [node for node in self._nodes if node.process.poll() is None]
-        return found
+        found = [(node, line) for node in list(self._nodes) if (line := node.obituary())]
+        for node, _ in found:
+            self._nodes.remove(node)  # in place: another thread may be appending a new one
+        return [(node.role, line) for node, line in found]
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""

@@ -12,31 +12,39 @@ from coordinator.config import (
     SpeculationConfig,
     default_devices,
 )
-from coordinator.launcher import Launcher
-from coordinator.service import Service, Stream
+from coordinator.launcher import Launcher, NodeLauncher
+from coordinator.service import Service
+from coordinator.stream import Stream
 from coordinator.tokenization import Tokenization
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Hello, Limits, Role, SamplingSpec
 from proto.node import NodeConfig
 
 Say = Callable[[dict[Role, str]], None]
+MakeLauncher = Callable[[], NodeLauncher]
 
 
 class Pair:
     """Target and drafter, loaded and warm. A context manager: nothing outlives it.
 
-    with_drafter  False starts the target alone (for `ar`)
+    with_drafter   False starts the target alone (for `ar`)
+    make_launcher  who starts the node processes, and where
 
     Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
     ConfigurationError.
     """
 
     def __init__(
-        self, config: PairConfig, *, with_drafter: bool = True, say: Say | None = None
+        self,
+        config: PairConfig,
+        *,
+        with_drafter: bool = True,
+        say: Say | None = None,
+        make_launcher: MakeLauncher = Launcher,
     ) -> None:
         self.config = config
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
-        self._launcher = Launcher()
+        self._launcher = make_launcher()
         try:
             self.service = Service(self._launcher)
             self.service.start()

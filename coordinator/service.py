@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coordinator import session as s
-from coordinator.launcher import Launcher, NodeProcess
+from coordinator.launcher import NodeLauncher
 from coordinator.metrics import Metrics
 from coordinator.registry import Health, Node, Registry
 from proto.codec import decode, encode, kind_of
@@ -107,7 +107,7 @@ class _Running:
 class Service:
     """The nodes, the sessions, and the thread that joins them."""
 
-    def __init__(self, launcher: Launcher, endpoint: str | None = None) -> None:
+    def __init__(self, launcher: NodeLauncher, endpoint: str | None = None) -> None:
         self._launcher = launcher
         self._listener = Listener(endpoint or launcher.endpoint)
         self.endpoint = self._listener.endpoint
@@ -266,8 +266,8 @@ class Service:
         self._joined(node, now)
 
     def _on_timer(self, now: float) -> None:
-        for process, obituary in self._launcher.ended():
-            self._on_ended(process, obituary, now)
+        for role, obituary in self._launcher.ended():
+            self._on_ended(role, obituary, now)
         for node in self.registry.newly_silent(now):
             if node.role is Role.TARGET:
                 silence = node.detector.silence_s(now)
@@ -276,12 +276,12 @@ class Service:
         for session in list(self._sessions):
             self._step(session, s.Tick(), now)
 
-    def _on_ended(self, process: NodeProcess, obituary: str, now: float) -> None:
-        node = self.registry.find(self._identities[process.role])
+    def _on_ended(self, role: Role, obituary: str, now: float) -> None:
+        node = self.registry.find(self._identities[role])
         assert node is not None
         was_ready = node.health is not Health.EXPECTED
         self.registry.gone(node)
-        if process.role is Role.TARGET or not was_ready:
+        if role is Role.TARGET or not was_ready:
             made = sum(running.machine.num_generated for running in self._sessions.values())
             raise NodeError(f"{obituary} (after {made} tokens)" if was_ready else obituary)
         logger.warning("%s; going on without drafts", obituary)
