@@ -321,8 +321,11 @@ class Drafting:
     # -- sending ----------------------------------------------------------------------------------
 
     def _send_unsent(self) -> list[Action]:
-        """Send new drafts once the target can start with them; until then they wait."""
-        if not self._unsent or not self._is_launch_met():
+        """Send new drafts once the target can start with them; until then they wait.
+
+        The first draft of a life goes at once: the target waits only for a drafter that it hears.
+        """
+        if not self._unsent or (self._number > 0 and not self._is_launch_met()):
             return []
         nodes = [self.tree.nodes[key] for key in self._unsent]
         first = nodes[0]
