@@ -15,7 +15,7 @@ from coordinator.bench_command import bench
 from coordinator.config import PairConfig, RequestConfig, SpeculationConfig, checked
 from coordinator.display import Progress, summary
 from coordinator.pair import Pair
-from coordinator.service import Stream
+from coordinator.stream import Stream
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"

@@ -1,21 +1,69 @@
 """What one text cost and what speculation did for it, counted from committed tokens only."""
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Self
 
 from coordinator.session import SessionCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """Figures of one text. Seconds unless the name says otherwise.
+class SpeculativeDecoding:
+    """Acceptance in the names that vLLM reports and benchmark clients read.
 
+    A step is a target pass with at least one draft; passes without drafts are not in these figures.
+
+    mean_acceptance_length  1 + accepted / steps
+    acceptance_histogram    [j]: steps that accepted exactly j drafts, j = 0..num_spec_tokens
+    acceptance_histogram_by_draft_length  [k][j]: steps that accepted j of k drafts
+    num_spec_tokens         most drafts in a step (the policy's K)
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    acceptance_histogram_by_draft_length: dict[int, list[int]]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+    @classmethod
+    def of(cls, acceptance: Counter[tuple[int, int]], num_spec_tokens: int) -> Self:
+        """From the number of steps for each (drafted, accepted)."""
+        by_length: dict[int, list[int]] = {}
+        histogram = [0] * (num_spec_tokens + 1)
+        for (drafted, accepted), number in sorted(acceptance.items()):
+            by_length.setdefault(drafted, [0] * (drafted + 1))[accepted] += number
+            histogram[accepted] += number
+        steps = sum(histogram)
+        drafts = sum(drafted * number for (drafted, _), number in acceptance.items())
+        accepts = sum(accepted * number for accepted, number in enumerate(histogram))
+        return cls(
+            mean_acceptance_length=1 + accepts / steps if steps else 1.0,
+            draft_acceptance_rate=accepts / drafts if drafts else 0.0,
+            acceptance_histogram=histogram,
+            acceptance_histogram_by_draft_length=by_length,
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=accepts,
+            num_draft_tokens=drafts,
+            num_spec_tokens=num_spec_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
+
+    queued_s                before that, while the nodes were busy with earlier texts
     mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
     host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
     fallbacks               passes that went without (enough) drafts, by cause, and a lost drafter
+    speculative_decoding    None if the policy has no drafter
     """
 
     num_tokens: int
@@ -38,6 +86,8 @@ class Metrics:
     num_diverged: int
     fallbacks: dict[str, int]
     drafter_lost_at: int | None
+    queued_s: float
+    speculative_decoding: SpeculativeDecoding | None
 
     @classmethod
     def of(
@@ -47,6 +97,8 @@ class Metrics:
         started: float,
         emitted: list[tuple[float, int]],
         drafter_lost_at: int | None,
+        queued_s: float,
+        num_spec_tokens: int,
     ) -> "Metrics":
         """From a session's counts and the times at which tokens came (at least one)."""
         elapsed = emitted[-1][0] - started
@@ -78,6 +130,12 @@ class Metrics:
                 if cause in ("late", "quiet")
             },
             drafter_lost_at=drafter_lost_at,
+            queued_s=queued_s,
+            speculative_decoding=(
+                SpeculativeDecoding.of(counts.acceptance, num_spec_tokens)
+                if num_spec_tokens
+                else None
+            ),
         )
 
 

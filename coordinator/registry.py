@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
-from proto.messages import PROTOCOL_VERSION, Fault, FaultCode, Hello, Role, Welcome
+from proto.messages import PROTOCOL_VERSION, Fault, FaultCode, Hello, Role, SessionMark, Welcome
 
 
 class Health(Enum):
@@ -30,6 +30,7 @@ class Node:
     hello     its introduction; None until it was accepted
     state     what it says it is doing, for people
     progress  forwards that it has finished
+    marks     the sessions that it has open, by its last heartbeat
     """
 
     role: Role
@@ -39,6 +40,7 @@ class Node:
     hello: Hello | None = None
     state: str = "starting"
     progress: int = 0
+    marks: tuple[SessionMark, ...] = ()
 
 
 class Registry:

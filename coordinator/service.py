@@ -7,19 +7,19 @@ then the machines decide. Text is rendered elsewhere: whoever submitted a reques
 
 import logging
 import os
-import queue
 import secrets
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from coordinator import session as s
 from coordinator.launcher import NodeLauncher
 from coordinator.metrics import Metrics
 from coordinator.registry import Health, Node, Registry
+from coordinator.stream import Result, Stream
 from proto.codec import decode, encode, kind_of
 from proto.errors import (
     ClosedError,
@@ -35,7 +35,6 @@ from proto.messages import (
     Draft,
     Fault,
     FaultCode,
-    FinishReason,
     Heartbeat,
     Hello,
     Limits,
@@ -53,54 +52,14 @@ logger = logging.getLogger(__name__)
 TIMER_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The end of a text."""
-
-    reason: FinishReason
-    metrics: Metrics
-
-
-class Stream:
-    """One request's tokens as they come. Iterate it once; then `result` is there."""
-
-    def __init__(self, service: "Service", session_id: int) -> None:
-        self.session_id = session_id
-        self.result: Result | None = None  # set when the iteration has ended
-        self._service = service
-        self._items: queue.SimpleQueue[s.Emit | Result | SlipstreamError] = queue.SimpleQueue()
-
-    def put(self, item: s.Emit | Result | SlipstreamError) -> None:
-        """Called by the service."""
-        self._items.put(item)
-
-    def __iter__(self) -> Iterator[s.Emit]:
-        """Raises the error that ended the text, if one did."""
-        while True:
-            try:
-                item = self._items.get(timeout=1.0)
-            except queue.Empty:
-                self._service.check_alive()
-                continue
-            if isinstance(item, SlipstreamError):
-                raise item
-            if isinstance(item, Result):
-                self.result = item
-                return
-            yield item
-
-    def cancel(self) -> None:
-        """End the text now; both nodes forget it."""
-        self._service.cancel(self.session_id)
-
-
 @dataclass(slots=True)
 class _Running:
     """A session and who waits for it."""
 
     machine: s.Session
     stream: Stream
-    started: float
+    submitted: float
+    started: float = 0.0  # when the nodes were told
     emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
 
 
@@ -114,10 +73,14 @@ class Service:
         self.secret = secrets.token_hex(16)
         self.registry = Registry(self.secret)
         self._identities: dict[Role, bytes] = {}
-        self._sessions: dict[int, _Running] = {}
-        self._commands: deque[tuple[str, _Running | int]] = deque()  # appended by other threads
+        self._active: _Running | None = None  # the text that the nodes work on
+        self._waiting: deque[_Running] = deque()  # submitted, oldest first
+        # Other threads append a text that begins or the number of one to be ended.
+        self._commands: deque[_Running | int] = deque()
+        self._lock = threading.Lock()  # guards the next two
+        self._num_open = 0  # texts that have been submitted and not ended; <= MAX_SESSIONS
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
-        self._next_session = secrets.randbits(30) << 32
+        self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
         self._num_bad_frames = 0
         self._num_dropped = 0  # frames that a queue refused
@@ -156,26 +119,31 @@ class Service:
     def submit(
         self, prompt: tuple[int, ...], *, sampling: SamplingSpec, policy: Policy, limits: Limits
     ) -> Stream:
-        """Start a text; its tokens come through the stream. Raises NodeError, ClosedError."""
+        """Queue a text; its tokens come through the stream. Raises NodeError, ClosedError.
+
+        The nodes serve one text at a time, in the order of submission.
+        """
         self.check_alive()
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise NodeError(f"{MAX_SESSIONS} texts are being generated already; try again later")
-        self._next_session += 1
-        machine = s.Session(
-            self._next_session,
-            os.urandom(SESSION_KEY_BYTES),
-            prompt,
-            sampling=sampling,
-            policy=policy,
-            limits=limits,
-        )
-        stream = Stream(self, self._next_session)
-        self._command("submit", _Running(machine, stream, time.monotonic()))
+        key = os.urandom(SESSION_KEY_BYTES)
+        # Under the lock, because session ids must grow in the order in which texts are served.
+        with self._lock:
+            if self._num_open >= MAX_SESSIONS:
+                raise NodeError(f"{MAX_SESSIONS} texts are queued already; try again later")
+            self._num_open += 1
+            self._last_session += 1
+            number = self._last_session
+            machine = s.Session(
+                number, key, prompt, sampling=sampling, policy=policy, limits=limits
+            )
+            stream = Stream(partial(self.cancel, number), self.check_alive)
+            self._commands.append(_Running(machine, stream, time.monotonic()))
+        self._listener.wake()
         return stream
 
     def cancel(self, session_id: int) -> None:
-        """End a text."""
-        self._command("cancel", session_id)
+        """End a text, if it has not ended yet."""
+        self._commands.append(session_id)
+        self._listener.wake()
 
     def close(self) -> None:
         """Stop the loop and end the nodes. May be called twice."""
@@ -185,10 +153,6 @@ class Service:
             self._thread.join(timeout=1.0)
         self._launcher.close()
 
-    def _command(self, name: str, argument: _Running | int) -> None:
-        self._commands.append((name, argument))
-        self._listener.wake()
-
     # -- the loop ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -197,9 +161,10 @@ class Service:
             while not self._stopping:
                 for identity, frame in self._listener.receive(TIMER_S):
                     self._on_frame(identity, frame)
-                while self._commands:
-                    self._on_command(*self._commands.popleft())
                 now = time.monotonic()
+                while self._commands:
+                    self._on_command(self._commands.popleft())
+                self._serve_next(now)
                 self._on_timer(now)
                 if now >= next_beat:
                     next_beat = now + HEARTBEAT_INTERVAL_S
@@ -209,8 +174,10 @@ class Service:
         finally:
             if self._failure is None:
                 self._failure = ClosedError("the coordinator was closed")
-            for running in self._sessions.values():
-                running.stream.put(self._failure)
+            texts = [self._active, *self._waiting, *self._commands]
+            for running in texts:
+                if isinstance(running, _Running):
+                    running.stream.put(self._failure)
             self._listener.close()
 
     def _on_frame(self, identity: bytes, frame: bytes) -> None:
@@ -242,19 +209,19 @@ class Service:
     def _on_message(self, node: Node, message: Message, now: float) -> None:
         match message:
             case Verdict() if node.role is Role.TARGET:
-                self._step(message.session, s.VerdictArrived(message), now)
+                self._step(s.VerdictArrived(message), now, message.session)
             case Heartbeat():
                 node.state = message.state
+                node.marks = message.marks
                 if message.progress != node.progress and node.role is Role.TARGET:
-                    for session in list(self._sessions):
-                        self._step(session, s.Progressed(), now)
+                    self._step(s.Progressed(), now)
                 node.progress = message.progress
             case Hello():
                 self._on_hello(node, message, now)
             case Fault(code=FaultCode.FAILED):
                 raise NodeError(f"the {node.role} failed: {message.detail}")
             case Fault():
-                self._step(message.session, s.FaultArrived(node.role, message), now)
+                self._step(s.FaultArrived(node.role, message), now, message.session)
             case _:
                 logger.warning("ignored a %s from the %s", type(message).__name__, node.role)
 
@@ -273,8 +240,7 @@ class Service:
                 silence = node.detector.silence_s(now)
                 raise NodeError(f"the target has been silent for {silence:.0f} s; is it stopped?")
             self._lost(node, now)
-        for session in list(self._sessions):
-            self._step(session, s.Tick(), now)
+        self._step(s.Tick(), now)
 
     def _on_ended(self, role: Role, obituary: str, now: float) -> None:
         node = self.registry.find(self._identities[role])
@@ -282,63 +248,74 @@ class Service:
         was_ready = node.health is not Health.EXPECTED
         self.registry.gone(node)
         if role is Role.TARGET or not was_ready:
-            made = sum(running.machine.num_generated for running in self._sessions.values())
+            made = self._active.machine.num_generated if self._active is not None else 0
             raise NodeError(f"{obituary} (after {made} tokens)" if was_ready else obituary)
         logger.warning("%s; going on without drafts", obituary)
         self._lost(node, now)
 
     def _joined(self, node: Node, now: float) -> None:
-        for session in list(self._sessions):
-            self._step(session, s.NodeJoined(node.role), now)
+        self._step(s.NodeJoined(node.role), now)
 
     def _lost(self, node: Node, now: float) -> None:
-        for session in list(self._sessions):
-            self._step(session, s.NodeLost(node.role), now)
+        self._step(s.NodeLost(node.role), now)
 
-    def _on_command(self, name: str, argument: _Running | int) -> None:
-        now = time.monotonic()
-        if isinstance(argument, _Running):
-            self._sessions[argument.machine.session] = argument
-            self._step(argument.machine.session, s.Started(), now)
-            for role in (Role.TARGET, Role.DRAFTER):
-                if self.registry.ready(role) is not None:
-                    self._step(argument.machine.session, s.NodeJoined(role), now)
-        elif name == "cancel" and (running := self._sessions.pop(argument, None)) is not None:
-            for action in running.machine.close("cancelled"):
-                if isinstance(action, s.Send):
-                    self._send(action.role, action.message)
-            running.stream.put(ClosedError("the text was cancelled"))
+    # -- one text after another -------------------------------------------------------------------
+
+    def _on_command(self, command: _Running | int) -> None:
+        if isinstance(command, _Running):
+            self._waiting.append(command)
+            return
+        texts = [self._active, *self._waiting]
+        for running in texts:
+            if running is not None and running.machine.session == command:
+                for action in running.machine.close("cancelled"):
+                    self._perform(running, action, 0.0)
+                self._end(running, ClosedError("the text was cancelled"))
+
+    def _serve_next(self, now: float) -> None:
+        """Begin with the text that has waited longest, if the nodes are free."""
+        if self._active is not None or not self._waiting:
+            return
+        self._active = self._waiting.popleft()
+        self._active.started = now
+        self._step(s.Started(), now)
+        for role in (Role.TARGET, Role.DRAFTER):
+            if self.registry.ready(role) is not None:
+                self._step(s.NodeJoined(role), now)
+
+    def _end(self, running: _Running, last: Result | SlipstreamError) -> None:
+        if running is self._active:
+            self._active = None
+        else:
+            self._waiting.remove(running)
+        with self._lock:
+            self._num_open -= 1
+        running.stream.put(last)
 
     # -- doing what the machines say --------------------------------------------------------------
 
-    def _step(self, session: int, event: s.Event, now: float) -> None:
-        running = self._sessions.get(session)
-        if running is None:
-            return  # it has ended; what is still on its way means nothing
+    def _step(self, event: s.Event, now: float, session: int | None = None) -> None:
+        """Tell the active text, or only if it is `session`: what comes late means nothing."""
+        running = self._active
+        if running is None or session not in (None, running.machine.session):
+            return
         for action in running.machine.handle(event, now):
-            match action:
-                case s.Send(role, message):
-                    self._send(role, message)
-                case s.Emit():
-                    running.emitted.append((now, len(action.tokens)))
-                    running.stream.put(action)
-                case s.Finish(reason):
-                    del self._sessions[session]
-                    running.stream.put(Result(reason, self._metrics(running)))
-                case s.Fail(detail):
-                    del self._sessions[session]
-                    running.stream.put(NodeError(detail))
+            self._perform(running, action, now)
 
-    def _metrics(self, running: _Running) -> Metrics:
-        return Metrics.of(
-            running.machine.counts,
-            started=running.started,
-            emitted=running.emitted,
-            drafter_lost_at=running.machine.drafter_lost_at,
-        )
+    def _perform(self, running: _Running, action: s.Action, now: float) -> None:
+        match action:
+            case s.Send(role, message):
+                self._send(role, message)
+            case s.Emit():
+                running.emitted.append((now, len(action.tokens)))
+                running.stream.put(action)
+            case s.Finish(reason):
+                self._end(running, Result(reason, _metrics(running)))
+            case s.Fail(detail):
+                self._end(running, NodeError(detail))
 
     def _beat(self) -> None:
-        marks = tuple(running.machine.mark for running in self._sessions.values())
+        marks = () if self._active is None else (self._active.machine.mark,)
         for role in self._identities:
             if self.registry.ready(role) is not None:
                 self._send(role, Heartbeat(marks, 0, ""))
@@ -350,3 +327,14 @@ class Service:
         identity = self._identities.get(role)
         if identity is not None and not self._listener.send(identity, frame):
             self._num_dropped += 1
+
+
+def _metrics(running: _Running) -> Metrics:
+    return Metrics.of(
+        running.machine.counts,
+        started=running.started,
+        emitted=running.emitted,
+        drafter_lost_at=running.machine.drafter_lost_at,
+        queued_s=running.started - running.submitted,
+        num_spec_tokens=running.machine.policy.num_speculative_tokens,
+    )

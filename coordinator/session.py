@@ -143,6 +143,8 @@ class SessionCounts:
     model_us: int = 0
     host_us: list[int] = field(default_factory=list)  # per pass
     causes: Counter[str] = field(default_factory=Counter)
+    # (drafted, accepted) of every pass that had drafts -> number of such passes
+    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +320,5 @@ class Session:
         counts.model_us += verdict.model_us
         counts.host_us.append(verdict.host_us)
         counts.causes[verdict.cause.name.lower()] += 1
+        if verdict.num_drafted:
+            counts.acceptance[verdict.num_drafted, num_accepted] += 1

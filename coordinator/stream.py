@@ -1,0 +1,62 @@
+"""One text's tokens on their way from the service's thread to whoever asked for them."""
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from coordinator.metrics import Metrics
+from coordinator.session import Emit
+from proto.errors import SlipstreamError
+from proto.messages import FinishReason
+
+WAIT_S = 1.0  # after which whoever waits looks whether the service is alive
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a text."""
+
+    reason: FinishReason
+    metrics: Metrics
+
+
+class Stream:
+    """Iterate it once, in any thread; then `result` is there.
+
+    cancel       ends the text now; both nodes forget it
+    check_alive  raises if nothing can come any more
+    notify       called in the service's thread whenever something new is there
+    """
+
+    def __init__(self, cancel: Callable[[], None], check_alive: Callable[[], None]) -> None:
+        self.cancel = cancel
+        self.result: Result | None = None  # set when the text has been read to its end
+        self.notify: Callable[[], None] | None = None
+        self._check_alive = check_alive
+        self._items: queue.SimpleQueue[Emit | Result | SlipstreamError] = queue.SimpleQueue()
+
+    def put(self, item: Emit | Result | SlipstreamError) -> None:
+        """Called by the service."""
+        self._items.put(item)
+        if self.notify is not None:
+            self.notify()
+
+    def take(self, timeout_s: float) -> Emit | Result | None:
+        """The next item; None if none came in time. Raises the error that ended the text."""
+        try:
+            item = self._items.get(block=timeout_s > 0, timeout=timeout_s)
+        except queue.Empty:
+            self._check_alive()
+            return None
+        if isinstance(item, SlipstreamError):
+            raise item
+        if isinstance(item, Result):
+            self.result = item
+        return item
+
+    def __iter__(self) -> Iterator[Emit]:
+        """The passes. Raises the error that ended the text, if one did."""
+        while self.result is None:
+            item = self.take(WAIT_S)
+            if isinstance(item, Emit):
+                yield item
