@@ -1,0 +1,147 @@
+"""Conversations as prompts: the target's own chat template, rendered as transformers renders it.
+
+Templates come with models and are not trusted: they run in jinja2's sandbox, without a way to
+files or modules.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from coordinator.tokenization import find_file
+from proto.errors import ConfigurationError, ModelError
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
+_END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
+
+Messages = Sequence[Mapping[str, Any]]
+
+# For a target without a template of its own.
+PLAIN = (
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+class ChatTemplate:
+    """Makes one prompt of a conversation.
+
+    is_plain  whether the target has no template of its own, so that PLAIN is used
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:
+        self.is_plain = source is None
+        self._special_tokens = dict(special_tokens)
+        self._where = where
+        try:
+            self._template = _compiled(PLAIN if source is None else source)
+        except TemplateError as error:
+            raise ModelError(f"the chat template of {where} is no template: {error}") from error
+
+    @classmethod
+    def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
+        """The template of a model in a folder or on the hub. Raises ModelError."""
+        config = _read_json(find_file(model, revision, "tokenizer_config.json"))
+        path = find_file(model, revision, "chat_template.jinja")
+        source = _in_config(config) if path is None else path.read_text(encoding="utf-8")
+        return cls(source, _special_tokens(config), model)
+
+    def render(self, messages: Messages) -> str:
+        """The prompt, up to where the answer begins. Raises ConfigurationError."""
+        _check(messages)
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise ConfigurationError(
+                f"the chat template of {self._where} refuses this conversation: {error}"
+            ) from error
+
+
+def _check(messages: Messages) -> None:
+    if not messages:
+        raise ConfigurationError("the conversation is empty: give at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise ConfigurationError(
+                f'a message has a "role" and a "content"; this one is {message!r}'
+            )
+
+
+def _compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # jinja2's own `tojson` escapes HTML.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    # `generation` marks the assistant's part for training and leaves the text as it is.
+    return environment.from_string(_GENERATION.sub(r"\1if true\2", _END.sub(r"\1endif\2", source)))
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _read_json(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"cannot read {path}: it holds no JSON object")
+    return config
+
+
+def _in_config(config: dict[str, Any]) -> str | None:
+    """The template in a tokenizer_config.json: a string, or a list of named ones."""
+    entry = config.get("chat_template")
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, each a string or an object with its `content`."""
+    found = {}
+    for name, entry in config.items():
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found

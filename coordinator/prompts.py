@@ -1,0 +1,74 @@
+"""Prompts from the command line, from standard input and from files.
+
+A file holds one prompt per line, or JSON Lines: one object with a string under `prompt` per line.
+The suffix decides (.jsonl and .ndjson, or .txt); a file of another name is JSON Lines if its first
+line is an object with that key. Empty lines separate nothing and are left out.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from proto.errors import ConfigurationError
+
+KEY = "prompt"
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+MAX_BYTES = 1 << 28
+
+
+def from_argument(prompt: str) -> str:
+    """The prompt itself; `-` is all of standard input. Raises ConfigurationError."""
+    if prompt != "-":
+        return prompt
+    text = _decoded(sys.stdin.buffer.read(MAX_BYTES), "standard input")
+    if not text:
+        raise ConfigurationError("standard input is empty; it is read because PROMPT is `-`")
+    return text
+
+
+def from_file(path: Path) -> list[str]:
+    """The prompts in a file, at least one. Raises ConfigurationError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigurationError(f"{path} is larger than {MAX_BYTES >> 20} MiB; split it")
+    numbered = enumerate(_decoded(data, str(path)).split("\n"), start=1)
+    lines = [(number, line.rstrip("\r")) for number, line in numbered if line.strip()]
+    if not lines:
+        raise ConfigurationError(f"{path} has no prompts: every line is empty")
+    if _is_json(path, lines[0][1]):
+        return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
+    return [line for _, line in lines]
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{where} is not UTF-8 (byte {error.start})") from error
+
+
+def _is_json(path: Path, first_line: str) -> bool:
+    if path.suffix in (*JSON_SUFFIXES, ".txt"):
+        return path.suffix in JSON_SUFFIXES
+    try:
+        record = json.loads(first_line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and KEY in record
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: not JSON ({error})") from error
+    if not isinstance(record, dict) or KEY not in record:
+        raise ConfigurationError(f'{where}: expected an object with a "{KEY}"')
+    prompt = record[KEY]
+    if not isinstance(prompt, str):
+        raise ConfigurationError(f'{where}: "{KEY}" must be a string')
+    return prompt
