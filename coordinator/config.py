@@ -2,9 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from proto.errors import ConfigurationError
 from proto.messages import MAX_WINDOW, Policy, autoregressive, pipelined, synchronous
@@ -17,9 +25,35 @@ PolicyName = Literal["ar", "sync", "pipelined"]
 # would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
 
+AS_FLAGS = "as flags"  # validation context: name settings as the command line does
+
 
 class _Frozen(BaseModel):
+    """Whatever does not fit is a ConfigurationError of one line that names the setting."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(
+        cls, values: object, make: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        try:
+            return make(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else "the settings"
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(cls.model_fields)
+                line = f"{cls.__name__} has no setting {name!r}; there are {known}"
+            else:
+                shown = _flag(name) if info.context == AS_FLAGS else name
+                line = f"{shown}: {first['msg']} (got {first['input']!r})"
+            raise ConfigurationError(line) from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 class PairConfig(_Frozen):
@@ -64,8 +98,8 @@ class SpeculationConfig(_Frozen):
                 return pipelined(k, max(k, self.window))
 
 
-class RequestConfig(_Frozen):
-    """How one text is generated."""
+class SamplingParams(_Frozen):
+    """How one text is generated. Made without a seed, each text gets a fresh one and reports it."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
@@ -75,14 +109,12 @@ class RequestConfig(_Frozen):
     ignore_eos: bool = False
 
 
+RequestConfig = SamplingParams
+
+
 def checked(kind: type[T], **values: object) -> T:
-    """Make a config; raises ConfigurationError with one line that names the setting."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the settings"
-        raise ConfigurationError(f"{name}: {first['msg']} (got {first['input']!r})") from error
+    """Make a config of command line options; raises ConfigurationError, which names the flag."""
+    return kind.model_validate(values, context=AS_FLAGS)
 
 
 def default_devices() -> tuple[str, str]:

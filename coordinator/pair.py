@@ -3,19 +3,21 @@
 import secrets
 import time
 from collections.abc import Callable
+from functools import cached_property
 from types import TracebackType
 
+from coordinator.chat import ChatTemplate, Messages
 from coordinator.config import (
     REPRODUCIBLE_ROWS,
     PairConfig,
-    RequestConfig,
+    SamplingParams,
     SpeculationConfig,
     default_devices,
 )
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
 from coordinator.stream import Stream
-from coordinator.tokenization import Tokenization
+from coordinator.tokenization import Decoder, IdStream, Tokenization
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Hello, Limits, Role, SamplingSpec
 from proto.node import NodeConfig
@@ -120,16 +122,51 @@ class Pair:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        return self._tokenizer().encode(prompt)
+
+    def encode_chat(self, messages: Messages) -> tuple[str, tuple[int, ...]]:
+        """A conversation as a prompt and its token ids. Raises ConfigurationError, ModelError."""
+        tokenizer, template = self._tokenizer(), self.chat_template
+        prompt = template.render(messages)
+        # A template writes the special tokens itself.
+        return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The target's. Raises ModelError."""
+        return ChatTemplate.of_model(self.config.target, self.config.target_revision)
+
+    def _tokenizer(self) -> Tokenization:
         if self.tokenization is None:
             raise ConfigurationError(
-                f"{self.config.target} has no tokenizer.json; give the prompt as --prompt-ids"
+                f"{self.config.target} has no tokenizer.json; give the prompt as token ids "
+                "(--prompt-ids)"
             )
-        return self.tokenization.encode(prompt)
+        return self.tokenization
+
+    def decoder(self) -> Decoder:
+        """Turns the tokens of one text into what is shown of it."""
+        return IdStream() if self.tokenization is None else self.tokenization.stream()
 
     def generate(
-        self, prompt: tuple[int, ...], speculation: SpeculationConfig, request: RequestConfig
+        self, prompt: tuple[int, ...], speculation: SpeculationConfig, request: SamplingParams
     ) -> tuple[Stream, int]:
         """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError."""
+        self.check(prompt)
+        hello = self.hello(Role.TARGET)
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        stop_ids = () if request.ignore_eos else hello.fingerprint.eos_ids
+        max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
+        stream = self.service.submit(
+            prompt,
+            sampling=SamplingSpec(request.temperature, request.top_k, request.top_p, seed),
+            policy=speculation.make(reproducible=self.config.reproducible),
+            limits=Limits(max_len, stop_ids),
+        )
+        return stream, seed
+
+    def check(self, prompt: tuple[int, ...]) -> None:
+        """Raises ConfigurationError if the target cannot take the prompt."""
         hello = self.hello(Role.TARGET)
         max_len = hello.max_model_len
         if not prompt:
@@ -141,15 +178,6 @@ class Pair:
             )
         if not all(0 <= token < hello.logits_size for token in prompt):
             raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        stop_ids = () if request.ignore_eos else hello.fingerprint.eos_ids
-        stream = self.service.submit(
-            prompt,
-            sampling=SamplingSpec(request.temperature, request.top_k, request.top_p, seed),
-            policy=speculation.make(reproducible=self.config.reproducible),
-            limits=Limits(min(max_len, len(prompt) + request.max_tokens), stop_ids),
-        )
-        return stream, seed
 
     def close(self) -> None:
         """End both nodes. May be called twice."""
