@@ -1,0 +1,290 @@
+"""The Python API: `LLM`, in the shapes and names of vLLM.
+
+An `LLM` owns two node processes. Its methods may be called from any thread and from asyncio at the
+same time; the nodes serve one text after another, in the order in which they were asked for.
+"""
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, get_args
+
+from coordinator.chat import Messages
+from coordinator.config import PairConfig, PolicyName, SamplingParams, SpeculationConfig
+from coordinator.outputs import Assembly, RequestOutput
+from coordinator.pair import Pair
+from coordinator.session import Emit
+from coordinator.stream import WAIT_S, Result, Stream
+from proto.errors import ClosedError, ConfigurationError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+_PAIR = PairConfig()
+_PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt that fits the target, and how to continue it."""
+
+    prompt: str | None
+    ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class LLM:
+    """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
+
+    target, drafter     folder or Hugging Face name
+    speculative_config  "method" (ar, sync or pipelined), "num_speculative_tokens", "window", and
+                        "model" as another way to name the drafter
+    settings            any other field of PairConfig
+
+    Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
+    """
+
+    def __init__(
+        self,
+        target: str = _PAIR.target,
+        drafter: str | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        dtype: str = _PAIR.dtype,
+        reproducible: bool = _PAIR.reproducible,
+        max_model_len: int = _PAIR.max_model_len,
+        target_device: str = _PAIR.target_device,
+        drafter_device: str = _PAIR.drafter_device,
+        **settings: Any,
+    ) -> None:
+        model, self._speculation = _speculation(speculative_config or {})
+        if drafter is not None and model is not None:
+            raise ConfigurationError(
+                'the drafter is named twice: by drafter= and by speculative_config["model"]'
+            )
+        config = PairConfig(
+            target=target,
+            drafter=drafter or model or _PAIR.drafter,
+            dtype=dtype,
+            reproducible=reproducible,
+            max_model_len=max_model_len,
+            target_device=target_device,
+            drafter_device=drafter_device,
+            **settings,
+        )
+        self._speculation.make(reproducible=reproducible)
+        self.pair = Pair(config, with_drafter=self._speculation.policy != "ar")
+        self._close = weakref.finalize(self, self.pair.close)
+
+    # -- blocking ---------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several, in their order. Raises ConfigurationError, NodeError."""
+        return [self._whole(job) for job in self._jobs(prompts, sampling_params)]
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the target's chat template."""
+        return [self._whole(job) for job in self._chat_jobs(messages, sampling_params)]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """What each pass adds, as it comes; the last part is `finished` and carries the metrics.
+
+        Leaving the loop early, or closing the generator, ends the text on both nodes.
+        """
+        return self._parts(self._job(prompt, sampling_params))
+
+    def _parts(self, job: _Job) -> Generator[RequestOutput, None, None]:
+        yield from self._start(job).parts()
+
+    def _whole(self, job: _Job) -> RequestOutput:
+        request = self._start(job)
+        with closing(request.parts()) as parts:
+            for _ in parts:
+                pass
+        return request.whole()
+
+    # -- asyncio ----------------------------------------------------------------------------------
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """As `generate`; a cancelled task ends its text on both nodes."""
+        jobs = await asyncio.to_thread(self._jobs, prompts, sampling_params)
+        outputs = []
+        for job in jobs:
+            request = self._start(job)
+            async with aclosing(request.parts_async()) as parts:
+                async for _ in parts:
+                    pass
+            outputs.append(request.whole())
+        return outputs
+
+    async def astream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `stream`; closing the iterator or cancelling the task ends the text on both nodes."""
+        job = await asyncio.to_thread(self._job, prompt, sampling_params)
+        async with aclosing(self._start(job).parts_async()) as parts:
+            async for part in parts:
+                yield part
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def _job(self, prompt: Prompt, params: SamplingParams | None) -> _Job:
+        jobs = self._jobs(prompt, params)
+        if len(jobs) != 1:
+            raise ConfigurationError(f"stream takes one prompt, not {len(jobs)}")
+        return jobs[0]
+
+    def _jobs(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[_Job]:
+        self._check_open()
+        pairs = [self._read(prompt) for prompt in _listed(prompts)]
+        return self._with_params(pairs, params)
+
+    def _chat_jobs(self, messages: Messages | Sequence[Messages], params: Params) -> list[_Job]:
+        self._check_open()
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if is_one else messages
+        pairs = [self.pair.encode_chat(conversation) for conversation in conversations]
+        return self._with_params(pairs, params)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        match prompt:
+            case str(text) | {"prompt": str(text)}:
+                return text, self.pair.encode(text)
+            case {"prompt_token_ids": [*ids]} | [*ids] if all(type(token) is int for token in ids):
+                return None, tuple(ids)
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {prompt!r:.80}")
+
+    def _with_params(
+        self, prompts: Sequence[tuple[str | None, tuple[int, ...]]], params: Params
+    ) -> list[_Job]:
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(prompts)
+        else:
+            each = list(params)
+        if len(each) != len(prompts):
+            raise ConfigurationError(
+                f"{len(prompts)} prompts but {len(each)} SamplingParams; give one, or one for each"
+            )
+        for _, ids in prompts:
+            self.pair.check(ids)
+        return [_Job(*prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+
+    # -- the pair ---------------------------------------------------------------------------------
+
+    def _start(self, job: _Job) -> "_Request":
+        self._check_open()
+        stream, seed = self.pair.generate(job.ids, self._speculation, job.params)
+        return _Request(stream, Assembly(job.prompt, job.ids, seed, self.pair.decoder()))
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise ClosedError("this LLM was closed; make a new one")
+
+    def close(self) -> None:
+        """End both nodes and every text. May be called twice."""
+        self._close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Request:
+    """A text on its way."""
+
+    def __init__(self, stream: Stream, assembly: Assembly) -> None:
+        self._stream = stream
+        self._assembly = assembly
+
+    def parts(self) -> Generator[RequestOutput, None, None]:
+        """Its parts, waited for in this thread."""
+        try:
+            while self._stream.result is None:
+                if item := self._stream.take(WAIT_S):
+                    yield self._part(item)
+        finally:
+            self._leave()
+
+    async def parts_async(self) -> AsyncGenerator[RequestOutput, None]:
+        """Its parts, waited for without a thread: the service wakes the event loop."""
+        news = asyncio.Event()
+        self._stream.notify = partial(_tell, asyncio.get_running_loop(), news)
+        try:
+            while self._stream.result is None:
+                news.clear()
+                if item := self._stream.take(0):
+                    yield self._part(item)
+                else:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), WAIT_S)
+        finally:
+            self._stream.notify = None
+            self._leave()
+
+    def whole(self) -> RequestOutput:
+        """All of it, at its end."""
+        assert self._stream.result is not None
+        return self._assembly.whole(str(self._stream.result.reason), self._stream.result.metrics)
+
+    def _part(self, item: Emit | Result) -> RequestOutput:
+        if isinstance(item, Result):
+            return self._assembly.finish(str(item.reason), item.metrics)
+        return self._assembly.push(item)
+
+    def _leave(self) -> None:
+        if self._stream.result is None:
+            self._stream.cancel()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    """Called in the service's thread. An event loop that has ended needs no news."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(news.set)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, also of one; a list of numbers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {prompts!r:.80}")
+    is_ids = bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
+
+
+def _speculation(config: Mapping[str, Any]) -> tuple[str | None, SpeculationConfig]:
+    """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
+    known = ("method", "model", "num_speculative_tokens", "window")
+    if unknown := [name for name in config if name not in known]:
+        raise ConfigurationError(
+            f"speculative_config has no {unknown[0]!r}; there are {', '.join(known)}"
+        )
+    values = {name: config[name] for name in known[2:] if name in config}
+    if "method" in config:
+        methods = get_args(PolicyName)
+        if config["method"] not in methods:
+            raise ConfigurationError(
+                f'speculative_config["method"] is one of {", ".join(methods)}, '
+                f"not {config['method']!r}"
+            )
+        values["policy"] = config["method"]
+    return config.get("model"), SpeculationConfig(**values)
