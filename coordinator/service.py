@@ -156,7 +156,7 @@ class Service:
     # -- the loop ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_beat = 0.0
+        next_beat = next_timer = 0.0
         try:
             while not self._stopping:
                 for identity, frame in self._listener.receive(TIMER_S):
@@ -165,7 +165,10 @@ class Service:
                 while self._commands:
                     self._on_command(self._commands.popleft())
                 self._serve_next(now)
-                self._on_timer(now)
+                # Not for every frame: it asks the kernel about each process.
+                if now >= next_timer:
+                    next_timer = now + TIMER_S
+                    self._on_timer(now)
                 if now >= next_beat:
                     next_beat = now + HEARTBEAT_INTERVAL_S
                     self._beat()
