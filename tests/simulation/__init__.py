@@ -1,0 +1,1 @@
+"""The three pure machines, joined by bad links, in seeded virtual time."""

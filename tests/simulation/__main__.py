@@ -1,0 +1,23 @@
+"""Replay one seed and tell its whole story: `python -m tests.simulation SEED [--policy NAME]`."""
+# ruff: noqa: T201
+
+import argparse
+
+from tests.simulation.run import simulate
+from tests.simulation.scenario import POLICIES, draw
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--policy", choices=POLICIES, help="instead of the one that the seed draws")
+    parser.add_argument("--quiet", action="store_true", help="only say whether it holds")
+    arguments = parser.parse_args()
+    print(draw(arguments.seed, arguments.policy))
+    tell = None if arguments.quiet else print
+    stats = simulate(arguments.seed, arguments.policy, tell=tell)
+    print(dict(stats))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What must hold: the safety of every step, and the liveness of what follows the last fault.
+
+Safety, after every step of every machine
+    * every copy of the text is a beginning of what the target alone would have written, and within
+      one life of a session at a node it never gets shorter
+    * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
+    * what the drafter drafts is what its model says about that path: its cache is right
+    * a verdict goes on from its base with the accepted tokens and one more, and is the truth
+    * an ack never counts over a gap
+    * an idle target has something to do or a deadline
+    * what was emitted is the text to its end, with the right reason, and nothing after it
+Liveness is defined in `liveness.py`.
+"""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from coordinator import session as coordination
+from drafter_node import drafting
+from proto.messages import Draft, FinishReason, Message, Open, Role, Verdict
+from proto.tree import CommittedText
+from target_node import verifying
+from target_node.patience import WAIT_S_MAX
+from tests.simulation.liveness import Liveness
+from tests.simulation.scenario import Scenario, Text
+from tests.simulation.toys import fold
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Node, Timeline
+
+EMPTY_PATH = (0, 0)  # digest and length
+
+
+class Truth:
+    """What the target alone would write, and every path that has been drafted beyond it."""
+
+    def __init__(self, scenario: Scenario, text: Text, session: coordination.Session) -> None:
+        self.limits = text.limits
+        self.num_prompt = len(text.prompt)
+        self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
+        self.paths: dict[int, tuple[int, int]] = {}  # path hash -> digest and length
+        self.said_len = 0  # how far any verdict has come
+        self.emitted: list[int] = []
+        self.finished: FinishReason | None = None
+        hashes = CommittedText(session.text.key, self.tokens).path_hashes
+        digest = 0
+        self.paths[hashes[0]] = EMPTY_PATH
+        for length, (token, path_hash) in enumerate(zip(self.tokens, hashes[1:], strict=True), 1):
+            digest = fold(digest, token)
+            self.paths[path_hash] = digest, length
+        self.hashes = hashes
+
+
+class Judge:
+    """Watches one world. Raises AssertionError."""
+
+    def __init__(self, scenario: Scenario, timeline: "Timeline") -> None:
+        self.scenario = scenario
+        self.timeline = timeline
+        self.truths: dict[int, Truth] = {}
+        self.liveness = Liveness(scenario, timeline)
+        self._lengths: dict[Role, tuple[tuple[int, int, int], int]] = {}
+        # Per tree of the target: the draft numbers that have come, by life of the drafter.
+        self._tree: Any = None
+        self._come: dict[int, set[int]] = defaultdict(set)
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def begun(self, session: coordination.Session, text: Text) -> None:
+        """A text begins."""
+        truth = Truth(self.scenario, text, session)
+        self.truths[session.session] = truth
+        self.liveness.begun(session, len(truth.tokens))
+
+    def disturbed(self) -> None:
+        """Something of the bad time has just shown itself."""
+        self.liveness.disturbed()
+
+    def session_did(self, session: coordination.Session, action: coordination.Action) -> None:
+        """The session asked for something."""
+        truth = self.truths[session.session]
+        match action:
+            case coordination.Emit(tokens):
+                assert truth.finished is None, "tokens are emitted after the end"
+                truth.emitted += tokens
+                so_far = truth.num_prompt + len(truth.emitted)
+                expected = truth.tokens[truth.num_prompt : so_far]
+                assert tuple(truth.emitted) == expected, "what is emitted is not the target's text"
+            case coordination.Finish(reason):
+                assert truth.finished is None, "a text ends twice"
+                truth.finished = reason
+                assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
+                assert reason is truth.reason, f"ended by {reason}, not by {truth.reason}"
+                self.liveness.completed()
+            case coordination.Fail(detail):
+                raise AssertionError(f"the session gave up: {detail}")
+            case coordination.Send(_, Open()):
+                self.liveness.disturbed()
+            case _:
+                pass
+
+    def launched(self, node: "Node", action: drafting.Compute | verifying.Compute) -> None:
+        """A node has begun a forward."""
+        num_rows = len(action.feed.tokens)
+        fixed_rows = self.scenario.fixed_rows
+        if action.feed.masks is not None:
+            assert num_rows <= 64, f"{num_rows} rows in one pass"
+            if node.role is Role.TARGET and fixed_rows is not None:
+                assert num_rows <= fixed_rows, f"{num_rows} rows in a pass of {fixed_rows}"
+        if isinstance(action, drafting.Compute):
+            last = action.feed.positions[-1]
+            assert last < self.scenario.drafter_max_len, "the drafter reads beyond its model's end"
+            assert action.position in (None, last + 1)
+        else:
+            asked = action.feed.positions[num_rows - action.num_asked :]
+            assert action.positions == tuple(position + 1 for position in asked)
+            self.liveness.pass_started()
+
+    def sent(self, node: "Node", message: Message) -> None:
+        """A node sends a message."""
+        match message:
+            case Verdict():
+                self._check_verdict(message)
+                truth = self.truths[message.session]
+                self.liveness.verdict_issued(message, truth.limits)
+            case Draft():
+                self.liveness.draft_sent(message)
+            case _:
+                pass
+
+    def handled(self, node: "Node", event: Any) -> None:
+        """A node's machine has handled an event and its actions are done."""
+        machine = node.machine
+        if machine.opened is None:
+            return
+        truth = self.truths[machine.opened.session]
+        self._check_text(node, truth)
+        if node.role is Role.DRAFTER:
+            self._check_drafts(machine, truth)
+            if isinstance(event, drafting.Arrived) and isinstance(event.message, Verdict):
+                self.liveness.verdict_applied(event.message)
+            return
+        for key in machine.tree.nodes:
+            assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
+        if self._tree is not machine.tree:
+            self._tree, self._come = machine.tree, defaultdict(set)
+        if isinstance(event, verifying.Arrived) and isinstance(event.message, Draft):
+            self._count(event.message, machine.opened.session)
+
+    def rested(self, node: "Node") -> None:
+        """A node has handled all that was there and has ticked."""
+        if node.role is Role.DRAFTER or node.machine.opened is None or node.machine.finished:
+            return
+        idle = not node.ticket
+        soon = node.deadline <= self.timeline.now + WAIT_S_MAX
+        assert not idle or soon, "the target waits without a deadline"
+
+    def watch_clock(self) -> None:
+        """Time has passed."""
+        self.liveness.watch_clock()
+
+    def ended(self) -> None:
+        """The last text is complete."""
+        for truth in self.truths.values():
+            assert truth.finished is not None
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _check_text(self, node: "Node", truth: Truth) -> None:
+        machine = node.machine
+        tokens, opened = machine.tree.text.tokens, machine.opened
+        life = (node.life, opened.session, opened.incarnation)
+        before = self._lengths.get(node.role)
+        if before == (life, len(tokens)):
+            return
+        assert tuple(tokens) == truth.tokens[: len(tokens)], f"the {node.role}'s text is wrong"
+        if before is not None and before[0] == life:
+            assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
+        self._lengths[node.role] = life, len(tokens)
+
+    def _check_drafts(self, machine: drafting.Drafting, truth: Truth) -> None:
+        model = self.scenario.model
+        assert machine.opened is not None
+        for key, node in machine.tree.nodes.items():
+            if key in truth.paths:
+                continue
+            digest, length = truth.paths[node.parent]
+            tokens, _ = model.propose(digest)
+            assert node.token in tokens, "the drafter drafts what its model does not say"
+            truth.paths[key] = fold(digest, node.token), length + 1
+        deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
+        ahead = deepest + 1 - len(machine.tree.text)
+        assert ahead <= machine.opened.policy.window, "the drafter runs beyond its window"
+
+    def _check_verdict(self, verdict: Verdict) -> None:
+        truth = self.truths[verdict.session]
+        base_len, tokens = verdict.base_len, verdict.tokens
+        assert tokens, "a verdict says nothing"
+        assert base_len <= len(truth.tokens), "a verdict beyond the end"
+        assert truth.hashes[base_len] == verdict.base_hash, "a verdict on another text"
+        end = base_len + len(tokens)
+        assert tokens == truth.tokens[base_len:end], "a verdict is not the target's text"
+        surplus = len(tokens) - verdict.num_accepted
+        is_repeated = verdict.num_drafted == 0 and end <= truth.said_len
+        assert surplus == 1 or is_repeated or (surplus == 0 and end == len(truth.tokens)), (
+            f"{verdict.num_accepted} accepted tokens make {len(tokens)}"
+        )
+        truth.said_len = max(truth.said_len, end)
+        if self.scenario.is_oracle and end < len(truth.tokens):
+            assert verdict.num_accepted == verdict.num_drafted, "an oracle is contradicted"
+        for ack in verdict.acks:
+            come = self._come[ack.incarnation]
+            gap = next((n for n in range(1, ack.number + 1) if n not in come), None)
+            assert gap is None, f"draft {gap} never came, but drafts up to {ack.number} are acked"
+
+    def _count(self, draft: Draft, session: int) -> None:
+        if draft.session == session:
+            self._come[draft.incarnation].update(range(draft.first_number, draft.number + 1))
+            self.liveness.draft_arrived(draft)

@@ -1,0 +1,222 @@
+"""What one seed means: the models, the policy, the texts, the costs and the faults."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from proto.messages import (
+    Limits,
+    Policy,
+    Role,
+    autoregressive,
+    pipelined,
+    synchronous,
+)
+from tests.simulation.toys import ToyModel
+
+POLICIES = ("ar", "sync", "pipelined")
+NUM_TREE_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One session: its prompt and where it may end."""
+
+    prompt: tuple[int, ...]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A node dies at `at_s` and is ready again after `down_s`."""
+
+    at_s: float
+    role: Role
+    down_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of virtual time. A hop is one way; `jitter_s` is added at random to every hop."""
+
+    pass_s: float
+    row_s: float
+    draft_s: float
+    drafter_hop_s: float
+    target_hop_s: float
+    jitter_s: float
+    detect_s: float  # until the coordinator notices that a node is gone or back
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Chances per message, until `heal_s`; from then on everything works."""
+
+    drop: float
+    repeat: float
+    reorder: float
+    crashes: tuple[Crash, ...]
+    heal_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that one seed has drawn."""
+
+    seed: int
+    model: ToyModel
+    policy: Policy
+    texts: tuple[Text, ...]
+    costs: Costs
+    faults: Faults
+    fixed_rows: int | None
+    drafter_max_len: int
+    blocking: bool  # a node reads its messages only between two forwards, as the real loops do
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a cache that is large enough."""
+        return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether the drafter is always right and reads the whole text."""
+        return self.model.agreement == 1.0 and self.drafter_max_len >= self.capacity
+
+    @property
+    def healed_at_s(self) -> float:
+        """When links are perfect and no node is down any more."""
+        ends = [crash.at_s + crash.down_s for crash in self.faults.crashes]
+        return max([self.faults.heal_s, *ends])
+
+    @property
+    def round_trip_s(self) -> float:
+        """From the target to the drafter and back, at worst."""
+        costs = self.costs
+        return 2 * (costs.drafter_hop_s + costs.target_hop_s + 2 * costs.jitter_s)
+
+    @property
+    def can_keep_up(self) -> bool:
+        """Whether a drafter that has fallen behind can get ahead of the target again."""
+        policy, costs = self.policy, self.costs
+        if not policy.has_drafter:
+            return False
+        if policy.window <= policy.launch_min:
+            return True
+        ahead_s = (policy.window - 1) * costs.pass_s
+        return ahead_s > self.round_trip_s and costs.pass_s > 1.25 * costs.draft_s
+
+    @property
+    def token_s(self) -> float:
+        """What a token costs at worst: a pass, and the longest wait that is worth it."""
+        policy, costs = self.policy, self.costs
+        pass_s = costs.pass_s + policy.num_speculative_tokens * costs.row_s
+        if policy.window > policy.launch_min:
+            return (1 + policy.launch_min) * pass_s
+        step_s = costs.draft_s + costs.row_s
+        return pass_s + self.round_trip_s + policy.launch_min * step_s
+
+    def prefill_s(self, length: int) -> float:
+        """What both nodes need at most to read a text."""
+        num_chunks = -(-length // 256)
+        costs = self.costs
+        return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
+
+
+def draw(seed: int, policy: str | None = None) -> Scenario:
+    """The scenario of a seed, with another policy if one is given."""
+    random = Random(seed)
+    model = _model(random)
+    texts = _texts(random, model)
+    drawn = {name: _policy(random, name) for name in POLICIES}
+    name = random.choices(POLICIES, (1, 4, 6))[0]
+    costs = _costs(random)
+    num_tokens = sum(text.limits.max_len - len(text.prompt) for text in texts)
+    scenario = Scenario(
+        seed=seed,
+        model=model,
+        policy=drawn[policy or name],
+        texts=texts,
+        costs=costs,
+        faults=_faults(random, num_tokens * costs.pass_s),
+        fixed_rows=random.choice((None, None, 16)),
+        drafter_max_len=1 << 20,
+        blocking=random.random() < 0.5,
+    )
+    if random.random() < 0.1:
+        longest = max(text.limits.max_len for text in texts)
+        return replace(scenario, drafter_max_len=random.randint(2, longest))
+    return scenario
+
+
+def _model(random: Random) -> ToyModel:
+    vocab_size = random.randint(5, 11)
+    has_stop = random.random() < 0.5
+    return ToyModel(
+        salt=random.getrandbits(64),
+        vocab_size=vocab_size,
+        agreement=random.choice((1.0, 1.0, 0.0, random.random(), random.random(), random.random())),
+        num_children=random.choice((1, 1, 1, 2)),
+        stop_ids=tuple(range(vocab_size, vocab_size + random.randint(1, 2))) if has_stop else (),
+        stop_rate=random.choice((0.1, 0.02)) if has_stop else 0.0,
+    )
+
+
+def _texts(random: Random, model: ToyModel) -> tuple[Text, Text]:
+    """Two texts, the second beginning as the first does: a chat's next turn, or an edited one."""
+    num_tokens = model.vocab_size + len(model.stop_ids)
+    length = random.randint(257, 600) if random.random() < 0.1 else random.randint(1, 60)
+    prompt = tuple(random.randrange(num_tokens) for _ in range(length))
+    first = Text(prompt, _limits(random, model, length))
+    said, _ = model.complete(prompt, first.limits)
+    shared = said[: random.randint(0, len(said))]
+    more = tuple(random.randrange(num_tokens) for _ in range(random.randint(1, 20)))
+    return first, Text(shared + more, _limits(random, model, len(shared + more)))
+
+
+def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:
+    return Limits(
+        prompt_len + random.choice((random.randint(1, 8), random.randint(1, 80))), model.stop_ids
+    )
+
+
+def _policy(random: Random, name: str) -> Policy:
+    if name == "ar":
+        return autoregressive()
+    if name == "sync":
+        return synchronous(random.randint(1, 8))
+    k = random.choice((random.randint(1, 8), random.randint(1, 64)))
+    return pipelined(k, random.choice((random.randint(1, 16), random.randint(1, 64))))
+
+
+def _costs(random: Random) -> Costs:
+    pass_s = random.uniform(0.01, 0.1)
+    hop_s = pass_s * random.choice((0.01, 0.1, 0.5, random.uniform(0, 3)))
+    return Costs(
+        pass_s=pass_s,
+        row_s=pass_s * random.choice((0.0, 0.05)),
+        draft_s=pass_s / random.uniform(1.0, 12.0),
+        drafter_hop_s=hop_s,
+        target_hop_s=hop_s * random.choice((0.01, 1.0)),
+        jitter_s=hop_s * random.choice((0.0, 0.5)),
+        detect_s=random.uniform(0.01, 1.0),
+    )
+
+
+def _faults(random: Random, plain_s: float) -> Faults:
+    """Four kinds of weather; `plain_s` is how long the texts take at most without any drafter."""
+    weather = random.choice(("calm", "disorder", "loss", "storm"))
+    heal_s = plain_s * random.uniform(0.05, 1.0)
+    if weather == "calm":
+        return Faults(0.0, 0.0, 0.0, (), 0.0)
+    if weather == "disorder":
+        return Faults(0.0, random.choice((0.0, 0.1)), random.choice((0.05, 0.3)), (), heal_s)
+    crashes: tuple[Crash, ...] = ()
+    if weather == "storm":
+        crashes = tuple(_crash(random, heal_s) for _ in range(random.randint(1, 4)))
+    drop = random.choice((0.0, 0.02, 0.1, 0.3))
+    return Faults(drop, random.choice((0.0, 0.1)), random.choice((0.0, 0.2)), crashes, heal_s)
+
+
+def _crash(random: Random, heal_s: float) -> Crash:
+    role = random.choice((Role.DRAFTER, Role.TARGET))
+    return Crash(random.uniform(0, heal_s), role, random.uniform(0.01, 1.0))

@@ -1,0 +1,67 @@
+"""One line per thing that happened, short enough to read a run from top to bottom."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.slots import Feed
+from proto import codec
+from proto.messages import Draft, Fault, Heartbeat, Open, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the story. `what`: a frame, a message, an event, an action or a word."""
+
+    time: float
+    who: str
+    verb: str
+    what: Any
+
+    def __str__(self) -> str:
+        return f"{self.time:9.4f} {self.who:10} {self.verb:8} {brief(self.what)}"
+
+
+def brief(what: Any) -> str:
+    """The message, event or action in few words."""
+    match what:
+        case bytes():
+            return brief(codec.decode(what))
+        case Open():
+            return f"Open {_life(what)} text of {len(what.tokens)}"
+        case Draft():
+            numbers = f"{what.first_number}..{what.number}"
+            done = ", done" if what.done else ""
+            return f"Draft {_life(what)} {numbers} at {what.parent_len}: {_list(what.tokens)}{done}"
+        case Verdict():
+            acks = " ".join(f"{ack.incarnation}:{ack.number}" for ack in what.acks)
+            return (
+                f"Verdict {_life(what)} at {what.base_len}: {_list(what.tokens)} "
+                f"{what.cause.name} {what.num_accepted}/{what.num_drafted} acks {acks or '-'}"
+            )
+        case Fault():
+            return f"Fault {_life(what)} {what.code}: {what.detail}"
+        case Heartbeat():
+            marks = " ".join(f"{_life(mark)} {mark.length}" for mark in what.marks)
+            return f"Heartbeat [{marks}] {what.progress}"
+        case Feed():
+            kind = "causal" if what.masks is None else f"behind {what.prefix_len}"
+            return f"{len(what.tokens)} rows at {what.positions[0]} {kind}"
+        case str():
+            return what
+        case _ if hasattr(what, "__slots__"):
+            return f"{type(what).__name__} {_fields(what)}"
+        case _:
+            return repr(what)
+
+
+def _fields(what: Any) -> str:
+    values = [getattr(what, name) for name in what.__slots__ if name != "sampling"]
+    return " ".join(brief(value) for value in values)
+
+
+def _life(what: Any) -> str:
+    return f"{what.session}.{what.incarnation}"
+
+
+def _list(tokens: tuple[int, ...]) -> str:
+    return " ".join(map(str, tokens)) or "nothing"
