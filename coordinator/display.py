@@ -1,5 +1,6 @@
 """What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -7,6 +8,8 @@ from rich.status import Status
 
 from coordinator.metrics import Metrics
 from proto.messages import Role
+
+WIDTH = 80
 
 
 class Progress:
@@ -73,3 +76,40 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
     if seed is not None:
         lines.append(f"seed {seed}")
     return "\n".join(lines)
+
+
+def heading(index: int, total: int, prompt: str | None) -> str:
+    """A line of 80 columns above the text of one prompt of several."""
+    shown = "" if prompt is None else " ".join(prompt.split())
+    line = f"── {index + 1} of {total} ── {shown}"
+    line = line if len(line) < WIDTH - 3 else line[: WIDTH - 4] + "…"
+    return "\n" + line + " " + "─" * (WIDTH - 1 - len(line))
+
+
+def figures_in_short(metrics: Metrics) -> str:
+    """The figures of one prompt of several, in a line."""
+    line = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.1f} tokens/s"
+    if metrics.num_draft_tokens:
+        line += f", mean acceptance length {metrics.mean_acceptance_length:.2f}"
+    return line
+
+
+def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
+    """The figures of several prompts together."""
+    num_tokens = sum(m.num_tokens for m in done)
+    num_passes = sum(m.num_target_passes for m in done)
+    elapsed_s = sum(m.elapsed_s for m in done)
+    line = (
+        f"{len(done)} texts, {num_tokens} tokens in {elapsed_s:.2f} s: "
+        f"{num_tokens / elapsed_s:.1f} tokens/s, policy {policy}"
+    )
+    accepted, drafted = (
+        sum(m.num_accepted_tokens for m in done),
+        sum(m.num_draft_tokens for m in done),
+    )
+    if not drafted:
+        return line
+    return (
+        f"{line}\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
+        f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
+    )

@@ -1,0 +1,156 @@
+"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from coordinator import options, prompts
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.display import Progress
+from coordinator.outputs import Assembly
+from coordinator.pair import Pair
+from coordinator.writers import JsonWriter, Place, TextWriter, Writer
+from proto.errors import ConfigurationError, SlipstreamError
+
+EXIT_SOME_FAILED = 2
+
+_PAIR, _SPECULATION, _REQUEST = PairConfig(), SpeculationConfig(), SamplingParams()
+
+
+def generate(
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    prompt_ids: options.PromptIds = None,
+    chat: options.Chat = False,
+    target: options.Target = _PAIR.target,
+    drafter: options.Drafter = _PAIR.drafter,
+    target_revision: options.Revision = None,
+    drafter_revision: options.Revision = None,
+    target_device: options.TargetDevice = _PAIR.target_device,
+    drafter_device: options.DrafterDevice = _PAIR.drafter_device,
+    dtype: options.Dtype = _PAIR.dtype,
+    drafter_dtype: options.DrafterDtype = _PAIR.drafter_dtype,
+    max_model_len: options.MaxModelLen = _PAIR.max_model_len,
+    policy: options.Policy = _SPECULATION.policy,
+    num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
+    window: options.Window = _SPECULATION.window,
+    temperature: options.Temperature = _REQUEST.temperature,
+    top_k: options.TopK = _REQUEST.top_k,
+    top_p: options.TopP = _REQUEST.top_p,
+    seed: options.Seed = _REQUEST.seed,
+    max_tokens: options.MaxTokens = _REQUEST.max_tokens,
+    ignore_eos: options.IgnoreEos = _REQUEST.ignore_eos,
+    reproducible: options.Reproducible = _PAIR.reproducible,
+    start_timeout_s: options.StartTimeout = _PAIR.start_timeout_s,
+    min_target_pass_ms: options.MinTargetPass = _PAIR.min_target_pass_ms,
+    min_draft_step_ms: options.MinDraftStep = _PAIR.min_draft_step_ms,
+    as_json: options.Json = False,
+    show_speculation: options.ShowSpeculation = False,
+) -> None:
+    """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    values = dict(locals())
+    pair = checked(PairConfig, **_fields(PairConfig, values))
+    speculation = checked(SpeculationConfig, **_fields(SpeculationConfig, values))
+    request = checked(SamplingParams, **_fields(SamplingParams, values))
+    speculation.make(reproducible=pair.reproducible)
+    if as_json and show_speculation:
+        raise ConfigurationError("--show-speculation is for people; --json has token_origins")
+    asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
+    writer: Writer
+    if as_json:
+        writer = JsonWriter(speculation.policy)
+    else:
+        writer = TextWriter(speculation.policy, request, show_speculation=show_speculation)
+    with Progress(Console(stderr=True)) as progress:
+        started = Pair(pair, with_drafter=speculation.policy != "ar", say=progress.say)
+    with started as running:
+        if chat and running.chat_template.is_plain:
+            typer.echo("the target has no chat template; a plain one is used", err=True)
+        run = _Run(running, speculation, request, writer)
+        if not run.every(asked):
+            raise typer.Exit(EXIT_SOME_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt as it was given: a text, a chat's question, or token ids."""
+
+    text: str | None
+    ids: tuple[int, ...] = ()
+    is_chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Prompts one after another on warm nodes."""
+
+    pair: Pair
+    speculation: SpeculationConfig
+    request: SamplingParams
+    writer: Writer
+
+    def every(self, asked: Sequence[Asked]) -> bool:
+        """Whether all went well. What fits is generated although other prompts do not fit."""
+        num_failed = 0
+        for index, one in enumerate(asked):
+            place = Place(index, len(asked), one.text, self.pair.decoder())
+            self.writer.begin(place)
+            try:
+                self._one(one)
+            except SlipstreamError as error:
+                if len(asked) == 1:
+                    raise
+                if not isinstance(error, ConfigurationError):
+                    raise type(error)(f"{place}: {error}") from error
+                self.writer.failed(place, str(error))
+                num_failed += 1
+        self.writer.close()
+        return num_failed == 0
+
+    def _one(self, asked: Asked) -> None:
+        prompt, ids = self._encoded(asked)
+        stream, seed = self.pair.generate(ids, self.speculation, self.request)
+        assembly = Assembly(prompt, ids, seed, self.pair.decoder())
+        for emit in stream:
+            self.writer.add(emit, assembly.push(emit))
+        assert stream.result is not None
+        reason, metrics = str(stream.result.reason), stream.result.metrics
+        self.writer.add(None, assembly.finish(reason, metrics))
+        self.writer.end(assembly.whole(reason, metrics))
+
+    def _encoded(self, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
+        if asked.text is None:
+            return None, asked.ids
+        if asked.is_chat:
+            return self.pair.encode_chat([{"role": "user", "content": asked.text}])
+        return asked.text, self.pair.encode(asked.text)
+
+
+def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool) -> list[Asked]:
+    """What is to be continued, at least one prompt. Raises ConfigurationError."""
+    if sum(source is not None for source in (prompt, file, ids)) != 1:
+        raise ConfigurationError("give either PROMPT, --prompt-file or --prompt-ids")
+    if ids is not None:
+        if chat:
+            raise ConfigurationError("--chat needs a text, not --prompt-ids")
+        return [Asked(None, _parse_ids(ids))]
+    texts = prompts.from_file(file) if file else [prompts.from_argument(prompt or "")]
+    return [Asked(text, is_chat=chat) for text in texts]
+
+
+def _fields(
+    kind: type[PairConfig | SpeculationConfig | SamplingParams], values: dict[str, object]
+) -> dict[str, object]:
+    return {name: values[name] for name in kind.model_fields}
+
+
+def _parse_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--prompt-ids: expected numbers like 1,2,3, got {text!r}"
+        ) from error

@@ -1,0 +1,86 @@
+"""The options of the command line that several commands, or one long one, are made of.
+
+Their defaults are those of the configs (`coordinator.config`).
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Prompt = Annotated[str | None, typer.Argument(help="The text to continue; - reads stdin.")]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(help='Several prompts: one per line, or JSON Lines with "prompt" (.jsonl).'),
+]
+PromptIds = Annotated[str | None, typer.Option(help="Token ids instead of a text: 1,2,3.")]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Answer each prompt, by the target's chat template.")
+]
+
+Target = Annotated[str, typer.Option(help="Target model: folder or name.")]
+Drafter = Annotated[str, typer.Option(help="Draft model: folder or name.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
+TargetDevice = Annotated[
+    str,
+    typer.Option(
+        help="cuda:0, cpu, or cpu:0 (that core, one thread). "
+        "Default: a GPU each if there are two, else one core each."
+    ),
+]
+DrafterDevice = Annotated[str, typer.Option(help="As --target-device.")]
+Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
+DrafterDtype = Annotated[str, typer.Option(help="Default: float32 on a CPU, else as --dtype.")]
+MaxModelLen = Annotated[
+    int, typer.Option(help="Most tokens of prompt and answer; the cache is made for it.")
+]
+Reproducible = Annotated[
+    bool,
+    typer.Option(
+        "--reproducible",
+        help="Same seed, same text in bfloat16 too, whatever the policy (slower).",
+    ),
+]
+StartTimeout = Annotated[float, typer.Option(help="How long the nodes may take to load.")]
+MinTargetPass = Annotated[
+    float, typer.Option(help="Emulate a slower target: a pass takes at least so long.")
+]
+MinDraftStep = Annotated[
+    float, typer.Option(help="Emulate a slower drafter: a forward takes at least so long.")
+]
+
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="ar (target alone), sync (draft K, wait for the verdict) or pipelined "
+        "(draft on while the target verifies)."
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int, typer.Option(help="K: most drafted tokens in one target pass.")
+]
+Window = Annotated[
+    int, typer.Option(help="Most tokens the drafter may be ahead of the last verdict.")
+]
+
+Temperature = Annotated[float, typer.Option(help="0: greedy.")]
+TopK = Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: off.")]
+TopP = Annotated[
+    float, typer.Option(help="Only the likeliest tokens that make up this probability.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Same seed, same text. Default: a fresh one, reported.")
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")]
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object per prompt on stdout, nothing else.")
+]
+ShowSpeculation = Annotated[
+    bool,
+    typer.Option(
+        "--show-speculation",
+        help="Show accepted and rejected drafts and the target's own tokens in the text.",
+    ),
+]

@@ -1,0 +1,163 @@
+"""What becomes of the texts: shown to a person as they come, or printed as JSON when complete.
+
+Standard output carries the texts or the objects and nothing else. What stands around them (the
+prompt's number, the figures) goes to standard error.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+import typer
+
+from coordinator.config import SamplingParams
+from coordinator.display import figures_in_short, figures_of_all, heading, summary
+from coordinator.metrics import Metrics
+from coordinator.outputs import RequestOutput
+from coordinator.session import Emit
+from coordinator.speculation_view import SpeculationView, legend
+from coordinator.tokenization import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A prompt among all: `index` of `total`; `decoder` is new."""
+
+    index: int
+    total: int
+    prompt: str | None
+    decoder: Decoder
+
+    def __str__(self) -> str:
+        return f"prompt {self.index + 1} of {self.total}"
+
+
+class Writer(Protocol):
+    """Told of every text: begin, add..., then end or failed; close after the last."""
+
+    def begin(self, place: Place) -> None:
+        """The text of this prompt comes next."""
+
+    def add(self, emit: Emit | None, part: RequestOutput) -> None:
+        """A pass, and what it adds to the text; None for what was held back until the end."""
+
+    def end(self, whole: RequestOutput) -> None:
+        """All of it."""
+
+    def failed(self, place: Place, reason: str) -> None:
+        """There will be no text for this prompt."""
+
+    def close(self) -> None:
+        """That was all."""
+
+
+class JsonWriter:
+    """One object per prompt, one per line."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._index = 0
+
+    def begin(self, place: Place) -> None:
+        """Remember which prompt it is."""
+        self._index = place.index
+
+    def add(self, emit: Emit | None, part: RequestOutput) -> None:
+        """Nothing yet."""
+
+    def end(self, whole: RequestOutput) -> None:
+        """Print the object."""
+        made = whole.outputs[0]
+        assert made.metrics is not None
+        self._print(
+            {
+                "index": self._index,
+                "prompt": whole.prompt,
+                "text": made.text,
+                "token_ids": made.token_ids,
+                "token_origins": made.token_origins,
+                "finish_reason": made.finish_reason,
+                "policy": self._policy,
+                "seed": whole.seed,
+                "metrics": dataclasses.asdict(made.metrics),
+            }
+        )
+
+    def failed(self, place: Place, reason: str) -> None:
+        """An object that says so, so that lines and prompts correspond."""
+        self._print({"index": place.index, "prompt": place.prompt, "error": reason})
+        typer.echo(f"error: {place}: {reason}", err=True)
+
+    def close(self) -> None:
+        """Every line has been written."""
+
+    def _print(self, record: dict[str, object]) -> None:
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+
+class TextWriter:
+    """The text as it comes, with or without its speculation, then its figures."""
+
+    def __init__(self, policy: str, request: SamplingParams, *, show_speculation: bool) -> None:
+        self._policy = policy
+        self._request = request
+        self._show_speculation = show_speculation
+        self._view: SpeculationView | None = None
+        self._is_only = True  # one prompt: all of its figures; several: a line each
+        self._ends_line = True  # what was written last ended with a newline
+        self._done: list[Metrics] = []
+
+    def begin(self, place: Place) -> None:
+        """Say which prompt it is, if there are several, and what the colours mean."""
+        self._is_only = place.total == 1
+        in_colour = wants_colour(sys.stdout)
+        if self._show_speculation:
+            self._view = SpeculationView(place.decoder, in_colour=in_colour)
+            if place.index == 0:
+                typer.echo(legend(in_colour=in_colour), err=True, color=True)
+        if not self._is_only:
+            typer.echo(heading(place.index, place.total, place.prompt), err=True)
+
+    def add(self, emit: Emit | None, part: RequestOutput) -> None:
+        """Show what a pass adds."""
+        if self._view is None:
+            self._write(part.outputs[0].text)
+        else:
+            self._write(self._view.finish() if emit is None else self._view.push(emit))
+
+    def end(self, whole: RequestOutput) -> None:
+        """Show the figures."""
+        if not self._ends_line or not whole.outputs[0].text:
+            self._write("\n")
+        metrics = whole.outputs[0].metrics
+        assert metrics is not None
+        self._done.append(metrics)
+        if self._is_only:
+            seed = whole.seed if self._request.temperature > 0 else None
+            typer.echo("\n" + summary(metrics, policy=self._policy, seed=seed), err=True)
+        else:
+            typer.echo(figures_in_short(metrics), err=True)
+
+    def failed(self, place: Place, reason: str) -> None:
+        """Say why."""
+        typer.echo(f"error: {place}: {reason}", err=True)
+
+    def close(self) -> None:
+        """The figures of all texts, if there were several."""
+        if not self._is_only and self._done:
+            typer.echo("\n" + figures_of_all(self._done, policy=self._policy), err=True)
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._ends_line = text.endswith("\n")
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to write colours there: to a terminal, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
