@@ -1,0 +1,106 @@
+"""Session, drafter and target joined by hand: scripted choices, no process, no model."""
+
+from collections.abc import Mapping, Sequence
+
+from coordinator import session as s
+from drafter_node import drafting as d
+from proto.messages import Limits, Message, Policy, Role, SamplingSpec
+from target_node import verifying as v
+
+NUM_SLOTS = 256
+MAX_STEPS = 10_000
+LIKELY = -0.1
+
+
+class Trio:
+    """One text on the real machines.
+
+    target, drafter  the token that each chooses at a position of the text
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        target: Mapping[int, int],
+        drafter: Mapping[int, int],
+        policy: Policy,
+        limits: Limits,
+    ) -> None:
+        self.emitted: list[s.Emit] = []
+        self.finish: s.Finish | None = None
+        self._target_says = target
+        self._drafter_says = drafter
+        self._session = s.Session(
+            1, bytes(16), tuple(prompt), sampling=SamplingSpec(), policy=policy, limits=limits
+        )
+        self._drafting = d.Drafting(max_len=NUM_SLOTS, num_slots=NUM_SLOTS)
+        self._verifying = v.Verifying(num_slots=NUM_SLOTS)
+        self._steps = 0
+
+    @property
+    def counts(self) -> s.SessionCounts:
+        """What the session has counted."""
+        return self._session.counts
+
+    def run(self) -> list[s.Emit]:
+        """From the first Open to the end; what every pass emitted."""
+        self._tell(s.Started())
+        self._tell(s.NodeJoined(Role.TARGET))
+        self._tell(s.NodeJoined(Role.DRAFTER))
+        while self.finish is None:
+            self._steps += 1
+            assert self._steps < MAX_STEPS, "the text does not end"
+            # The drafter is so fast that it is always as far ahead as its window allows.
+            while self._step_drafter(d.Tick()):
+                pass
+            self._step_target(v.Tick())
+        return self.emitted
+
+    def _tell(self, event: s.Event) -> None:
+        for action in self._session.handle(event, 0.0):
+            match action:
+                case s.Send(Role.DRAFTER, message):
+                    self._step_drafter(d.Arrived(message))
+                case s.Send(_, message):
+                    self._step_target(v.Arrived(message))
+                case s.Emit():
+                    self.emitted.append(action)
+                case s.Finish():
+                    self.finish = action
+                case s.Fail(detail):
+                    raise AssertionError(detail)
+
+    def _step_drafter(self, event: d.Event) -> bool:
+        """Whether it computed."""
+        has_computed = False
+        for action in self._drafting.handle(event, 0.0):
+            match action:
+                case d.Compute():
+                    has_computed = True
+                    self._step_drafter(self._proposal(action))
+                case d.Send(message):
+                    self._step_target(v.Arrived(message))
+        self._drafting.check()
+        return has_computed
+
+    def _proposal(self, compute: d.Compute) -> d.Proposed:
+        if compute.position is None:
+            return d.Proposed(compute.ticket, (), (), 0)
+        token = self._drafter_says[compute.position]
+        return d.Proposed(compute.ticket, (token,), (LIKELY,), 0)
+
+    def _step_target(self, event: v.Event) -> None:
+        for action in self._verifying.handle(event, 0.0):
+            match action:
+                case v.Compute(ticket=ticket, positions=positions):
+                    tokens = tuple(self._target_says[position] for position in positions)
+                    self._step_target(v.Computed(ticket, tokens, 0))
+                case v.Send(message):
+                    self._heard_from_target(message)
+        self._verifying.check()
+
+    def _heard_from_target(self, message: Message) -> None:
+        assert isinstance(message, v.Verdict)
+        self._step_drafter(d.Arrived(message))
+        self._tell(s.VerdictArrived(message))

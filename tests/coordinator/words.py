@@ -1,0 +1,24 @@
+"""A decoder for tests: every token is a word, and some are bytes of one character."""
+
+from collections.abc import Mapping, Sequence
+
+
+class Words:
+    """Tokens are looked up; a token without a word holds text back until the next that has one."""
+
+    def __init__(self, words: Mapping[int, str]) -> None:
+        self._words = words
+        self._is_held = False
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The word of each token."""
+        self._is_held = bool(tokens) and tokens[-1] not in self._words
+        return [self._words.get(token, "") for token in tokens]
+
+    def preview(self, tokens: Sequence[int]) -> str:
+        """The words, with nothing kept."""
+        return "".join(self._words.get(token, "\ufffd") for token in tokens)
+
+    def finish(self) -> str:
+        """What was held back."""
+        return "\ufffd" if self._is_held else ""
