@@ -258,9 +258,11 @@ def test_a_cancelled_task_and_a_closed_iterator_free_the_nodes(llm: LLM, texts: 
         outputs = await llm.agenerate(PROMPTS[0], PARAMS)
         return outputs[0].outputs[0].text
 
+    passes = nodes_of(llm)[0].progress
     assert asyncio.run(main()) == texts[0]
     assert frees_both_nodes(llm)
     assert llm.pair.service._num_open == 0
+    assert nodes_of(llm)[0].progress - passes < 150, "the nodes went on with a text left behind"
 
 
 def resident_kib(pid: int) -> int:

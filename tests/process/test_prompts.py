@@ -1,0 +1,179 @@
+"""Many prompts on the command line: what stands where, and what is kept when one of them fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.test_faults import ROOT, alive, children, wait_for
+from tests.tiny_models import make_model, make_noised
+from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+
+pytestmark = pytest.mark.process
+
+TOO_LONG = "x" * 300
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options for a random pair with a tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    target = make_model("llama", root / "target", vocab=VOCAB_SIZE + 3)
+    drafter = make_noised(target, root / "drafter", 0.2)
+    for folder in (target, drafter):
+        save_bytewise_tokenizer(folder)
+    pair = ["--target", str(target), "--drafter", str(drafter), "--dtype", "float32"]
+    return [*pair, "--max-model-len", "200", "--ignore-eos", "--max-tokens", "24"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "coordinator", "generate", *arguments]
+
+
+def run(*arguments: str, standard_input: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        input=standard_input,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def json_lines(folder: Path, *prompts: str) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return str(path)
+
+
+def errors_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert "Traceback" not in done.stderr, done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_prompt_that_does_not_fit_loses_nothing_of_the_others(
+    models: list[str], tmp_path: Path
+) -> None:
+    file = json_lines(tmp_path, "one", "two\nlines", TOO_LONG, "four")
+    done = run("--prompt-file", file, "--json", *models)
+    assert done.returncode == 2
+    made = records(done.stdout)
+    assert [record["index"] for record in made] == [0, 1, 2, 3]
+    assert [record["prompt"] for record in made] == ["one", "two\nlines", TOO_LONG, "four"]
+    assert made[2].keys() == {"index", "prompt", "error"}
+    assert errors_of(done) == [f"error: prompt 3 of 4: {made[2]['error']}"]
+    for record in (made[0], made[1], made[3]):
+        assert len(record["token_origins"]) == len(record["token_ids"]) == 24
+        figures = record["metrics"]["speculative_decoding"]
+        accepted = record["token_origins"].count("draft:model")
+        assert figures["num_accepted_draft_tokens"] == accepted
+
+
+def test_texts_that_are_complete_are_kept_when_the_target_dies(
+    models: list[str], tmp_path: Path
+) -> None:
+    file = json_lines(tmp_path, *"abcde")
+    process = subprocess.Popen(
+        command("--prompt-file", file, "--json", "--min-target-pass-ms", "40", *models),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = [process.stdout.readline() for _ in range(2)]
+    nodes = children(process.pid)
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in nodes}
+    (target,) = [pid for pid, line in commands.items() if "target_node" in line]
+    os.kill(target, signal.SIGKILL)
+    rest, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert [record["index"] for record in records("".join(first))] == [0, 1]
+    assert rest == ""
+    assert errors.splitlines()[-1].startswith("error: prompt 3 of 5: the target process was ended")
+    assert wait_for(lambda: not any(map(alive, nodes)), 5.0)
+
+
+def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n\ntwo\n")
+    done = run("--prompt-file", str(file), *models)
+    assert done.returncode == 0
+    assert not errors_of(done)
+    made = records(run("--prompt-file", str(file), "--json", *models).stdout)
+    assert [record["prompt"] for record in made] == ["one", "two"]
+    lines = [text if text.endswith("\n") else text + "\n" for text in (r["text"] for r in made)]
+    assert done.stdout == "".join(lines)
+    assert "── 1 of 2 ── one ──" in done.stderr
+    assert "── 2 of 2 ── two ──" in done.stderr
+    assert "2 texts, 48 tokens" in done.stderr
+
+
+def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str]) -> None:
+    plain = records(run("-", "--json", *models, standard_input="one\ntwo").stdout)[0]
+    assert plain["prompt"] == "one\ntwo"
+    done = run("one\ntwo", "--show-speculation", *models)
+    assert done.returncode == 0
+    assert "marks: accepted draft  [-rejected draft-]  {+the target's own+}" in done.stderr
+    assert "\x1b[" not in done.stdout
+    origins = plain["token_origins"]
+    num_own = sum(origin != "draft:model" for origin in origins)
+    # Bytes are not characters: those of one text may fall into one mark.
+    assert 1 <= done.stdout.count("{+") <= num_own
+    assert ("[-" in done.stdout) == ("recovered" in origins)
+
+
+def test_a_chat_says_that_its_template_is_plain(models: list[str]) -> None:
+    done = run("Why?", "--chat", "--json", *models)
+    assert done.returncode == 0
+    assert "the target has no chat template; a plain one is used" in done.stderr
+    assert records(done.stdout)[0]["prompt"] == "User: Why?\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "give either PROMPT, --prompt-file or --prompt-ids"),
+        (["a", "--prompt-file", "b"], "give either PROMPT, --prompt-file or --prompt-ids"),
+        (["--prompt-file", "./nowhere"], "cannot read nowhere: No such file or directory"),
+        (["--prompt-file", "/dev/null"], "/dev/null has no prompts"),
+        (["-"], "standard input is empty"),
+        (["--prompt-ids", "1,2", "--chat"], "--chat needs a text"),
+        (["a", "--json", "--show-speculation"], "--show-speculation is for people"),
+    ],
+)
+def test_a_bad_request_is_one_line_before_anything_is_started(
+    arguments: list[str], line: str
+) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (error,) = errors_of(done)
+    assert line in error
+    assert "starting" not in done.stderr
+
+
+def test_the_command_line_answers_without_loading_a_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "coordinator", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "generate" in done.stdout
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "typer" in loaded
+    assert not loaded & {"torch", "transformers", "ray"}
