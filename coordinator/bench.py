@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from coordinator.config import PairConfig, RequestConfig, SpeculationConfig
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.launcher import ROOT
 from coordinator.metrics import Metrics, percentiles_ms
 from coordinator.pair import Pair
@@ -125,7 +125,7 @@ def pair_arm(name: str, pair: Pair, speculation: SpeculationConfig, max_tokens: 
     """An arm that runs one policy on a pair."""
 
     def run(prompt: tuple[int, ...], temperature: float, seed: int) -> Text:
-        request = RequestConfig(
+        request = SamplingParams(
             temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True
         )
         stream, _ = pair.generate(prompt, speculation, request)

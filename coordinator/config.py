@@ -109,9 +109,6 @@ class SamplingParams(_Frozen):
     ignore_eos: bool = False
 
 
-RequestConfig = SamplingParams
-
-
 def checked(kind: type[T], **values: object) -> T:
     """Make a config of command line options; raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)

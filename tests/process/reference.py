@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from coordinator.config import RequestConfig, SpeculationConfig
+from coordinator.config import SamplingParams, SpeculationConfig
 from coordinator.metrics import Metrics
 from coordinator.pair import Pair
 
@@ -91,7 +91,7 @@ def generate(
     pair: Pair,
     prompt: tuple[int, ...],
     speculation: SpeculationConfig,
-    request: RequestConfig,
+    request: SamplingParams,
 ) -> Generated:
     """Run one request to its end."""
     stream, _ = pair.generate(prompt, speculation, request)

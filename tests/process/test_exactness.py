@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, RequestConfig, SpeculationConfig
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from tests.process.reference import (
     EVERY_POLICY,
@@ -18,8 +18,8 @@ from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process
 
-GREEDY = RequestConfig(max_tokens=128, ignore_eos=True)
-SAMPLED = RequestConfig(temperature=0.8, top_p=0.95, seed=7, max_tokens=96, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=128, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=96, ignore_eos=True)
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gpt_neox", "opt", "phi3")
 FLOAT32 = PairConfig(dtype="float32", drafter_dtype="float32")
 

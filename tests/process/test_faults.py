@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, RequestConfig, SpeculationConfig
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from proto.errors import IncompatibleError, NodeError, SlipstreamError
 from proto.transport import Connection
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = (sys.executable, "-m", "coordinator", "generate")
 PROMPT = (5, 6, 7)
-GREEDY = RequestConfig(max_tokens=200, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 PIPELINED = SpeculationConfig()
 
 
