@@ -6,7 +6,7 @@ Safety, after every step of every machine
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
     * what the drafter drafts is what its model says about that path: its cache is right
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
-    * an ack never counts over a gap
+    * an ack never counts over a gap, and an Open that is not newer than another changes nothing
     * an idle target has something to do or a deadline
     * what was emitted is the text to its end, with the right reason, and nothing after it
 Liveness is defined in `liveness.py`.
@@ -60,6 +60,8 @@ class Judge:
         self.truths: dict[int, Truth] = {}
         self.liveness = Liveness(scenario, timeline)
         self._lengths: dict[Role, tuple[tuple[int, int, int], int]] = {}
+        # Per life of a node: the newest Open that has come, and the tree that it made.
+        self._opened: dict[tuple[Role, int], tuple[tuple[int, int], Any]] = {}
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
         self._tree: Any = None
         self._come: dict[int, set[int]] = defaultdict(set)
@@ -131,6 +133,8 @@ class Judge:
     def handled(self, node: "Node", event: Any) -> None:
         """A node's machine has handled an event and its actions are done."""
         machine = node.machine
+        if isinstance(getattr(event, "message", None), Open):
+            self._check_open(node, event.message)
         if machine.opened is None:
             return
         truth = self.truths[machine.opened.session]
@@ -166,6 +170,12 @@ class Judge:
 
     # -- checks -----------------------------------------------------------------------------------
 
+    def _check_open(self, node: "Node", message: Open) -> None:
+        life = (message.session, message.incarnation)
+        newest, tree = self._opened.get((node.role, node.life), ((0, 0), None))
+        assert life > newest or node.machine.tree is tree, "an old Open has been obeyed"
+        self._opened[node.role, node.life] = max(life, newest), node.machine.tree
+
     def _check_text(self, node: "Node", truth: Truth) -> None:
         machine = node.machine
         tokens, opened = machine.tree.text.tokens, machine.opened
@@ -191,6 +201,8 @@ class Judge:
         deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
         ahead = deepest + 1 - len(machine.tree.text)
         assert ahead <= machine.opened.policy.window, "the drafter runs beyond its window"
+        # The target adds a token itself, so a draft of the very last one is never worth anything.
+        assert deepest + 1 < truth.limits.max_len, "the drafter drafts past the longest text"
 
     def _check_verdict(self, verdict: Verdict) -> None:
         truth = self.truths[verdict.session]

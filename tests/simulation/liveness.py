@@ -3,8 +3,8 @@
 The bad time is over when everything that it did has shown itself: no node is down or not yet told,
 no message of it is still on its way, and no `Open` is still to come. Then, until the text ends:
 
-    completed   the text is complete within SETTLE_S (which covers the limits on silence and on
-                work), its prefills, and for every token left what one costs at worst;
+    completed   the text is complete within SETTLE_S, its prefills, and for every token left what
+                one costs at worst;
     accepted    with a drafter that is always right, drafts are accepted again within three
                 verdicts, and within NOTICE_S (heartbeats must tell what was lost), the prefills and
                 ACCEPT_TOKENS such token costs. Where a message takes longer than a pass, there are
@@ -21,7 +21,7 @@ window is always behind a target that goes on alone, and then going on alone is 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from coordinator.session import ANSWER_LIMIT_S, Session
+from coordinator.session import ANSWER_LIMIT_S, WORK_LIMIT_S_MIN, Session
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Draft, Limits, Verdict
 from tests.simulation.scenario import Scenario
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import Timeline
 
 NUM_VERDICTS = 3
-SETTLE_S = 4.0
+SETTLE_S = WORK_LIMIT_S_MIN  # heartbeats tell everything before that last resort does
 NOTICE_S = ANSWER_LIMIT_S + 2 * HEARTBEAT_INTERVAL_S
-ACCEPT_TOKENS = 10
+ACCEPT_TOKENS = 5
 
 
 class Liveness:

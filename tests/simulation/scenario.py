@@ -11,6 +11,7 @@ from proto.messages import (
     pipelined,
     synchronous,
 )
+from target_node.patience import WAIT_S_MAX
 from tests.simulation.toys import ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")
@@ -101,7 +102,7 @@ class Scenario:
         if not policy.has_drafter:
             return False
         if policy.window <= policy.launch_min:
-            return True
+            return self.round_trip_s + policy.launch_min * costs.draft_s < WAIT_S_MAX
         ahead_s = (policy.window - 1) * costs.pass_s
         return ahead_s > self.round_trip_s and costs.pass_s > 1.25 * costs.draft_s
 
@@ -154,7 +155,7 @@ def _model(random: Random) -> ToyModel:
     return ToyModel(
         salt=random.getrandbits(64),
         vocab_size=vocab_size,
-        agreement=random.choice((1.0, 1.0, 0.0, random.random(), random.random(), random.random())),
+        agreement=random.choice((1.0, 1.0, 1.0, 0.0, random.random(), random.random())),
         num_children=random.choice((1, 1, 1, 2)),
         stop_ids=tuple(range(vocab_size, vocab_size + random.randint(1, 2))) if has_stop else (),
         stop_rate=random.choice((0.1, 0.02)) if has_stop else 0.0,
@@ -175,7 +176,7 @@ def _texts(random: Random, model: ToyModel) -> tuple[Text, Text]:
 
 def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:
     return Limits(
-        prompt_len + random.choice((random.randint(1, 8), random.randint(1, 80))), model.stop_ids
+        prompt_len + random.choice((random.randint(1, 8), random.randint(1, 100))), model.stop_ids
     )
 
 
@@ -185,16 +186,16 @@ def _policy(random: Random, name: str) -> Policy:
     if name == "sync":
         return synchronous(random.randint(1, 8))
     k = random.choice((random.randint(1, 8), random.randint(1, 64)))
-    return pipelined(k, random.choice((random.randint(1, 16), random.randint(1, 64))))
+    return pipelined(k, random.choice((random.randint(1, 16), random.randint(16, 64))))
 
 
 def _costs(random: Random) -> Costs:
-    pass_s = random.uniform(0.01, 0.1)
+    pass_s = random.uniform(0.02, 0.3)
     hop_s = pass_s * random.choice((0.01, 0.1, 0.5, random.uniform(0, 3)))
     return Costs(
         pass_s=pass_s,
         row_s=pass_s * random.choice((0.0, 0.05)),
-        draft_s=pass_s / random.uniform(1.0, 12.0),
+        draft_s=pass_s / random.choice((random.uniform(1.0, 12.0), random.uniform(4.0, 30.0))),
         drafter_hop_s=hop_s,
         target_hop_s=hop_s * random.choice((0.01, 1.0)),
         jitter_s=hop_s * random.choice((0.0, 0.5)),
@@ -205,7 +206,7 @@ def _costs(random: Random) -> Costs:
 def _faults(random: Random, plain_s: float) -> Faults:
     """Four kinds of weather; `plain_s` is how long the texts take at most without any drafter."""
     weather = random.choice(("calm", "disorder", "loss", "storm"))
-    heal_s = plain_s * random.uniform(0.05, 1.0)
+    heal_s = plain_s * random.choice((random.uniform(0.01, 0.1), random.uniform(0.05, 0.6)))
     if weather == "calm":
         return Faults(0.0, 0.0, 0.0, (), 0.0)
     if weather == "disorder":
@@ -213,7 +214,7 @@ def _faults(random: Random, plain_s: float) -> Faults:
     crashes: tuple[Crash, ...] = ()
     if weather == "storm":
         crashes = tuple(_crash(random, heal_s) for _ in range(random.randint(1, 4)))
-    drop = random.choice((0.0, 0.02, 0.1, 0.3))
+    drop = random.choice((0.02, 0.1, 0.3, 0.5))
     return Faults(drop, random.choice((0.0, 0.1)), random.choice((0.0, 0.2)), crashes, heal_s)
 
 

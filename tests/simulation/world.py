@@ -71,10 +71,9 @@ class Link:
         if faulty and random.random() < faults.drop:
             self.world.tell(self.name, "dropped", frame)
             return
-        copies = 2 if faulty and random.random() < faults.repeat else 1
-        for _ in range(copies):
-            late = faulty and random.random() < faults.reorder
-            self._carry(frame, late=late, mark=faulty)
+        self._carry(frame, late=faulty and random.random() < faults.reorder, mark=faulty)
+        if faulty and random.random() < faults.repeat:
+            self._carry(frame, late=random.random() < 0.5, mark=True)
 
     def _carry(self, frame: bytes, *, late: bool, mark: bool) -> None:
         timeline, random = self.world.timeline, self.world.random

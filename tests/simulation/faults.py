@@ -1,0 +1,311 @@
+"""Mistakes that the simulator must catch: each is one small change to a machine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from coordinator.session import Session
+from drafter_node.drafting import Drafting, Proposed
+from engine.slots import Feed, SlotMap
+from proto.messages import FinishReason, Limits, Open, Policy
+from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node.patience import Patience
+from target_node.received import _Source
+from target_node.verifying import Computed, Verifying
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A mistake, what the simulator must say about it, and where it shows soonest."""
+
+    plant: Callable[[Patch], None]
+    symptom: str
+    policy: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The mistake in words."""
+        return self.plant.__name__.replace("_", " ")
+
+
+# -- guards by length instead of by hash ----------------------------------------------------------
+
+
+def a_draft_is_known_by_the_length_of_its_parent(patch: Patch) -> None:
+    attach = SpeculationTree.attach
+
+    def by_length(self: SpeculationTree, graft: Graft) -> int:
+        ahead = graft.parent_len - len(self.text)
+        chain = self.best_chain(max(0, ahead))
+        if ahead <= 0:
+            graft = replace(graft, parent_hash=self.text.path_hashes[graft.parent_len])
+        elif len(chain) == ahead:
+            graft = replace(graft, parent_hash=chain[-1].key)
+        return attach(self, graft)
+
+    patch.setattr(SpeculationTree, "attach", by_length)
+
+
+def a_verdict_is_known_by_the_length_of_its_base(patch: Patch) -> None:
+    def by_length(
+        self: SpeculationTree, base_len: int, base_hash: int, tokens: Sequence[int]
+    ) -> Sequence[int] | None:
+        ahead = base_len - len(self.text)
+        if ahead <= 0:
+            return tokens[-ahead:]
+        chain = self.best_chain(ahead)
+        return (*(node.token for node in chain), *tokens) if len(chain) == ahead else None
+
+    patch.setattr(SpeculationTree, "news", by_length)
+
+
+def a_cached_prefix_is_known_by_its_length(patch: Patch) -> None:
+    def by_length(self: CommittedText, tokens: Sequence[int]) -> int:
+        return min(len(self), len(tokens))
+
+    patch.setattr(CommittedText, "common_len", by_length)
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+def an_open_keeps_one_row_too_many(patch: Patch) -> None:
+    truncate = SlotMap.truncate
+    patch.setattr(SlotMap, "truncate", lambda self, length: truncate(self, length + 1))
+
+
+def a_verdict_counts_one_row_too_many_as_cached(patch: Patch) -> None:
+    advance = SlotMap.advance
+
+    def one_more(self: SlotMap[int], path: Sequence[int], survivors: Any) -> Any:
+        move = advance(self, path, survivors)
+        self.prefix_len += bool(path)
+        return move
+
+    patch.setattr(SlotMap, "advance", one_more)
+
+
+def catching_up_feeds_one_token_too_few(patch: Patch) -> None:
+    feed = SlotMap.feed
+
+    def one_less(self: SlotMap[int], missing: Sequence[int], nodes: Any = ()) -> Feed:
+        if len(missing) > 1:
+            self.prefix_len += 1
+            missing = missing[1:]
+        return feed(self, missing, nodes)
+
+    patch.setattr(SlotMap, "feed", one_less)
+
+
+def a_node_does_not_inherit_the_mask_of_its_parent(patch: Patch) -> None:
+    allocate = SlotMap._allocate
+    patch.setattr(SlotMap, "_allocate", lambda self, key, parent: allocate(self, key, None))
+
+
+def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
+    def unlimited(self: Verifying) -> int:
+        assert self.opened is not None
+        room = self.opened.limits.max_drafts(len(self.tree.text))
+        return min(self.opened.policy.num_speculative_tokens, room)
+
+    patch.setattr(Verifying, "_num_drafts_max", unlimited)
+
+
+# -- the text -------------------------------------------------------------------------------------
+
+
+def the_recovered_token_is_dropped(patch: Patch) -> None:
+    accept = Verifying._accept
+
+    def without(self: Verifying, nodes: tuple[int, ...], choices: tuple[int, ...]) -> Any:
+        accepted, tokens = accept(self, nodes, choices)
+        return accepted, tokens if accepted == len(nodes) else tokens[:-1]
+
+    patch.setattr(Verifying, "_accept", without)
+
+
+def a_verdict_that_comes_twice_is_applied_twice(patch: Patch) -> None:
+    def append(
+        self: CommittedText, base_len: int, base_hash: int, tokens: Sequence[int]
+    ) -> Sequence[int] | None:
+        return tokens if self.is_prefix(base_len, base_hash) else None
+
+    patch.setattr(CommittedText, "continuation", append)
+
+
+def _trim_by_length(
+    self: Limits, start_len: int, tokens: Sequence[int]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    allowed = tuple(tokens[: self.max_len - start_len])
+    done = start_len + len(allowed) >= self.max_len
+    return allowed, FinishReason.LENGTH if done else None
+
+
+def a_stop_token_does_not_end_the_text(patch: Patch) -> None:
+    patch.setattr(Limits, "trim", _trim_by_length)
+
+
+def the_session_does_not_look_for_stop_tokens(patch: Patch) -> None:
+    on_verdict = Session._on_verdict
+
+    def careless(self: Session, verdict: Any, now: float) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Limits, "trim", _trim_by_length)
+            return on_verdict(self, verdict, now)
+
+    patch.setattr(Session, "_on_verdict", careless)
+
+
+def drafts_go_past_the_longest_text(patch: Patch) -> None:
+    def one_more(self: Limits, length: int) -> int:
+        return max(0, self.max_len - length)
+
+    patch.setattr(Limits, "max_drafts", one_more)
+
+
+# -- lives ----------------------------------------------------------------------------------------
+
+
+def an_open_of_the_same_incarnation_is_obeyed(patch: Patch) -> None:
+    for machine in (Drafting, Verifying):
+        on_open: Any = machine._on_open
+
+        def obey(self: Any, message: Open, *now: float, on_open: Any = on_open) -> Any:
+            session, incarnation = self._last_open
+            self._last_open = session, incarnation - 1
+            return on_open(self, message, *now)
+
+        patch.setattr(machine, "_on_open", obey)
+
+
+def the_target_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
+    on_computed = Verifying._on_computed
+
+    def unchecked(self: Verifying, event: Computed, now: float) -> Any:
+        if self._running is not None:
+            event = replace(event, ticket=self._running.ticket)
+        return on_computed(self, event, now)
+
+    patch.setattr(Verifying, "_on_computed", unchecked)
+
+
+def the_drafter_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
+    on_proposed = Drafting._on_proposed
+
+    def unchecked(self: Drafting, event: Proposed) -> Any:
+        if self._in_flight is not None:
+            event = replace(event, ticket=self._in_flight.ticket)
+        return on_proposed(self, event)
+
+    patch.setattr(Drafting, "_on_proposed", unchecked)
+
+
+# -- speed: the text stays right ------------------------------------------------------------------
+
+
+def what_was_lost_is_not_sent_again(patch: Patch) -> None:
+    patch.setattr(Drafting, "_is_something_lost", lambda self, message, life: False)
+
+
+def a_draft_that_comes_too_early_is_dropped(patch: Patch) -> None:
+    patch.setattr(SpeculationTree, "_keep_orphan", lambda self, graft: None)
+
+
+def an_ack_counts_over_a_gap(patch: Patch) -> None:
+    def careless(self: _Source, first: int, last: int) -> None:
+        self.number = max(self.number, last)
+
+    patch.setattr(_Source, "add", careless)
+
+
+def the_later_child_wins(patch: Patch) -> None:
+    place = SpeculationTree._place
+
+    def anew(self: SpeculationTree, length: int, parent: int, *rest: Any) -> Any:
+        if length >= len(self.text) and (existing := self.child(parent, rest[0])):
+            existing.children.clear()
+        return place(self, length, parent, *rest)
+
+    patch.setattr(SpeculationTree, "_place", anew)
+
+
+def the_drafter_does_not_look_at_heartbeats(patch: Patch) -> None:
+    patch.setattr(Drafting, "_on_marks", lambda self, marks: [])
+
+
+def the_target_does_not_look_at_heartbeats(patch: Patch) -> None:
+    patch.setattr(Verifying, "_on_marks", lambda self, marks: [])
+
+
+def a_fault_is_not_answered(patch: Patch) -> None:
+    patch.setattr(Session, "_on_fault", lambda self, role, fault, now: [])
+
+
+def an_open_that_was_lost_is_not_sent_again(patch: Patch) -> None:
+    repair = Session._repair
+
+    def once(self: Session, role: Any, incarnation: int, now: float) -> Any:
+        told = self._told.get(role)
+        return repair(self, role, incarnation, now if told is None else told.at)
+
+    patch.setattr(Session, "_repair", once)
+
+
+def the_target_waits_for_ever(patch: Patch) -> None:
+    def endless(self: Patience, policy: Policy) -> float:
+        return float("inf")
+
+    patch.setattr(Patience, "limit_s", endless)
+
+
+def the_drafter_ignores_its_window(patch: Patch) -> None:
+    tip = Drafting._tip
+
+    def wide(self: Drafting) -> int | None:
+        assert self.opened is not None
+        policy = replace(self.opened.policy, window=64)
+        narrow, self.opened = self.opened, replace(self.opened, policy=policy)
+        found = tip(self)
+        self.opened = narrow
+        return found
+
+    patch.setattr(Drafting, "_tip", wide)
+
+
+NOT_DRAFTED_THERE = "nobody drafted there"
+NOT_THE_TEXT = "text is wrong|not the target's text"
+BAD_CACHE = "CacheError|IndexError|is not the target's text|its model does not say"
+NO_SPEED = "no draft is accepted"
+
+FAULTS = (
+    Fault(a_draft_is_known_by_the_length_of_its_parent, NOT_DRAFTED_THERE),
+    Fault(a_verdict_is_known_by_the_length_of_its_base, NOT_THE_TEXT),
+    Fault(a_cached_prefix_is_known_by_its_length, BAD_CACHE),
+    Fault(an_open_keeps_one_row_too_many, BAD_CACHE),
+    Fault(a_verdict_counts_one_row_too_many_as_cached, BAD_CACHE),
+    Fault(catching_up_feeds_one_token_too_few, BAD_CACHE),
+    Fault(a_node_does_not_inherit_the_mask_of_its_parent, BAD_CACHE),
+    Fault(a_pass_has_more_rows_than_the_fixed_number, "rows in a pass of", "pipelined"),
+    Fault(the_recovered_token_is_dropped, "says nothing|accepted tokens make"),
+    Fault(a_verdict_that_comes_twice_is_applied_twice, NOT_THE_TEXT),
+    Fault(a_stop_token_does_not_end_the_text, NOT_THE_TEXT),
+    Fault(the_session_does_not_look_for_stop_tokens, f"{NOT_THE_TEXT}|still missing"),
+    Fault(drafts_go_past_the_longest_text, "past the longest text"),
+    Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed"),
+    Fault(the_target_uses_the_result_of_an_earlier_life, BAD_CACHE),
+    Fault(the_drafter_uses_the_result_of_an_earlier_life, BAD_CACHE),
+    Fault(what_was_lost_is_not_sent_again, NO_SPEED),
+    Fault(a_draft_that_comes_too_early_is_dropped, f"{NO_SPEED}|still missing"),
+    Fault(an_ack_counts_over_a_gap, "never came"),
+    Fault(the_later_child_wins, "hangs nowhere"),
+    Fault(the_drafter_does_not_look_at_heartbeats, NO_SPEED, "pipelined"),
+    Fault(the_target_does_not_look_at_heartbeats, f"{NO_SPEED}|still missing"),
+    Fault(a_fault_is_not_answered, f"{NO_SPEED}|still missing"),
+    Fault(an_open_that_was_lost_is_not_sent_again, f"{NO_SPEED}|still missing"),
+    Fault(the_target_waits_for_ever, "without a deadline", "sync"),
+    Fault(the_drafter_ignores_its_window, "beyond its window"),
+)

@@ -1,0 +1,32 @@
+"""The simulator catches the mistakes that it is there for; without them the same seeds hold."""
+
+import re
+from functools import cache
+
+import pytest
+
+from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.run import SimulationFailure, simulate
+
+NUM_SEEDS = 400
+
+
+@cache
+def _holds(seed: int, policy: str | None) -> bool:
+    return simulate(seed, policy)["texts"] == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, caught_by = "nothing", None
+    with monkeypatch.context() as patch:
+        fault.plant(patch)
+        for seed in range(NUM_SEEDS):
+            try:
+                simulate(seed, fault.policy)
+            except SimulationFailure as failure:
+                said, caught_by = str(failure).split("\n", 1)[0], seed
+                break
+    assert caught_by is not None, f"{NUM_SEEDS} seeds did not see it"
+    assert re.search(fault.symptom, said), said
+    assert _holds(caught_by, fault.policy), "the seed fails without the fault too"
