@@ -1,7 +1,9 @@
 """The Python API on real processes: outputs, streams that stop, queues, asyncio, memory."""
 
 import asyncio
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -334,3 +336,29 @@ def test_the_example_of_the_documentation_runs(folders: tuple[str, str]) -> None
     assert done.returncode == 0, done.stderr
     assert "tokens per target pass" in done.stdout
     assert time.monotonic() - started < 120
+
+
+def test_a_killed_target_ends_every_waiting_text_with_the_same_line(
+    folders: tuple[str, str],
+) -> None:
+    errors: list[str] = []
+
+    def use(llm: LLM) -> None:
+        try:
+            llm.generate("zero", LONG)
+        except NodeError as error:
+            errors.append(str(error))
+
+    with LLM(*folders, dtype="float32", max_model_len=1000, min_target_pass_ms=40.0) as llm:
+        threads = [threading.Thread(target=use, args=(llm,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert wait_for(lambda: shows_a_session(llm), SOON_S)
+        os.kill(llm.pair.pids()["target"], signal.SIGKILL)
+        for thread in threads:
+            thread.join(timeout=10)
+        assert len(errors) == 3
+        assert len(set(errors)) == 1
+        assert errors[0].startswith("the target process was ended by signal 9")
+        with pytest.raises(NodeError, match="signal 9"):
+            llm.generate("one")
