@@ -20,6 +20,7 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 I31 = (1 << 31) - 1
+LONGEST_TEXT = 2000  # in characters, of at most four bytes each
 
 Wire = Any  # a value as msgpack gives it, unchecked until a field has read it
 
@@ -64,6 +65,7 @@ def _text(limit: int) -> _Field:
     def check(value: Any) -> str:
         if type(value) is not str or len(value) > limit:
             raise ValueError(f"expected a text of at most {limit} characters, got {value!r:.40}")
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for half a character
         return value
 
     return _checked(check)
@@ -106,7 +108,17 @@ def _array(code: str, low: float, high: float, limit: int) -> _Field:
 
 
 def _enum(kind: type[Any]) -> _Field:
-    return _Field(lambda value: kind(value).value, kind)
+    value_type = int if issubclass(kind, int) else str
+
+    def write(value: Any) -> Wire:
+        return value_type(kind(value).value)
+
+    def read(value: Wire) -> Any:
+        if type(value) is not value_type:
+            raise ValueError(f"expected a {kind.__name__}, got {value!r:.40}")
+        return kind(value)
+
+    return _Field(write, read)
 
 
 def _record(kind: type[Any], *schema: _Field) -> _Field:
@@ -226,7 +238,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
     ),
     m.Welcome: _record(m.Welcome, _integer(1, I31)),
     m.Heartbeat: _record(m.Heartbeat, _several(_MARK, m.MAX_SESSIONS), _COUNT, _text(200)),
-    m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(2000)),
+    m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
 }
 _KINDS = list(_SCHEMAS)
 _KIND_BYTES = {kind: bytes([index]) for index, kind in enumerate(_KINDS)}
@@ -238,7 +250,7 @@ def encode(message: m.Message) -> bytes:
     try:
         body = _SCHEMAS[kind].write(message)
         _check_arrays(message)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise LocalProtocolError(f"{kind.__name__}: {error}") from error
     frame: bytes = _KIND_BYTES[kind] + msgpack.packb(body)
     if len(frame) > m.MAX_FRAME_BYTES:
@@ -259,7 +271,7 @@ def decode(frame: bytes) -> m.Message:
             max_array_len=m.MAX_SESSIONS,
             max_map_len=0,
             max_ext_len=0,
-            max_str_len=2000,
+            max_str_len=4 * LONGEST_TEXT,
             max_bin_len=4 * m.MAX_TEXT_LEN,
         )
         message: m.Message = _SCHEMAS[kind].read(body)
@@ -298,5 +310,7 @@ def _check_arrays(message: m.Message) -> None:
         case m.Open():
             if not 1 <= message.num_prompt <= len(message.tokens):
                 raise ValueError("num_prompt must be in 1..number of tokens")
+            if len(message.tokens) >= message.limits.max_len:
+                raise ValueError("a text of its greatest length is not opened")
         case _:
             pass
