@@ -1,0 +1,1 @@
+"""The protocol: codec, tree, machines and transport, each alone."""

@@ -1,0 +1,135 @@
+"""Hypothesis strategies: every message that may be sent, its limits included."""
+
+from hypothesis import strategies as st
+
+from proto import messages as m
+
+U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
+I31 = (1 << 31) - 1
+
+sessions = st.integers(0, U63)
+incarnations = st.integers(0, U32)
+counts = st.integers(0, U32)
+lengths = st.integers(0, m.MAX_TEXT_LEN)
+hashes = st.integers(0, U64)
+microseconds = st.integers(0, U63)
+token_ids = st.integers(0, I31)
+
+
+def token_lists(most: int, least: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
+    """Tuples of token ids."""
+    return st.lists(token_ids, min_size=least, max_size=most).map(tuple)
+
+
+def texts(most: int) -> st.SearchStrategy[str]:
+    """Texts without half characters, of one to four bytes each in UTF-8."""
+    return st.text(st.characters(exclude_categories=["Cs"]), max_size=most)
+
+
+policies = st.builds(
+    m.Policy,
+    texts(32),
+    st.integers(0, m.MAX_WINDOW),
+    st.integers(0, m.MAX_WINDOW),
+    st.integers(0, m.MAX_WINDOW),
+)
+samplings = st.builds(
+    m.SamplingSpec,
+    st.floats(0.0, 100.0),
+    st.integers(0, I31),
+    st.floats(0.0, 1.0),
+    st.integers(0, U64),
+    st.integers(0, U16),
+)
+fingerprints = st.builds(m.Fingerprint, st.integers(1, I31), texts(128), token_lists(8))
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> m.Open:
+    """A text that is not yet of its greatest length."""
+    tokens = draw(token_lists(50, least=1))
+    return m.Open(
+        session=draw(sessions),
+        incarnation=draw(incarnations),
+        key=draw(st.binary(min_size=16, max_size=16)),
+        tokens=tokens,
+        num_prompt=draw(st.integers(1, len(tokens))),
+        sampling=draw(samplings),
+        policy=draw(policies),
+        limits=m.Limits(draw(st.integers(len(tokens) + 1, m.MAX_TEXT_LEN)), draw(token_lists(8))),
+    )
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> m.Draft:
+    """Any small tree, parents first."""
+    tokens = draw(token_lists(m.MAX_NODES_PER_DRAFT if draw(st.booleans()) else 4))
+    number = draw(counts)
+    return m.Draft(
+        session=draw(sessions),
+        incarnation=draw(incarnations),
+        source=draw(st.integers(0, m.MAX_SOURCES - 1)),
+        first_number=draw(st.integers(0, number)),
+        number=number,
+        parent_hash=draw(hashes),
+        parent_len=draw(lengths),
+        tokens=tokens,
+        parents=tuple(draw(st.integers(-1, index - 1)) for index in range(len(tokens))),
+        scores=tuple(draw(st.floats(-(2.0**96), 0.0, width=32)) for _ in tokens),
+        done=draw(st.booleans()),
+        model_us=draw(microseconds),
+    )
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> m.Verdict:
+    """Some tokens, some acks, and counts that fit each other."""
+    tokens = draw(token_lists(64))
+    num_drafted = draw(counts)
+    num_accepted = draw(st.integers(0, num_drafted))
+    num_rejected = min(m.MAX_NODES_PER_DRAFT, num_drafted - num_accepted)
+    acks = st.builds(m.Ack, st.integers(0, m.MAX_SOURCES - 1), incarnations, counts)
+    return m.Verdict(
+        session=draw(sessions),
+        incarnation=draw(incarnations),
+        base_len=draw(st.integers(0, m.MAX_TEXT_LEN - len(tokens))),
+        base_hash=draw(hashes),
+        tokens=tokens,
+        acks=tuple(draw(st.lists(acks, max_size=m.MAX_SOURCES))),
+        cause=draw(st.sampled_from(m.Cause)),
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        num_rolled_back=draw(counts),
+        num_stale=draw(counts),
+        wait_us=draw(microseconds),
+        model_us=draw(microseconds),
+        host_us=draw(microseconds),
+        rejected=draw(token_lists(min(num_rejected, 8))),
+    )
+
+
+marks = st.builds(m.SessionMark, sessions, incarnations, lengths, hashes)
+
+messages: st.SearchStrategy[m.Message] = st.one_of(
+    opens(),
+    drafts(),
+    verdicts(),
+    st.builds(m.Close, sessions, texts(200)),
+    st.builds(
+        m.Hello,
+        counts,
+        st.sampled_from(m.Role),
+        texts(128),
+        fingerprints,
+        st.integers(1, I31),
+        st.integers(1, I31),
+        texts(400),
+        texts(32),
+        texts(64),
+        st.integers(0, U63),
+        microseconds,
+    ),
+    st.builds(m.Welcome, st.integers(1, I31)),
+    st.builds(m.Heartbeat, st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple), counts, texts(200)),
+    st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),
+)
