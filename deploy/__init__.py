@@ -1,0 +1,1 @@
+"""Machines: where node processes run, and how they are brought up there."""
