@@ -1,8 +1,23 @@
-"""`python -m coordinator`: the composition root."""
+"""`python -m coordinator`: the composition root, the only file here that knows `deploy`."""
 
 import sys
 
 from coordinator.cli import main
+from coordinator.launcher import NodeLauncher
+from proto.errors import ConfigurationError
+from proto.messages import Role
+
+
+def connect_ray(address: str, roles: tuple[Role, ...]) -> NodeLauncher:
+    """A launcher on a Ray cluster. Only here is Ray loaded. Raises ConfigurationError."""
+    try:
+        from deploy.ray_launcher import RayLauncher
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--ray needs the package `ray`, which cannot be loaded ({error}); run `make setup`"
+        ) from error
+    return RayLauncher(address, roles)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(connect_ray))

@@ -10,6 +10,7 @@ import typer
 
 from coordinator.bench_command import bench
 from coordinator.generate_command import generate
+from coordinator.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"
@@ -51,12 +52,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def main() -> int:
-    """Run the command line; every error of a user or a peer is one line on stderr."""
+def main(connect_ray: ConnectRay | None = None) -> int:
+    """Run the command line; every error of a user or a peer is one line on stderr.
+
+    connect_ray  called for `--ray`; handed in because this package does not know Ray
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        status = app(standalone_mode=False)
+        status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
         message = getattr(error, "format_message", error.__str__)()
         # Without a command the message is the help itself.

@@ -1,10 +1,12 @@
 """What a user can set, with its ranges and its defaults: the only home of both."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -72,6 +74,21 @@ class PairConfig(_Frozen):
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+
+
+def _check_ray_address(address: str) -> str:
+    if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
+        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {address!r}")
+    return address
+
+
+class LaunchConfig(_Frozen):
+    """Who starts the node processes.
+
+    ray  address of a Ray cluster; "": they are started on this machine, without Ray
+    """
+
+    ray: Annotated[str, AfterValidator(_check_ray_address)] = ""
 
 
 class SpeculationConfig(_Frozen):

@@ -2,25 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from coordinator import options, prompts
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.config import LaunchConfig, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.display import Progress
+from coordinator.launcher import ConnectRay, Launcher
 from coordinator.outputs import Assembly
-from coordinator.pair import Pair
+from coordinator.pair import MakeLauncher, Pair
 from coordinator.writers import JsonWriter, Place, TextWriter, Writer
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.messages import Role
 
 EXIT_SOME_FAILED = 2
 
 _PAIR, _SPECULATION, _REQUEST = PairConfig(), SpeculationConfig(), SamplingParams()
+_LAUNCH = LaunchConfig()
 
 
 def generate(
+    context: typer.Context,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     prompt_ids: options.PromptIds = None,
@@ -44,6 +49,7 @@ def generate(
     max_tokens: options.MaxTokens = _REQUEST.max_tokens,
     ignore_eos: options.IgnoreEos = _REQUEST.ignore_eos,
     reproducible: options.Reproducible = _PAIR.reproducible,
+    ray: options.Ray = _LAUNCH.ray,
     start_timeout_s: options.StartTimeout = _PAIR.start_timeout_s,
     min_target_pass_ms: options.MinTargetPass = _PAIR.min_target_pass_ms,
     min_draft_step_ms: options.MinDraftStep = _PAIR.min_draft_step_ms,
@@ -55,6 +61,7 @@ def generate(
     pair = checked(PairConfig, **_fields(PairConfig, values))
     speculation = checked(SpeculationConfig, **_fields(SpeculationConfig, values))
     request = checked(SamplingParams, **_fields(SamplingParams, values))
+    launch = checked(LaunchConfig, ray=ray)
     speculation.make(reproducible=pair.reproducible)
     if as_json and show_speculation:
         raise ConfigurationError("--show-speculation is for people; --json has token_origins")
@@ -65,13 +72,26 @@ def generate(
     else:
         writer = TextWriter(speculation.policy, request, show_speculation=show_speculation)
     with Progress(Console(stderr=True)) as progress:
-        started = Pair(pair, with_drafter=speculation.policy != "ar", say=progress.say)
+        with_drafter = speculation.policy != "ar"
+        launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
+        started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = _Run(running, speculation, request, writer)
         if not run.every(asked):
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _launcher(
+    launch: LaunchConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
+) -> MakeLauncher:
+    if not launch.ray:
+        return Launcher
+    if connect_ray is None:
+        raise ConfigurationError("--ray works with `python -m coordinator` only")
+    roles = (Role.TARGET, Role.DRAFTER) if with_drafter else (Role.TARGET,)
+    return partial(connect_ray, launch.ray, roles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +45,10 @@ class NodeLauncher(Protocol):
 
     def close(self) -> None:
         """End every node, within seconds. May be called twice."""
+
+
+# Of the address of a Ray cluster and the roles to make room for.
+ConnectRay = Callable[[str, tuple[Role, ...]], NodeLauncher]
 
 
 @dataclass(slots=True)

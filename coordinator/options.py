@@ -41,6 +41,15 @@ Reproducible = Annotated[
         help="Same seed, same text in bfloat16 too, whatever the policy (slower).",
     ),
 ]
+Ray = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Start the nodes on a Ray cluster: auto or HOST:PORT (deploy/README.md). "
+        "Default: on this machine, without Ray.",
+        show_default=False,
+    ),
+]
 StartTimeout = Annotated[float, typer.Option(help="How long the nodes may take to load.")]
 MinTargetPass = Annotated[
     float, typer.Option(help="Emulate a slower target: a pass takes at least so long.")
