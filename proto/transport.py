@@ -7,6 +7,7 @@ exit.
 """
 
 import contextlib
+import ipaddress
 import math
 import os
 import socket
@@ -19,7 +20,14 @@ from proto.messages import MAX_FRAME_BYTES
 
 SEND_QUEUE_FRAMES = 4096
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
-_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0]
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -31,7 +39,7 @@ def check_endpoint(endpoint: str) -> None:
                 "set TMPDIR to a shorter folder"
             )
     elif endpoint.startswith("tcp://"):
-        if not endpoint[len("tcp://") :].startswith(_LOOPBACK):
+        if not _is_loopback(endpoint[len("tcp://") :]):
             raise ConfigurationError(
                 f"{endpoint} is not a loopback address; frames are not encrypted, so only "
                 "tcp://127.0.0.1:PORT is allowed"
