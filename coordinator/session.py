@@ -101,7 +101,8 @@ class Emit:
     """New tokens of the text, of one target pass.
 
     The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
-    recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain.
+    recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
+    had been missed and is said again comes as several plain ones.
     """
 
     tokens: tuple[int, ...]
