@@ -1,0 +1,1 @@
+"""Who may import whom, and how the code must look."""

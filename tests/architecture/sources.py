@@ -1,0 +1,38 @@
+"""The project's Python files, parsed once."""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("proto", "engine", "drafter_node", "target_node", "coordinator", "deploy", "models")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: its path from the root, its text and its syntax tree."""
+
+    path: PurePosixPath
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        """The top folder."""
+        return self.path.parts[0]
+
+
+def source(path: str, text: str) -> Source:
+    """A file that need not exist."""
+    return Source(PurePosixPath(path), text, ast.parse(text))
+
+
+@cache
+def sources(*folders: str) -> tuple[Source, ...]:
+    """Every Python file below these folders of the repository."""
+    files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return tuple(
+        source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
+        for file in files
+    )

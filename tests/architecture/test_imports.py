@@ -1,0 +1,143 @@
+"""Who may import whom."""
+
+import subprocess
+import sys
+
+import pytest
+
+import proto
+from tests.architecture.imports import (
+    COMPOSITION_ROOT,
+    KNOWN_ONLY_IN,
+    MAY_IMPORT,
+    PURE,
+    forbidden_packages,
+    impurities,
+    misplaced_libraries,
+)
+from tests.architecture.sources import PACKAGES, ROOT, Source, source, sources
+
+PURE_SOURCES = [file for file in sources(*PACKAGES) if str(file.path) in PURE]
+
+
+def by_path(file: Source) -> str:
+    """How a file is called in a test's name."""
+    return str(file.path)
+
+
+@pytest.mark.parametrize("file", sources(*PACKAGES), ids=by_path)
+def test_a_file_imports_only_packages_below_its_own(file: Source) -> None:
+    assert forbidden_packages(file) == []
+
+
+@pytest.mark.parametrize("file", sources(*PACKAGES), ids=by_path)
+def test_a_library_is_known_only_where_it_belongs(file: Source) -> None:
+    assert misplaced_libraries(file) == []
+
+
+@pytest.mark.parametrize("file", PURE_SOURCES, ids=by_path)
+def test_a_pure_file_knows_nothing_of_the_outside_world(file: Source) -> None:
+    assert impurities(file) == []
+
+
+def test_every_pure_file_and_every_package_is_looked_at() -> None:
+    assert {str(file.path) for file in PURE_SOURCES} == set(PURE)
+    assert set(MAY_IMPORT) == set(PACKAGES)
+    known = {str(file.path) for file in sources(*PACKAGES)}
+    places = {place for library in KNOWN_ONLY_IN.values() for place in library}
+    assert {place for place in places if not place.endswith("/")} <= known
+    assert COMPOSITION_ROOT in known
+
+
+def test_proto_is_ours() -> None:
+    assert proto.__file__ == str(ROOT / "proto" / "__init__.py")
+
+
+def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
+    program = "import sys, coordinator.__main__; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "coordinator" in loaded
+    assert not loaded & {"torch", "transformers", "ray", "engine", "drafter_node", "target_node"}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("proto/tree.py", "import engine.slots"),
+        ("proto/tree.py", "def later():\n    from coordinator import session"),
+        ("engine/model.py", "from proto.messages import Open"),
+        ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
+        ("target_node/worker.py", "import drafter_node"),
+        ("coordinator/service.py", "from engine import slots"),
+        ("coordinator/service.py", "def later():\n    import deploy.ray_launcher"),
+        ("coordinator/__main__.py", "import deploy.ray_launcher"),
+        ("deploy/ray_launcher.py", "import target_node.worker"),
+        ("coordinator/cli.py", "from tests import tiny_models"),
+    ],
+)
+def test_a_forbidden_package_is_found(path: str, text: str) -> None:
+    assert len(forbidden_packages(source(path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("drafter_node/worker.py", "from engine import slots\nfrom proto.messages import Open"),
+        ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
+        ("deploy/ray_launcher.py", "from coordinator.launcher import Launcher\nimport proto"),
+    ],
+)
+def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
+    assert forbidden_packages(source(path, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("proto/node.py", "import zmq"),
+        ("coordinator/service.py", "from zmq.utils import z85"),
+        ("proto/transport.py", "import msgpack"),
+        ("coordinator/launcher.py", "def later():\n    import ray"),
+        ("target_node/verifying.py", "import torch"),
+        ("coordinator/cli.py", "from torch import nn"),
+    ],
+)
+def test_a_misplaced_library_is_found(path: str, text: str) -> None:
+    assert len(misplaced_libraries(source(path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("proto/transport.py", "import zmq"),
+        ("engine/model.py", "import torch.nn"),
+        ("drafter_node/worker.py", "import torch"),
+        ("deploy/ray_launcher.py", "import ray"),
+    ],
+)
+def test_a_library_in_its_place_is_not_found(path: str, text: str) -> None:
+    assert misplaced_libraries(source(path, text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time",
+        "from random import Random",
+        "import os.path",
+        "def later():\n    import logging",
+        "from proto import transport",
+        "from proto.node import Heart",
+        "import torch",
+    ],
+)
+def test_an_impurity_is_found(text: str) -> None:
+    assert len(impurities(source("proto/tree.py", text))) == 1
+
+
+def test_a_pure_import_is_not_found() -> None:
+    text = "from proto import messages\nfrom proto.tree import path_hash\nimport math"
+    assert impurities(source("coordinator/session.py", text)) == []
