@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -156,7 +157,15 @@ def max_model_len(name: str, config: Any) -> int:
 def _read_config(name: str, folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        StrictDataclassError,
+    ) as error:
         raise ModelError(f"{name}: cannot read config.json: {one_line(error)}") from error
 
 

@@ -31,9 +31,15 @@ def check_slot_attention(executor: Executor) -> None:
     `set_total` at None.
 
     Raises:
-        ModelError: this architecture does not run exactly with slots and masks.
+        ModelError: this architecture does not run exactly with slots and masks, or takes too few
+            positions.
     """
     loaded = executor.loaded
+    if loaded.max_model_len < _VISIBLE:
+        raise ModelError(
+            f"{loaded.name}: it takes {loaded.max_model_len} tokens (max_position_embeddings), "
+            f"fewer than {_VISIBLE}; use another model"
+        )
     executor.set_total(_VISIBLE)
     try:
         error = _slot_error(executor)

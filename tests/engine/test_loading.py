@@ -253,3 +253,15 @@ def test_a_noised_copy_agrees_with_its_original_now_and_then(
         ours = load("llama").model(ids).logits.argmax(-1)
         theirs = noised.model(ids).logits.argmax(-1)
     assert 0.3 < (ours == theirs).float().mean() < 0.95
+
+
+def test_a_model_with_hardly_any_positions_is_refused(folder: Folder, tmp_path: Path) -> None:
+    model = edited(folder("llama"), tmp_path / "m", max_position_embeddings=8)
+    assert refusal(model).startswith("it takes 8 tokens (max_position_embeddings)")
+
+
+def test_a_config_of_other_types_is_refused(folder: Folder, tmp_path: Path) -> None:
+    model = edited(folder("llama"), tmp_path / "m", num_hidden_layers="many")
+    line = refusal(model)
+    assert line.startswith("cannot read config.json")
+    assert "num_hidden_layers" in line
