@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from proto.codec import decode, encode
-from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError
+from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError, TransportError
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     PROTOCOL_VERSION,
@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SUFFIX = b"/heartbeat"
 MAX_BAD_FRAMES = 8
+MAX_CONFIG_CHARS = 1 << 16
+NO_CONFIG = (
+    "a node reads its config as one JSON line from standard input; it is started by "
+    "`python -m coordinator`"
+)
 HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
 
 
@@ -72,11 +77,8 @@ class NodeConfig:
         try:
             fields: dict[str, Any] = json.loads(line)
             return cls(**{**fields, "role": Role(fields["role"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(
-                "a node reads its config as one JSON line from standard input; it is started by "
-                f"`python -m coordinator` ({error})"
-            ) from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConfigurationError(f"{NO_CONFIG} ({error})") from error
 
     def hello(
         self,
@@ -132,7 +134,9 @@ class Heart:
 
 def read_config() -> NodeConfig:
     """Read the config from standard input and make the rest of it the lifeline."""
-    config = NodeConfig.from_json(sys.stdin.readline())
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigurationError(NO_CONFIG)
+    config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
     threading.Thread(target=_end_with_lifeline, name="lifeline", daemon=True).start()
     return config
 
@@ -207,11 +211,11 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
     try:
         config = read_config()
-    except ConfigurationError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        connection = Connection(config.endpoint, config.identity.encode())
+        heart = Heart(config)
+    except (ConfigurationError, TransportError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    connection = Connection(config.endpoint, config.identity.encode())
-    heart = Heart(config)
     try:
         work(config, connection, heart)
     except SlipstreamError as error:

@@ -133,7 +133,11 @@ class Connection:
         self._socket = self._context.socket(zmq.DEALER)
         _common_options(self._socket)
         self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise TransportError(f"cannot connect to {endpoint}: {error.strerror}") from error
 
     def receive(self, timeout_s: float | None) -> Iterator[bytes]:
         """All frames that are there; waits for the first at most so long (None: not at all)."""
