@@ -22,6 +22,7 @@ from proto.messages import MAX_WINDOW, Policy, autoregressive, pipelined, synchr
 MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
 # would round differently; so it bounds K.
@@ -61,17 +62,18 @@ def _flag(name: str) -> str:
 class PairConfig(_Frozen):
     """The two models and where they run."""
 
-    target: str = str(MODELS / "target")
-    drafter: str = str(MODELS / "drafter")
+    target: Annotated[str, Field(min_length=1)] = str(MODELS / "target")
+    drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
     target_revision: str | None = None
     drafter_revision: str | None = None
     target_device: str = ""  # "": chosen by `default_devices`
     drafter_device: str = ""
-    dtype: str = "auto"
-    drafter_dtype: str = ""  # "": float32 on a CPU (a small model is faster so), else as dtype
+    dtype: Dtype = "auto"
+    # "": float32 on a CPU (a small model is faster so), else as dtype
+    drafter_dtype: Dtype | Literal[""] = ""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
     reproducible: bool = False
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    start_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, get_args
 
 from coordinator.chat import Messages
-from coordinator.config import PairConfig, PolicyName, SamplingParams, SpeculationConfig
+from coordinator.config import Dtype, PairConfig, PolicyName, SamplingParams, SpeculationConfig
 from coordinator.outputs import Assembly, RequestOutput
 from coordinator.pair import Pair
 from coordinator.session import Emit
@@ -54,7 +54,7 @@ class LLM:
         drafter: str | None = None,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        dtype: str = _PAIR.dtype,
+        dtype: Dtype = _PAIR.dtype,
         reproducible: bool = _PAIR.reproducible,
         max_model_len: int = _PAIR.max_model_len,
         target_device: str = _PAIR.target_device,

@@ -8,6 +8,7 @@ line is an object with that key. Empty lines separate nothing and are left out.
 import json
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from proto.errors import ConfigurationError
 
@@ -20,7 +21,9 @@ def from_argument(prompt: str) -> str:
     """The prompt itself; `-` is all of standard input. Raises ConfigurationError."""
     if prompt != "-":
         return prompt
-    text = _decoded(sys.stdin.buffer.read(MAX_BYTES), "standard input")
+    if sys.stdin is None:
+        raise ConfigurationError("standard input is closed; it is read because PROMPT is `-`")
+    text = _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
     if not text:
         raise ConfigurationError("standard input is empty; it is read because PROMPT is `-`")
     return text
@@ -30,11 +33,9 @@ def from_file(path: Path) -> list[str]:
     """The prompts in a file, at least one. Raises ConfigurationError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = _read(file, str(path))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise ConfigurationError(f"{path} is larger than {MAX_BYTES >> 20} MiB; split it")
     numbered = enumerate(_decoded(data, str(path)).split("\n"), start=1)
     lines = [(number, line.rstrip("\r")) for number, line in numbered if line.strip()]
     if not lines:
@@ -42,6 +43,13 @@ def from_file(path: Path) -> list[str]:
     if _is_json(path, lines[0][1]):
         return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
     return [line for _, line in lines]
+
+
+def _read(file: BinaryIO, where: str) -> bytes:
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigurationError(f"{where} is larger than {MAX_BYTES >> 20} MiB; split it")
+    return data
 
 
 def _decoded(data: bytes, where: str) -> str:
@@ -56,7 +64,7 @@ def _is_json(path: Path, first_line: str) -> bool:
         return path.suffix in JSON_SUFFIXES
     try:
         record = json.loads(first_line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and KEY in record
 
@@ -64,7 +72,7 @@ def _is_json(path: Path, first_line: str) -> bool:
 def _prompt_of(line: str, where: str) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict) or KEY not in record:
         raise ConfigurationError(f'{where}: expected an object with a "{KEY}"')

@@ -5,25 +5,35 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Protocol
 
-from huggingface_hub import hf_hub_download
+from httpx2 import TransportError
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from proto.errors import ModelError
+from proto.errors import ConfigurationError, ModelError
 
+HUB_TIMEOUT_S = 5.0
 REPLACEMENT = "\ufffd"  # what bytes that are no character are shown as
 
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
     """A file of a model in a folder or on the hub; None if there is none."""
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path if path.exists() else None
-    try:
-        return Path(hf_hub_download(model, name, revision=revision))
-    except (OSError, HfHubHTTPError, LocalEntryNotFoundError, ValueError):
-        return None
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        disable_progress_bars()
+        try:
+            # Unlike a download of one file it turns to the local copy at once without a network.
+            folder = Path(
+                snapshot_download(
+                    model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
+                )
+            )
+        except (OSError, HfHubHTTPError, TransportError, LocalEntryNotFoundError, ValueError):
+            return None
+    path = folder / name
+    return path if path.exists() else None
 
 
 class Decoder(Protocol):
@@ -57,7 +67,16 @@ class Tokenization:
             raise ModelError(f"cannot read {path}: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text."""
+        """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text.
+
+        Raises ConfigurationError.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"the prompt is not valid Unicode (character {error.start}); give it as UTF-8"
+            ) from error
         return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, tokens: tuple[int, ...]) -> str:

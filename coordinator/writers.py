@@ -20,6 +20,7 @@ from coordinator.outputs import RequestOutput
 from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend
 from coordinator.tokenization import Decoder
+from proto.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,7 @@ class JsonWriter:
         """Every line has been written."""
 
     def _print(self, record: dict[str, object]) -> None:
-        sys.stdout.write(json.dumps(record) + "\n")
-        sys.stdout.flush()
+        _write_out(json.dumps(record) + "\n")
 
 
 class TextWriter:
@@ -153,9 +153,21 @@ class TextWriter:
 
     def _write(self, text: str) -> None:
         if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _write_out(text)
             self._ends_line = text.endswith("\n")
+
+
+def _write_out(text: str) -> None:
+    """Write to standard output at once. Raises BrokenPipeError, OutputError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to standard output: {error.strerror}; send it elsewhere"
+        ) from error
 
 
 def wants_colour(stream: TextIO) -> bool:

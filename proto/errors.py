@@ -6,6 +6,7 @@ SlipstreamError
 ├── IncompatibleError       two nodes that do not fit each other (refused at the handshake)
 ├── NodeError               a node process that failed to start, died, or stopped answering
 ├── TransportError          an endpoint that cannot be bound or reached
+├── OutputError             text that cannot be written
 ├── ClosedError             use of something that was closed
 └── ProtocolError
     ├── LocalProtocolError  we broke the protocol: a bug of ours
@@ -35,6 +36,10 @@ class NodeError(SlipstreamError):
 
 class TransportError(SlipstreamError):
     """An endpoint that cannot be bound or reached."""
+
+
+class OutputError(SlipstreamError):
+    """Text that cannot be written."""
 
 
 class ClosedError(SlipstreamError):
