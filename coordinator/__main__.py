@@ -1,6 +1,11 @@
 """`python -m coordinator`: the composition root, the only file here that knows `deploy`."""
 
+import signal
 import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from coordinator.cli import main
 from coordinator.launcher import NodeLauncher

@@ -1,6 +1,7 @@
 """The command line. Text goes to stdout and nothing else does; all else goes to stderr."""
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
@@ -14,6 +15,7 @@ from coordinator.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
@@ -49,7 +51,18 @@ app.command()(bench)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning up short
     raise KeyboardInterrupt
+
+
+def _fill_standard_descriptors() -> None:
+    """Open those that are closed: a socket would get their number, and what is printed there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def main(connect_ray: ConnectRay | None = None) -> int:
@@ -57,9 +70,25 @@ def main(connect_ray: ConnectRay | None = None) -> int:
 
     connect_ray  called for `--ray`; handed in because this package does not know Ray
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    _fill_standard_descriptors()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # Under nohup, for one, a signal is ignored and stays so.
+    numbers = [n for n in INTERRUPTS if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, _interrupt)
     try:
+        return _run(connect_ray)
+    finally:
+        # Python's own end flushes output, perhaps into a pipe that nobody reads.
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _run(connect_ray: ConnectRay | None) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        if sys.stdout is None:
+            raise ConfigurationError("standard output is closed; the text is written there")
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
         message = getattr(error, "format_message", error.__str__)()

@@ -6,7 +6,6 @@ socket.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -85,12 +84,16 @@ class Launcher:
 
     def __init__(self) -> None:
         try:
-            # mkdtemp makes it mode 0700: only this user can reach the socket in it.
-            self.folder = Path(tempfile.mkdtemp(prefix="slipstream-"))
+            # Made with mode 0700: only this user can reach the socket in it.
+            # It goes when this process ends, also where `close` is cut short.
+            self._runtime = tempfile.TemporaryDirectory(
+                prefix="slipstream-", ignore_cleanup_errors=True
+            )
         except OSError as error:
             raise NodeError(
                 f"cannot make a runtime folder: {error}; free space or set TMPDIR"
             ) from error
+        self.folder = Path(self._runtime.name)
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
 
@@ -106,7 +109,12 @@ class Launcher:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     text=True,
-                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                    # What its libraries leave in the temporary folder goes with ours.
+                    env={
+                        **os.environ,
+                        "TOKENIZERS_PARALLELISM": "false",
+                        "TMPDIR": str(self.folder),
+                    },
                 )
         except OSError as error:
             raise NodeError(f"cannot start the {config.role} process: {error}") from error
@@ -142,7 +150,7 @@ class Launcher:
             if self._wait():
                 break
         self._nodes = []
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._runtime.cleanup()
 
     def _wait(self) -> bool:
         """Whether all have ended within the grace time."""
