@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 EMPTY_HASH = 0
-MAX_ORPHANS = 16
+MAX_ORPHANS = 64  # as many as a drafter may be ahead: one late draft must not lose the others
 
 
 def path_hash(parent: int, token: int, key: bytes) -> int:
@@ -183,14 +183,25 @@ class SpeculationTree:
         return self.text.is_prefix(graft.parent_len, graft.parent_hash)
 
     def _keep_orphan(self, graft: Graft) -> None:
+        if graft in self._orphans:
+            return
         if len(self._orphans) == MAX_ORPHANS:
             self.num_stale += len(self._orphans.popleft().tokens)
         self._orphans.append(graft)
 
     def _adopt_orphans(self) -> int:
         """Attach the orphans whose parents are here now; drop those that the root has passed."""
-        waiting, self._orphans = self._orphans, deque()
-        return sum(self.attach(graft) for graft in waiting)
+        before = len(self.nodes)
+        # A parent is shorter than its child: one look at each is enough, at the shortest first.
+        for graft in sorted(self._orphans, key=lambda graft: graft.parent_len):
+            if self._is_known(graft):
+                self._attach_known(graft)
+            elif graft.parent_len <= len(self.text):
+                self.num_stale += len(graft.tokens)
+            else:
+                continue
+            self._orphans.remove(graft)
+        return len(self.nodes) - before
 
     def _attach_known(self, graft: Graft) -> int:
         """`where[i]` is the path length and hash at which node i of it is; None if it is dead."""
