@@ -190,6 +190,23 @@ def test_the_oldest_orphan_gives_way() -> None:
     assert (1, 2, MAX_ORPHANS, 3) in paths(tree)
 
 
+def test_an_orphan_that_comes_twice_takes_one_place() -> None:
+    tree = tree_of((1,))
+    for _ in range(MAX_ORPHANS + 1):
+        tree.attach(chain((1, 2), 3))
+    assert tree.num_stale == 0
+    assert tree.attach(chain((1,), 2)) == 2
+
+
+def test_a_whole_window_of_orphans_waits_for_one_late_draft() -> None:
+    tree = tree_of((1,))
+    path = (1, *range(10, 10 + MAX_ORPHANS + 1))
+    for end in range(len(path) - 1, 1, -1):
+        tree.attach(chain(path[:end], path[end]))
+    assert tree.attach(chain((1,), path[1])) == MAX_ORPHANS
+    assert len(tree.best_chain(100)) == MAX_ORPHANS
+
+
 def test_a_draft_that_comes_twice_changes_nothing() -> None:
     tree = tree_of((1,))
     assert tree.attach(chain((1,), 2, 3)) == 2

@@ -11,11 +11,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--policy", choices=POLICIES, help="instead of the one that the seed draws")
+    parser.add_argument("--oracle", action="store_true", help="with a drafter that is always right")
     parser.add_argument("--quiet", action="store_true", help="only say whether it holds")
     arguments = parser.parse_args()
-    print(draw(arguments.seed, arguments.policy))
+    seed, policy, oracle = arguments.seed, arguments.policy, arguments.oracle
+    print(draw(seed, policy, oracle=oracle))
     tell = None if arguments.quiet else print
-    stats = simulate(arguments.seed, arguments.policy, tell=tell)
+    stats = simulate(seed, policy, oracle=oracle, tell=tell)
     print(dict(stats))
 
 

@@ -13,15 +13,20 @@ class SimulationFailure(AssertionError):
 
 
 def simulate(
-    seed: int, policy: str | None = None, *, tell: Callable[[Line], None] | None = None
+    seed: int,
+    policy: str | None = None,
+    *,
+    oracle: bool = False,
+    tell: Callable[[Line], None] | None = None,
 ) -> Counter[str]:
     """Run a seed to its end. Raises SimulationFailure."""
-    scenario = draw(seed, policy)
+    scenario = draw(seed, policy, oracle=oracle)
     world = World(scenario, tell=tell)
     try:
         world.run()
     except Exception as error:
-        replay = f"python -m tests.simulation {seed}" + (f" --policy {policy}" if policy else "")
+        options = (f" --policy {policy}" if policy else "") + (" --oracle" if oracle else "")
+        replay = f"python -m tests.simulation {seed}{options}"
         story = "\n".join(map(str, world.story))
         raise SimulationFailure(
             f"{type(error).__name__}: {error}\n{story}\n{scenario}\nreplay: {replay}"

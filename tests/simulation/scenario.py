@@ -16,6 +16,9 @@ from tests.simulation.toys import ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")
 NUM_TREE_SLOTS = 64
+ORACLE_TOKENS = 60
+# By how much a draft is faster than a pass: slow, usual and fast drafters.
+SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Scenario:
     def can_keep_up(self) -> bool:
         """Whether a drafter that has fallen behind can get ahead of the target again."""
         policy, costs = self.policy, self.costs
-        if not policy.has_drafter:
+        if not policy.has_drafter or costs.draft_s >= costs.pass_s:
             return False
         if policy.window <= policy.launch_min:
             return self.round_trip_s + policy.launch_min * costs.draft_s < WAIT_S_MAX
@@ -123,11 +126,16 @@ class Scenario:
         return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
 
 
-def draw(seed: int, policy: str | None = None) -> Scenario:
-    """The scenario of a seed, with another policy if one is given."""
+def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scenario:
+    """The scenario of a seed, with another policy if one is given.
+
+    With `oracle` the drafter is always right and the texts are longer: what costs only speed shows.
+    """
     random = Random(seed)
     model = _model(random)
-    texts = _texts(random, model)
+    if oracle:
+        model = replace(model, agreement=1.0, stop_ids=(), stop_rate=0.0)
+    texts = _texts(random, model, more=ORACLE_TOKENS if oracle else 0)
     drawn = {name: _policy(random, name) for name in POLICIES}
     name = random.choices(POLICIES, (1, 4, 6))[0]
     costs = _costs(random)
@@ -143,7 +151,7 @@ def draw(seed: int, policy: str | None = None) -> Scenario:
         drafter_max_len=1 << 20,
         blocking=random.random() < 0.5,
     )
-    if random.random() < 0.1:
+    if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
     return scenario
@@ -162,16 +170,16 @@ def _model(random: Random) -> ToyModel:
     )
 
 
-def _texts(random: Random, model: ToyModel) -> tuple[Text, Text]:
+def _texts(random: Random, model: ToyModel, *, more: int) -> tuple[Text, Text]:
     """Two texts, the second beginning as the first does: a chat's next turn, or an edited one."""
     num_tokens = model.vocab_size + len(model.stop_ids)
     length = random.randint(257, 600) if random.random() < 0.1 else random.randint(1, 60)
     prompt = tuple(random.randrange(num_tokens) for _ in range(length))
-    first = Text(prompt, _limits(random, model, length))
+    first = Text(prompt, _limits(random, model, length + more))
     said, _ = model.complete(prompt, first.limits)
     shared = said[: random.randint(0, len(said))]
-    more = tuple(random.randrange(num_tokens) for _ in range(random.randint(1, 20)))
-    return first, Text(shared + more, _limits(random, model, len(shared + more)))
+    second = shared + tuple(random.randrange(num_tokens) for _ in range(random.randint(1, 20)))
+    return first, Text(second, _limits(random, model, len(second) + more))
 
 
 def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:
@@ -186,7 +194,10 @@ def _policy(random: Random, name: str) -> Policy:
     if name == "sync":
         return synchronous(random.randint(1, 8))
     k = random.choice((random.randint(1, 8), random.randint(1, 64)))
-    return pipelined(k, random.choice((random.randint(1, 16), random.randint(16, 64))))
+    return pipelined(
+        k,
+        random.choice((random.randint(1, 4), random.randint(1, 16), random.randint(16, 64))),
+    )
 
 
 def _costs(random: Random) -> Costs:
@@ -195,7 +206,7 @@ def _costs(random: Random) -> Costs:
     return Costs(
         pass_s=pass_s,
         row_s=pass_s * random.choice((0.0, 0.05)),
-        draft_s=pass_s / random.choice((random.uniform(1.0, 12.0), random.uniform(4.0, 30.0))),
+        draft_s=pass_s / random.uniform(*random.choice(SPEED_UPS)),
         drafter_hop_s=hop_s,
         target_hop_s=hop_s * random.choice((0.01, 1.0)),
         jitter_s=hop_s * random.choice((0.0, 0.5)),

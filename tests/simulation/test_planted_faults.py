@@ -6,27 +6,30 @@ from functools import cache
 import pytest
 
 from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.past_faults import PAST_FAULTS
 from tests.simulation.run import SimulationFailure, simulate
 
 NUM_SEEDS = 400
 
 
 @cache
-def _holds(seed: int, policy: str | None) -> bool:
-    return simulate(seed, policy)["texts"] == 2
+def _holds(seed: int, policy: str | None, *, oracle: bool) -> bool:
+    return simulate(seed, policy, oracle=oracle)["texts"] == 2
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS + PAST_FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     said, caught_by = "nothing", None
     with monkeypatch.context() as patch:
         fault.plant(patch)
         for seed in range(NUM_SEEDS):
             try:
-                simulate(seed, fault.policy)
+                simulate(seed, fault.policy, oracle=fault.oracle)
             except SimulationFailure as failure:
                 said, caught_by = str(failure).split("\n", 1)[0], seed
                 break
     assert caught_by is not None, f"{NUM_SEEDS} seeds did not see it"
     assert re.search(fault.symptom, said), said
-    assert _holds(caught_by, fault.policy), "the seed fails without the fault too"
+    assert _holds(caught_by, fault.policy, oracle=fault.oracle), (
+        "the seed fails without the fault too"
+    )

@@ -1,0 +1,86 @@
+"""Mistakes that were really made once, and that the simulator found: it must find them again."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.session import Fail, Finish, Session
+from drafter_node.drafting import Drafting
+from proto.messages import Policy
+from target_node.patience import WAIT_S_MAX, Patience
+from target_node.verifying import Verifying
+from tests.simulation.faults import NO_SPEED, Fault, Patch
+
+
+def closing_forgets_the_running_forward_only_half(patch: Patch) -> None:
+    for machine in (Drafting, Verifying):
+        patch.setattr(machine, "_close", lambda self: setattr(self, "opened", None))
+
+
+def a_full_tree_is_expanded(patch: Patch) -> None:
+    tip = Drafting._tip
+
+    def careless(self: Drafting) -> int | None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self.tree, "max_nodes", 1 << 20)
+            return tip(self)
+
+    patch.setattr(Drafting, "_tip", careless)
+
+
+def a_text_is_closed_with_a_reason_that_is_no_plain_text(patch: Patch) -> None:
+    def end(self: Session, last: Finish | Fail) -> Any:
+        reason: Any = last.reason if isinstance(last, Finish) else "failed"
+        return [last, *self.close(reason)]
+
+    patch.setattr(Session, "_end", end)
+
+
+def answers_that_come_too_late_are_not_measured(patch: Patch) -> None:
+    told = Patience.told
+
+    def forget(self: Patience, root: int, now: float, pass_s: float) -> None:
+        self._told_at.clear()
+        told(self, root, now, pass_s)
+
+    patch.setattr(Patience, "told", forget)
+
+
+def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None:
+    limit_s = Patience.limit_s
+
+    def patient(self: Patience, policy: Policy) -> float:
+        return min(WAIT_S_MAX, limit_s(self, replace(policy, window=policy.launch_min)))
+
+    patch.setattr(Patience, "limit_s", patient)
+
+
+def two_children_count_as_two_drafts_of_a_chain(patch: Patch) -> None:
+    def by_number(self: Drafting) -> bool:
+        assert self.opened is not None
+        room = self.opened.limits.max_drafts(len(self.tree.text))
+        return len(self.tree.nodes) >= min(self.opened.policy.launch_min, room)
+
+    patch.setattr(Drafting, "_is_launch_met", by_number)
+
+
+def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
+    send_unsent = Drafting._send_unsent
+
+    def wait(self: Drafting) -> Sequence[Any]:
+        return send_unsent(self) if self._is_launch_met() else []
+
+    patch.setattr(Drafting, "_send_unsent", wait)
+
+
+PAST_FAULTS = (
+    Fault(closing_forgets_the_running_forward_only_half, "AssertionError: $"),
+    Fault(a_full_tree_is_expanded, "IndexError", oracle=True),
+    Fault(a_text_is_closed_with_a_reason_that_is_no_plain_text, "LocalProtocolError: Close"),
+    Fault(answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True),
+    Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing"),
+    Fault(two_children_count_as_two_drafts_of_a_chain, "still missing"),
+    Fault(the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True),
+)
