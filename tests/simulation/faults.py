@@ -22,13 +22,15 @@ Patch = pytest.MonkeyPatch
 class Fault:
     """A mistake, what the simulator must say about it, and where it shows soonest.
 
-    oracle  with a drafter that is always right, as for most of what costs only speed
+    oracle      with a drafter that is always right, as for most of what costs only speed
+    first_seed  where to begin, for what shows only now and then
     """
 
     plant: Callable[[Patch], None]
     symptom: str
     policy: str | None = None
     oracle: bool = False
+    first_seed: int = 0
 
     @property
     def name(self) -> str:

@@ -41,11 +41,11 @@ def test_every_policy_writes_the_same_text(policy: str) -> None:
 
 def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(40):
         seen += simulate(seed)
-    assert seen["texts"] == 200
-    assert seen["outlived the bad time"] > 100
-    assert seen["accepted again"] > 20
+    assert seen["texts"] == 80
+    assert seen["outlived the bad time"] > 40
+    assert seen["accepted again"] > 10
 
 
 def test_a_seed_is_the_same_story_every_time() -> None:
