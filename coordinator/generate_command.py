@@ -134,8 +134,12 @@ class _Run:
         prompt, ids = self._encoded(asked)
         stream, seed = self.pair.generate(ids, self.speculation, self.request)
         assembly = Assembly(prompt, ids, seed, self.pair.decoder())
-        for emit in stream:
-            self.writer.add(emit, assembly.push(emit))
+        try:
+            for emit in stream:
+                self.writer.add(emit, assembly.push(emit))
+        except (SlipstreamError, KeyboardInterrupt):
+            self.writer.break_off()
+            raise
         assert stream.result is not None
         reason, metrics = str(stream.result.reason), stream.result.metrics
         self.writer.add(None, assembly.finish(reason, metrics))

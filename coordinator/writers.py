@@ -45,6 +45,9 @@ class Writer(Protocol):
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """A pass, and what it adds to the text; None for what was held back until the end."""
 
+    def break_off(self) -> None:
+        """No more of this text will come; what ended it is said next."""
+
     def end(self, whole: RequestOutput) -> None:
         """All of it."""
 
@@ -68,6 +71,9 @@ class JsonWriter:
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Nothing yet."""
+
+    def break_off(self) -> None:
+        """Half an object is never printed."""
 
     def end(self, whole: RequestOutput) -> None:
         """Print the object."""
@@ -128,6 +134,11 @@ class TextWriter:
             self._write(part.outputs[0].text)
         else:
             self._write(self._view.finish() if emit is None else self._view.push(emit))
+
+    def break_off(self) -> None:
+        """On a terminal, end the line."""
+        if not self._ends_line and sys.stdout.isatty():
+            self._write("\n")
 
     def end(self, whole: RequestOutput) -> None:
         """Show the figures."""

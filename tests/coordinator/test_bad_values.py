@@ -99,6 +99,23 @@ def test_a_full_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot write to standard output: No space left on device" in refused(caught)
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("output", "shown"), [(Terminal(), "text\n"), (io.StringIO(), "text")])
+def test_an_error_in_the_middle_of_a_text_gets_a_line_of_its_own_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, output: io.StringIO, shown: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", output)
+    writer = TextWriter("ar", SamplingParams(), show_speculation=False)
+    for _ in range(2):
+        writer._write("text" if output.getvalue() == "" else "")
+        writer.break_off()
+    assert output.getvalue() == shown
+
+
 def test_the_runtime_folder_goes_with_its_launcher() -> None:
     launcher = Launcher()
     folder = launcher.folder
