@@ -3,12 +3,12 @@
 import time
 from dataclasses import replace
 
-from drafter_node.drafting import (
+from drafter_node.drafting import Drafting
+from drafter_node.events import (
     Action,
     Allocate,
     Arrived,
     Compute,
-    Drafting,
     Event,
     MoveRows,
     Proposed,

@@ -24,7 +24,7 @@ costs nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.slots import Feed, Move, SlotMap
+from engine.slots import Feed, SlotMap
 from proto.messages import (
     MAX_TOKENS_PER_VERDICT,
     Cause,
@@ -33,82 +33,28 @@ from proto.messages import (
     Fault,
     FaultCode,
     Heartbeat,
-    Message,
     Open,
-    SamplingSpec,
     SessionMark,
     Verdict,
 )
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node.events import (
+    Action,
+    Allocate,
+    Arrived,
+    Compute,
+    Computed,
+    Event,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+)
 from target_node.patience import Patience
 from target_node.received import Received
 
 PREFILL_CHUNK = 256
 MAX_NODES = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message came from the coordinator."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A pass is done. `tokens`: the target's choice at each row that was asked for."""
-
-    ticket: int
-    tokens: tuple[int, ...]
-    model_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """All messages that were there have been handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    """A new text begins: the cache must hold `max_len` tokens."""
-
-    max_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`."""
-
-    ticket: int
-    feed: Feed
-    num_asked: int
-    positions: tuple[int, ...]
-    sampling: SamplingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class MoveRows:
-    """Move cache rows, after every Compute that was asked for before."""
-
-    move: Move
-
-
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
-    """Tick again at `deadline` (seconds) at the latest."""
-
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send to the coordinator."""
-
-    message: Message
-
-
-Event = Arrived | Computed | Tick
-Action = Allocate | Compute | MoveRows | WaitUntil | Send
 
 
 @dataclass(frozen=True, slots=True)

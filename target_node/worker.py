@@ -13,7 +13,7 @@ from proto.errors import ModelError
 from proto.messages import Fingerprint, Hello, Message
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
-from target_node.verifying import (
+from target_node.events import (
     Action,
     Allocate,
     Arrived,
@@ -23,9 +23,9 @@ from target_node.verifying import (
     MoveRows,
     Send,
     Tick,
-    Verifying,
     WaitUntil,
 )
+from target_node.verifying import Verifying
 
 IDLE_S = 1.0
 WARM_ROWS = (1, 2, 3, 5, 9)

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from coordinator import session as s
-from drafter_node import drafting as d
+from drafter_node import events as drafter
+from drafter_node.drafting import Drafting
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec
-from target_node import verifying as v
+from target_node import events as target
+from target_node.verifying import Verifying
 
 NUM_SLOTS = 256
 MAX_STEPS = 10_000
@@ -34,8 +36,8 @@ class Trio:
         self._session = s.Session(
             1, bytes(16), tuple(prompt), sampling=SamplingSpec(), policy=policy, limits=limits
         )
-        self._drafting = d.Drafting(max_len=NUM_SLOTS, num_slots=NUM_SLOTS)
-        self._verifying = v.Verifying(num_slots=NUM_SLOTS)
+        self._drafting = Drafting(max_len=NUM_SLOTS, num_slots=NUM_SLOTS)
+        self._verifying = Verifying(num_slots=NUM_SLOTS)
         self._steps = 0
 
     @property
@@ -52,18 +54,18 @@ class Trio:
             self._steps += 1
             assert self._steps < MAX_STEPS, "the text does not end"
             # The drafter is so fast that it is always as far ahead as its window allows.
-            while self._step_drafter(d.Tick()):
+            while self._step_drafter(drafter.Tick()):
                 pass
-            self._step_target(v.Tick())
+            self._step_target(target.Tick())
         return self.emitted
 
     def _tell(self, event: s.Event) -> None:
         for action in self._session.handle(event, 0.0):
             match action:
                 case s.Send(Role.DRAFTER, message):
-                    self._step_drafter(d.Arrived(message))
+                    self._step_drafter(drafter.Arrived(message))
                 case s.Send(_, message):
-                    self._step_target(v.Arrived(message))
+                    self._step_target(target.Arrived(message))
                 case s.Emit():
                     self.emitted.append(action)
                 case s.Finish():
@@ -71,36 +73,36 @@ class Trio:
                 case s.Fail(detail):
                     raise AssertionError(detail)
 
-    def _step_drafter(self, event: d.Event) -> bool:
+    def _step_drafter(self, event: drafter.Event) -> bool:
         """Whether it computed."""
         has_computed = False
         for action in self._drafting.handle(event, 0.0):
             match action:
-                case d.Compute():
+                case drafter.Compute():
                     has_computed = True
                     self._step_drafter(self._proposal(action))
-                case d.Send(message):
-                    self._step_target(v.Arrived(message))
+                case drafter.Send(message):
+                    self._step_target(target.Arrived(message))
         self._drafting.check()
         return has_computed
 
-    def _proposal(self, compute: d.Compute) -> d.Proposed:
+    def _proposal(self, compute: drafter.Compute) -> drafter.Proposed:
         if compute.position is None:
-            return d.Proposed(compute.ticket, (), (), 0)
+            return drafter.Proposed(compute.ticket, (), (), 0)
         token = self._drafter_says[compute.position]
-        return d.Proposed(compute.ticket, (token,), (LIKELY,), 0)
+        return drafter.Proposed(compute.ticket, (token,), (LIKELY,), 0)
 
-    def _step_target(self, event: v.Event) -> None:
+    def _step_target(self, event: target.Event) -> None:
         for action in self._verifying.handle(event, 0.0):
             match action:
-                case v.Compute(ticket=ticket, positions=positions):
+                case target.Compute(ticket=ticket, positions=positions):
                     tokens = tuple(self._target_says[position] for position in positions)
-                    self._step_target(v.Computed(ticket, tokens, 0))
-                case v.Send(message):
+                    self._step_target(target.Computed(ticket, tokens, 0))
+                case target.Send(message):
                     self._heard_from_target(message)
         self._verifying.check()
 
     def _heard_from_target(self, message: Message) -> None:
-        assert isinstance(message, v.Verdict)
-        self._step_drafter(d.Arrived(message))
+        assert isinstance(message, target.Verdict)
+        self._step_drafter(drafter.Arrived(message))
         self._tell(s.VerdictArrived(message))

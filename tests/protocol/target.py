@@ -10,15 +10,8 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from target_node.verifying import (
-    Action,
-    Arrived,
-    Compute,
-    Computed,
-    Send,
-    Tick,
-    Verifying,
-)
+from target_node.events import Action, Arrived, Compute, Computed, Send, Tick
+from target_node.verifying import Verifying
 from tests.protocol.texts import PIPELINED, SPEC, name, opening
 
 

@@ -2,17 +2,8 @@
 
 from collections.abc import Sequence
 
-from drafter_node.drafting import (
-    PREFILL_CHUNK,
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Drafting,
-    Proposed,
-    Send,
-    Tick,
-)
+from drafter_node.drafting import PREFILL_CHUNK, Drafting
+from drafter_node.events import Action, Allocate, Arrived, Compute, Proposed, Send, Tick
 from engine.slots import Feed
 from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, Message, SessionMark
 from tests.protocol.texts import (

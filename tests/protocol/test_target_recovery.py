@@ -6,11 +6,7 @@ from proto.messages import (
     Close,
     Heartbeat,
 )
-from target_node.verifying import (
-    Allocate,
-    Compute,
-    Send,
-)
+from target_node.events import Allocate, Compute, Send
 from tests.protocol.target import Target, gap, marked, ready, rows
 from tests.protocol.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
 

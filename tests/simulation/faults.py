@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from coordinator.session import Session
-from drafter_node.drafting import Drafting, Proposed
+from drafter_node.drafting import Drafting
+from drafter_node.events import Proposed
 from engine.slots import Feed, SlotMap
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node.events import Computed
 from target_node.patience import Patience
 from target_node.received import _Source
-from target_node.verifying import Computed, Verifying
+from target_node.verifying import Verifying
 
 Patch = pytest.MonkeyPatch
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator import session as coordination
 from drafter_node import drafting
+from drafter_node import events as drafter
 from proto.messages import Draft, FinishReason, Message, Open, Role, Verdict
 from proto.tree import CommittedText
-from target_node import verifying
+from target_node import events as target
 from target_node.patience import WAIT_S_MAX
 from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
@@ -101,7 +102,7 @@ class Judge:
             case _:
                 pass
 
-    def launched(self, node: "Node", action: drafting.Compute | verifying.Compute) -> None:
+    def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
         """A node has begun a forward."""
         num_rows = len(action.feed.tokens)
         fixed_rows = self.scenario.fixed_rows
@@ -109,7 +110,7 @@ class Judge:
             assert num_rows <= 64, f"{num_rows} rows in one pass"
             if node.role is Role.TARGET and fixed_rows is not None:
                 assert num_rows <= fixed_rows, f"{num_rows} rows in a pass of {fixed_rows}"
-        if isinstance(action, drafting.Compute):
+        if isinstance(action, drafter.Compute):
             last = action.feed.positions[-1]
             assert last < self.scenario.drafter_max_len, "the drafter reads beyond its model's end"
             assert action.position in (None, last + 1)
@@ -141,14 +142,14 @@ class Judge:
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
             self._check_drafts(machine, truth)
-            if isinstance(event, drafting.Arrived) and isinstance(event.message, Verdict):
+            if isinstance(event, drafter.Arrived) and isinstance(event.message, Verdict):
                 self.liveness.verdict_applied(event.message)
             return
         for key in machine.tree.nodes:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
         if self._tree is not machine.tree:
             self._tree, self._come = machine.tree, defaultdict(set)
-        if isinstance(event, verifying.Arrived) and isinstance(event.message, Draft):
+        if isinstance(event, target.Arrived) and isinstance(event.message, Draft):
             self._count(event.message, machine.opened.session)
 
     def rested(self, node: "Node") -> None:

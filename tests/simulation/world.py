@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator import session as coordination
 from drafter_node import drafting
+from drafter_node import events as drafter
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -25,6 +26,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
+from target_node import events as target
 from target_node import verifying
 from tests.simulation.judge import Judge
 from tests.simulation.scenario import Scenario
@@ -144,13 +146,13 @@ class Node:
     def _drain(self) -> None:
         while self._inbox:
             message = self._inbox.popleft()
-            event = drafting.Arrived if self.role is Role.DRAFTER else verifying.Arrived
+            event = drafter.Arrived if self.role is Role.DRAFTER else target.Arrived
             self._handle(event(message))
         self._tick()
 
     def _tick(self) -> None:
         self.deadline = float("inf")
-        self._handle(drafting.Tick() if self.role is Role.DRAFTER else verifying.Tick())
+        self._handle(drafter.Tick() if self.role is Role.DRAFTER else target.Tick())
         self.world.judge.rested(self)
 
     def _handle(self, event: Any) -> None:
@@ -164,22 +166,22 @@ class Node:
     def _perform(self, action: Any) -> None:
         self.world.tell(str(self.role), "does", action)
         match action:
-            case drafting.Send(message) | verifying.Send(message):
+            case drafter.Send(message) | target.Send(message):
                 self.world.judge.sent(self, message)
                 self.world.uplinks[self.role].send(codec.encode(message))
-            case drafting.MoveRows(move) | verifying.MoveRows(move):
+            case drafter.MoveRows(move) | target.MoveRows(move):
                 self.cache.move(move)
-            case drafting.Compute() | verifying.Compute():
+            case drafter.Compute() | target.Compute():
                 self._compute(action)
-            case verifying.WaitUntil(deadline):
+            case target.WaitUntil(deadline):
                 self.deadline = deadline
                 self._later(deadline - self.world.timeline.now, self._wake)
-            case drafting.Allocate() | verifying.Allocate():
+            case drafter.Allocate() | target.Allocate():
                 pass
             case _:
                 raise AssertionError(f"unknown action {action}")
 
-    def _compute(self, action: drafting.Compute | verifying.Compute) -> None:
+    def _compute(self, action: drafter.Compute | target.Compute) -> None:
         """The device works in order; the result comes when the time that it costs is over."""
         costs, now = self.world.scenario.costs, self.world.timeline.now
         digests = self.cache.run(action.feed)
@@ -189,19 +191,19 @@ class Node:
         self._busy_until = max(self._busy_until, now) + cost_s
         model = self.world.scenario.model
         model_us = round(cost_s * 1e6)
-        event: drafting.Event | verifying.Event
-        if isinstance(action, drafting.Compute):
+        event: drafter.Event | target.Event
+        if isinstance(action, drafter.Compute):
             proposed = model.propose(digests[-1]) if action.position is not None else ((), ())
-            event = drafting.Proposed(action.ticket, *proposed, model_us)
+            event = drafter.Proposed(action.ticket, *proposed, model_us)
         else:
             asked = digests[num_rows - action.num_asked :]
-            event = verifying.Computed(action.ticket, tuple(map(model.choose, asked)), model_us)
+            event = target.Computed(action.ticket, tuple(map(model.choose, asked)), model_us)
         self.ticket = action.ticket
         self.num_outstanding += 1
         self.world.judge.launched(self, action)
         self._later(self._busy_until - now, lambda: self._finish(event))
 
-    def _finish(self, event: drafting.Proposed | verifying.Computed) -> None:
+    def _finish(self, event: drafter.Proposed | target.Computed) -> None:
         self.num_outstanding -= 1
         self.progress += 1
         if event.ticket == self.ticket:

@@ -1,0 +1,70 @@
+"""What the target's machine is told, and what it asks for (pure)."""
+
+from dataclasses import dataclass
+
+from engine.slots import Feed, Move
+from proto.messages import Message, SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message came from the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A pass is done. `tokens`: the target's choice at each row that was asked for."""
+
+    ticket: int
+    tokens: tuple[int, ...]
+    model_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """All messages that were there have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A new text begins: the cache must hold `max_len` tokens."""
+
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`."""
+
+    ticket: int
+    feed: Feed
+    num_asked: int
+    positions: tuple[int, ...]
+    sampling: SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Move cache rows, after every Compute that was asked for before."""
+
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Tick again at `deadline` (seconds) at the latest."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the coordinator."""
+
+    message: Message
+
+
+Event = Arrived | Computed | Tick
+Action = Allocate | Compute | MoveRows | WaitUntil | Send
