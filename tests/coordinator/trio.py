@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from coordinator import session as s
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
-from proto.messages import Limits, Message, Policy, Role, SamplingSpec
+from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import events as target
 from target_node.verifying import Verifying
 
@@ -103,6 +103,6 @@ class Trio:
         self._verifying.check()
 
     def _heard_from_target(self, message: Message) -> None:
-        assert isinstance(message, target.Verdict)
+        assert isinstance(message, Verdict)
         self._step_drafter(drafter.Arrived(message))
         self._tell(s.VerdictArrived(message))
