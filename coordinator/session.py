@@ -15,7 +15,9 @@ incarnation.
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,
 whoever computed it and whenever. Its base may be any committed position; what overlaps must be
-equal.
+equal. Under the classical rules two verdicts on one base are two samples, and to take the one that
+comes first would bias the text: only a verdict of the target's newest life counts, and only if it
+goes on from the end of the text.
 """
 
 from collections import Counter
@@ -32,6 +34,7 @@ from proto.messages import (
     Open,
     Policy,
     Role,
+    Rule,
     SamplingSpec,
     SessionMark,
     Verdict,
@@ -168,6 +171,7 @@ class Session:
         sampling: SamplingSpec,
         policy: Policy,
         limits: Limits,
+        rule: Rule = Rule.COUPLED,
     ) -> None:
         assert 0 < len(prompt) < limits.max_len
         self.session = session
@@ -175,6 +179,8 @@ class Session:
         self.sampling = sampling
         self.policy = policy
         self.limits = limits
+        # Greedy texts have one right token everywhere: every rule is equality.
+        self.rule = rule if sampling.temperature > 0 else Rule.COUPLED
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
@@ -245,6 +251,7 @@ class Session:
             sampling=self.sampling,
             policy=self.policy,
             limits=self.limits,
+            rule=self.rule,
         )
         return [Send(role, message)]
 
@@ -285,6 +292,8 @@ class Session:
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Action]:
         assert verdict.session == self.session
+        if not self._is_valid(verdict):
+            return []
         try:
             news = self.text.continuation(verdict.base_len, verdict.base_hash, verdict.tokens)
         except Diverged:
@@ -305,6 +314,14 @@ class Session:
         self._count(verdict, num_accepted)
         emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected)]
         return emit if reason is None else emit + self._end(Finish(reason))
+
+    def _is_valid(self, verdict: Verdict) -> bool:
+        """Whether the verdict may say how the text goes on."""
+        if self.rule is Rule.COUPLED:
+            return True
+        told = self._told.get(Role.TARGET)
+        is_newest = told is not None and verdict.incarnation == told.incarnation
+        return is_newest and verdict.base_len >= len(self.text)
 
     def _end(self, last: Finish | Fail) -> list[Action]:
         reason = last.reason.value if isinstance(last, Finish) else "failed"

@@ -19,6 +19,10 @@ Every source numbers its drafts and every verdict echoes the highest number that
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
 message, which stands for every number so far. A target that was opened anew has lost its tree: the
 first verdict of a new life is answered in the same way.
+
+Under the classical rules every draft is sampled and carries the distribution that it was sampled
+from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
+those on a path that came back: they may have been judged.
 """
 
 from collections.abc import Sequence
@@ -43,6 +47,7 @@ from proto.messages import (
     FaultCode,
     Heartbeat,
     Open,
+    Rule,
     SessionMark,
     Verdict,
 )
@@ -82,6 +87,7 @@ class Drafting:
         self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._model_us = 0  # spent since the last draft
+        self._attempt = 0  # of the newest verdict
 
     def handle(self, event: Event, _now: float) -> list[Action]:
         """The actions that an event asks for. The drafter never waits, so the time is unused."""
@@ -124,8 +130,12 @@ class Drafting:
         self.slots.truncate(min(common_len, len(message.tokens) - 1))
         self.opened = message
         self.tree = SpeculationTree(
-            message.key, message.tokens, max_nodes=self.slots.num_tree_slots
+            message.key,
+            message.tokens,
+            max_nodes=self.slots.num_tree_slots,
+            first_child_wins=message.rule is not Rule.COUPLED,
         )
+        self._attempt = 0
         self._in_flight = None
         self._unsent = []
         self._number = self._acked = self._suspect = 0
@@ -148,6 +158,9 @@ class Drafting:
         if news is None:
             return [self._gap(opened.session, opened.incarnation)]
         path, _ = self.tree.advance(news)
+        if message.attempt != self._attempt:
+            self._attempt = message.attempt
+            self.tree.clear()
         move = self.slots.advance(path, self.tree.nodes)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         actions: list[Action] = [] if move is None else [MoveRows(move)]
@@ -223,7 +236,8 @@ class Drafting:
             parent = tip
         self._in_flight = _InFlight(self._ticket, parent)
         position = None if parent is None else feed.positions[-1] + 1
-        return [Compute(self._ticket, feed, position, self.opened.sampling)]
+        life = None if self.opened.rule is Rule.COUPLED else self.opened.incarnation
+        return [Compute(self._ticket, feed, position, self.opened.sampling, life)]
 
     def _unfed(self, tip: int) -> list[tuple[int, int | None, int, int]]:
         """The nodes from the root to `tip` that the cache lacks, as `SlotMap.feed` takes them."""
@@ -251,7 +265,8 @@ class Drafting:
         )
         before = set(self.tree.children(parent))
         parents = (-1,) * len(event.tokens)
-        self.tree.attach(Graft(self.source, parent, length, event.tokens, parents, event.scores))
+        drafts = (event.tokens, parents, event.scores, event.proposals)
+        self.tree.attach(Graft(self.source, parent, length, *drafts))
         self._unsent += [key for key in self.tree.children(parent) if key not in before]
         return self._send_unsent()
 
@@ -313,6 +328,8 @@ class Drafting:
                 scores=tuple(node.score for node in nodes),
                 done=done,
                 model_us=model_us,
+                attempt=self._attempt,
+                proposals=tuple(node.proposal for node in nodes if node.proposal is not None),
             )
         )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Feed, Move
-from proto.messages import Message, SamplingSpec
+from proto.messages import Message, Proposal, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,16 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A forward is done. `tokens`, `scores`: the children chosen at its last row, if asked for."""
+    """A forward is done. `tokens`, `scores`: the children chosen at its last row, if asked for.
+
+    proposals  under the classical rules: what each of them was sampled from
+    """
 
     ticket: int
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     model_us: int
+    proposals: tuple[Proposal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,17 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run `feed`; choose children at its last row, which predicts `position` (None: no choice)."""
+    """Run `feed`; choose children at its last row, which predicts `position` (None: no choice).
+
+    sampled_in  classical rules: sample the child from the drafter's own distribution, with luck of
+                this life (an incarnation) and this ticket; None: choose by the coupled noise
+    """
 
     ticket: int
     feed: Feed
     position: int | None
     sampling: SamplingSpec
+    sampled_in: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

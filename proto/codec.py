@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -169,6 +170,12 @@ _SAMPLING = _record(
     _integer(0, U64),
     _integer(0, U16),
 )
+_ATTEMPT = _integer(0, U63)
+_PROPOSAL = _record(
+    m.Proposal,
+    _array("i", 0, I31, m.MAX_CANDIDATES),
+    _array("f", 0.0, 1.0, m.MAX_CANDIDATES),
+)
 _POLICY = _record(
     m.Policy,
     _text(32),
@@ -192,6 +199,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _SAMPLING,
         _POLICY,
         _LIMITS,
+        _enum(m.Rule),
     ),
     m.Draft: _record(
         m.Draft,
@@ -207,6 +215,8 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _array("f", -1e30, 0.0, m.MAX_NODES_PER_DRAFT),
         _FLAG,
         _MICROSECONDS,
+        _ATTEMPT,
+        _several(_PROPOSAL, m.MAX_WINDOW),
     ),
     m.Verdict: _record(
         m.Verdict,
@@ -220,6 +230,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         *[_COUNT] * 4,
         *[_MICROSECONDS] * 3,
         _DRAFTED,
+        _ATTEMPT,
     ),
     m.Close: _record(m.Close, _SESSION, _text(200)),
     m.Hello: _record(
@@ -300,6 +311,7 @@ def _check_arrays(message: m.Message) -> None:
                 raise ValueError("a parent must come before its child")
             if message.first_number > message.number:
                 raise ValueError("first_number is above number")
+            _check_proposals(message)
         case m.Verdict():
             if message.num_accepted > message.num_drafted:
                 raise ValueError("more tokens accepted than drafted")
@@ -314,3 +326,18 @@ def _check_arrays(message: m.Message) -> None:
                 raise ValueError("a text of its greatest length is not opened")
         case _:
             pass
+
+
+def _check_proposals(draft: m.Draft) -> None:
+    """A token that was sampled from its proposal has a chance in it. Raises ValueError."""
+    if not draft.proposals:
+        return
+    if len(draft.proposals) != len(draft.tokens):
+        raise ValueError("tokens and proposals differ in number")
+    for token, proposal in zip(draft.tokens, draft.proposals, strict=True):
+        if len(proposal.ids) != len(proposal.probs):
+            raise ValueError("ids and probabilities of a proposal differ in number")
+        if any(one >= other for one, other in pairwise(proposal.ids)):
+            raise ValueError("the ids of a proposal must ascend")
+        if dict(zip(proposal.ids, proposal.probs, strict=True)).get(token, 0.0) <= 0.0:
+            raise ValueError("a token has no chance in its own proposal")

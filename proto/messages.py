@@ -19,6 +19,7 @@ MAX_TOKENS_PER_VERDICT = 1 << 12
 MAX_WINDOW = 64
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
+MAX_CANDIDATES = 1 << 10
 SESSION_KEY_BYTES = 16
 
 
@@ -43,6 +44,20 @@ class Cause(IntEnum):
     READY = 1  # enough drafts had come, or the drafter had no more to offer
     LATE = 2  # the deadline passed before enough drafts had come
     QUIET = 3  # the drafter has been silent for so long that it is not waited for
+
+
+class Rule(IntEnum):
+    """How drafts are verified.
+
+    COUPLED  a draft is accepted if it is the token that the target chooses, and drafter and target
+             choose with the same noise
+    TOKEN    by the ratio of the two distributions, one token after the other (2211.17192)
+    BLOCK    by the ratio, a whole block at once (2403.10444)
+    """
+
+    COUPLED = 0
+    TOKEN = 1
+    BLOCK = 2
 
 
 class FaultCode(StrEnum):
@@ -138,6 +153,7 @@ class Open:
     """Coordinator -> node: this is the text now. First start, restart and repair are the same.
 
     incarnation  grows with every Open of the session, to whichever node; older lives are ignored
+    rule         greedy texts are always COUPLED: all three are equality there
     key          of the path hashes
     tokens       the committed text
     num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
@@ -151,6 +167,18 @@ class Open:
     sampling: SamplingSpec
     policy: Policy
     limits: Limits
+    rule: Rule = Rule.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The distribution that a drafted token was sampled from: `ids` ascending, `probs` float32.
+
+    Both ends divide by the sum of `probs`, so that they mean the same to the last bit.
+    """
+
+    ids: tuple[int, ...]
+    probs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +191,8 @@ class Draft:
     scores    natural log of the estimated chance that the target chooses the token, given its path
     done      nothing more will come below this parent, which is then the drafter's root, and the
               message holds all that the drafter has
+    attempt   the drafter's, which it has from a Verdict: drafts of another one are not judged
+    proposals  one per token for the classical rules, none for coupled verification
     """
 
     session: int
@@ -177,6 +207,8 @@ class Draft:
     scores: tuple[float, ...]
     done: bool
     model_us: int
+    attempt: int = 0
+    proposals: tuple[Proposal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +229,8 @@ class Verdict:
     num_rolled_back            tree nodes of the target that died by this verdict
     num_stale                  drafted tokens that came too late or did not fit, since the last one
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
+    attempt                    under the classical rules: grows with every rejection and every Open
+                               of the target; what was drafted in an earlier one is worth nothing
     """
 
     session: int
@@ -214,6 +248,7 @@ class Verdict:
     model_us: int
     host_us: int
     rejected: tuple[int, ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

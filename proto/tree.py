@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from proto.messages import Proposal
+
 EMPTY_HASH = 0
 MAX_ORPHANS = 64  # as many as a drafter may be ahead: one late draft must not lose the others
 
@@ -94,6 +96,7 @@ class Node:
     parent    path hash of its parent: the root's or a live node's
     position  number of tokens before it on its path
     score     natural log of the estimated chance of the token given its path
+    proposal  what the token was sampled from, for the classical rules
     children  path hashes, in order of arrival, no two with the same token
     """
 
@@ -103,6 +106,7 @@ class Node:
     position: int
     score: float
     source: int
+    proposal: Proposal | None = None
     children: list[int] = field(default_factory=list)
 
 
@@ -116,12 +120,25 @@ class Graft:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     scores: tuple[float, ...]
+    proposals: tuple[Proposal, ...] = ()  # one per node, or none at all
 
 
 class SpeculationTree:
-    """Committed text and the live nodes beyond it."""
+    """Committed text and the live nodes beyond it.
 
-    def __init__(self, key: bytes, committed: Sequence[int], *, max_nodes: int) -> None:
+    first_child_wins  a node has one child, whatever comes later: under the classical rules, to
+                      prefer one of two drafts for what they are would bias the text
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        committed: Sequence[int],
+        *,
+        max_nodes: int,
+        first_child_wins: bool = False,
+    ) -> None:
+        self.first_child_wins = first_child_wins
         self.text = CommittedText(key, committed)
         self.max_nodes = max_nodes
         self.nodes: dict[int, Node] = {}
@@ -208,16 +225,15 @@ class SpeculationTree:
         where: list[tuple[int, int] | None] = []
         start = (graft.parent_len, graft.parent_hash)
         before = len(self.nodes)
-        for token, parent, score in zip(graft.tokens, graft.parents, graft.scores, strict=True):
+        for index, parent in enumerate(graft.parents):
             at = start if parent < 0 else where[parent]
-            where.append(None if at is None else self._place(*at, token, score, graft.source))
+            where.append(None if at is None else self._place(*at, graft, index))
         self.num_stale += sum(place is None for place in where)
         return len(self.nodes) - before
 
-    def _place(
-        self, length: int, parent: int, token: int, score: float, source: int
-    ) -> tuple[int, int] | None:
-        """Where a node ends up below the known path (`length`, `parent`). None: nowhere."""
+    def _place(self, length: int, parent: int, graft: Graft, index: int) -> tuple[int, int] | None:
+        """Where node `index` ends up below the known path (`length`, `parent`), if anywhere."""
+        token = graft.tokens[index]
         if length < len(self.text):
             if self.text.tokens[length] != token:
                 return None
@@ -226,9 +242,14 @@ class SpeculationTree:
             return length + 1, existing.key
         if len(self.nodes) >= self.max_nodes:
             return None
+        if self.first_child_wins and self.children(parent):
+            return None
         key = path_hash(parent, token, self.text.key)
         self.children(parent).append(key)
-        self.nodes[key] = Node(key, parent, token, length, score, source)
+        proposal = graft.proposals[index] if graft.proposals else None
+        self.nodes[key] = Node(
+            key, parent, token, length, graft.scores[index], graft.source, proposal
+        )
         return length + 1, key
 
     # -- moving the root ---------------------------------------------------------------------------
@@ -269,6 +290,14 @@ class SpeculationTree:
         self.nodes = survivors
         self._adopt_orphans()
         return path, num_dead
+
+    def clear(self) -> int:
+        """Forget every node and every orphan; returns how many nodes there were."""
+        num_nodes = len(self.nodes)
+        self.nodes.clear()
+        self._root_children = []
+        self._orphans.clear()
+        return num_nodes
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Feed, Move
-from proto.messages import Message, SamplingSpec
+from proto.messages import Message, Proposal, Rule, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,17 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A pass is done. `tokens`: the target's choice at each row that was asked for."""
+    """A pass is done.
+
+    tokens        the target's choice at each row that was asked for; of a judged pass, the accepted
+                  drafts and the token that follows them
+    num_accepted  of a judged pass
+    """
 
     ticket: int
     tokens: tuple[int, ...]
     model_us: int
+    num_accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,28 @@ class Allocate:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Judge `drafts` by a classical rule, with luck that is this life's and this pass's own."""
+
+    rule: Rule
+    drafts: tuple[int, ...]
+    proposals: tuple[Proposal, ...]
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
-    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`."""
+    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`.
+
+    judge  classical rules: instead of choosing at every row, judge the drafts of the pass
+    """
 
     ticket: int
     feed: Feed
     num_asked: int
     positions: tuple[int, ...]
     sampling: SamplingSpec
+    judge: Judge | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,11 @@ Row by row the target's own choice is compared with the draft; the accepted run 
 next token are the verdict. So verification is equality, and the text is the target's whatever was
 drafted.
 
+Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
+There the text is the target's only if no draft is judged twice and none is preferred for what it
+is (docs/adr/0003): after a rejection a new *attempt* begins, for which the drafter drafts anew, and
+a node has one child, the first.
+
 A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no
 more); at a deadline made of measured costs (LATE); or at once when no drafter is expected (ALONE,
 QUIET). A drafter that let two deadlines pass is not waited for until it is heard again: a dead one
@@ -22,7 +27,7 @@ costs nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.slots import Feed, SlotMap
 from proto.messages import (
@@ -34,10 +39,11 @@ from proto.messages import (
     FaultCode,
     Heartbeat,
     Open,
+    Rule,
     SessionMark,
     Verdict,
 )
-from proto.tree import CommittedText, Graft, SpeculationTree
+from proto.tree import Graft, Node, SpeculationTree
 from target_node.events import (
     Action,
     Allocate,
@@ -45,6 +51,7 @@ from target_node.events import (
     Compute,
     Computed,
     Event,
+    Judge,
     MoveRows,
     Send,
     Tick,
@@ -55,6 +62,7 @@ from target_node.received import Received
 
 PREFILL_CHUNK = 256
 MAX_NODES = 128
+ATTEMPT_BITS = 20  # more rejections than a text has tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class Verifying:
         self._ticket = 0  # only grows, over all sessions
         self._received = Received()
         self._patience = Patience()
+        self._attempt = 0  # drafts of another one are stale; coupled texts have only this one
         self._done_root = 0  # root under which the drafter has nothing more
         self._ready_at = 0.0  # since when the target has been able to start a pass
         self._stale_reported = 0  # <= tree.num_stale
@@ -135,14 +144,22 @@ class Verifying:
         self.slots.truncate(kept if same_session or not self.fixed_rows else 0)
         self.opened = message
         self.finished = message.limits.trim(len(message.tokens), missed)[1] is not None
-        self.tree = SpeculationTree(message.key, tokens, max_nodes=MAX_NODES)
+        self.tree = SpeculationTree(
+            message.key,
+            tokens,
+            max_nodes=MAX_NODES,
+            first_child_wins=message.rule is not Rule.COUPLED,
+        )
+        self._attempt = 0
+        if message.rule is not Rule.COUPLED:
+            self._attempt = message.incarnation << ATTEMPT_BITS
         self._running = None
         self._received = Received()
         self._patience.opened()
         self._done_root = self._stale_reported = 0
         self._ready_at = now
         actions: list[Action] = [Allocate(message.limits.max_len)]
-        return [*actions, Send(_repeated(message, self.tree.text, missed))] if missed else actions
+        return [*actions, Send(self._repeated(missed))] if missed else actions
 
     def _close(self) -> None:
         """The cache stays as it is; the result of a running pass is worth nothing now."""
@@ -156,11 +173,23 @@ class Verifying:
             return ()
         return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
 
+    def _repeated(self, tokens: tuple[int, ...]) -> Verdict:
+        """The verdicts that the coordinator has missed, as one that cost nothing."""
+        assert self.opened is not None
+        base_len, nothing = len(self.opened.tokens), (0,) * 7
+        base_hash = self.tree.text.path_hashes[base_len]
+        life = self.opened.session, self.opened.incarnation
+        verdict = Verdict(*life, base_len, base_hash, tokens, (), Cause.ALONE, *nothing)
+        return replace(verdict, attempt=self._attempt)
+
     def _on_draft(self, message: Draft, now: float) -> None:
         if self.opened is None or message.session != self.opened.session:
             return
         first_of_life = self._received.add(message)
         self._patience.heard(message, now, first_of_life=first_of_life)
+        if not self._is_judgeable(message):
+            self.tree.num_stale += len(message.tokens)
+            return
         self.tree.attach(
             Graft(
                 message.source,
@@ -169,10 +198,18 @@ class Verifying:
                 message.tokens,
                 message.parents,
                 message.scores,
+                message.proposals,
             )
         )
         if message.done:
             self._done_root = message.parent_hash
+
+    def _is_judgeable(self, draft: Draft) -> bool:
+        """Whether the drafts may be judged under the rule of the text."""
+        assert self.opened is not None
+        if self.opened.rule is Rule.COUPLED:
+            return True
+        return draft.attempt == self._attempt and len(draft.proposals) == len(draft.tokens)
 
     def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
         """Compare the coordinator's state with ours. What it does not list is closed."""
@@ -258,17 +295,32 @@ class Verifying:
         feed = self.slots.feed(missing, nodes)
         if cause is Cause.LATE:
             self._patience.waited_in_vain()
-        return self._launch(feed, tuple(node.key for node in chain), cause, now)
+        keys = tuple(node.key for node in chain)
+        return self._launch(feed, keys, cause, now, self._judge(chain))
+
+    def _judge(self, chain: Sequence[Node]) -> Judge | None:
+        """How the drafts of a pass are judged; None: by equality."""
+        assert self.opened is not None
+        if self.opened.rule is Rule.COUPLED:
+            return None
+        proposals = tuple(node.proposal for node in chain if node.proposal is not None)
+        drafts = tuple(node.token for node in chain)
+        return Judge(self.opened.rule, drafts, proposals, self.opened.incarnation)
 
     def _launch(
-        self, feed: Feed, nodes: tuple[int, ...] | None, cause: Cause, now: float
+        self,
+        feed: Feed,
+        nodes: tuple[int, ...] | None,
+        cause: Cause,
+        now: float,
+        judge: Judge | None = None,
     ) -> Action:
         assert self.opened is not None
         self._ticket += 1
         self._running = _Pass(self._ticket, nodes, cause, now)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         positions = tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :])
-        return Compute(self._ticket, feed, num_asked, positions, self.opened.sampling)
+        return Compute(self._ticket, feed, num_asked, positions, self.opened.sampling, judge)
 
     # -- the verdict ------------------------------------------------------------------------------
 
@@ -280,7 +332,10 @@ class Verifying:
         if running.nodes is None:
             self._ready_at = now
             return []
-        accepted, tokens = self._accept(running.nodes, event.tokens)
+        if event.num_accepted is None:
+            accepted, tokens = self._accept(running.nodes, event.tokens)
+        else:
+            accepted, tokens = event.num_accepted, event.tokens
         return self._commit(running, accepted, tokens, event.model_us, now)
 
     def _accept(
@@ -304,6 +359,10 @@ class Verifying:
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)
+        if self.opened.rule is not Rule.COUPLED and accepted < len(running.nodes or ()):
+            # What was judged and is still there, on a path that came back, is not judged again.
+            num_dead += self.tree.clear()
+            self._attempt += 1
         move = self.slots.advance(path, self.tree.nodes)
         round_us = round((now - self._ready_at) * 1e6)
         wait_us = round((running.started - self._ready_at) * 1e6)
@@ -327,6 +386,7 @@ class Verifying:
             model_us=model_us,
             host_us=max(0, round_us - wait_us - model_us),
             rejected=rejected,
+            attempt=self._attempt,
         )
         send: list[Action] = [Send(verdict)]
         return send if move is None else [*send, MoveRows(move)]
@@ -337,10 +397,3 @@ class Verifying:
         self.slots.check()
         assert self._stale_reported <= self.tree.num_stale
         self._received.check()
-
-
-def _repeated(message: Open, text: CommittedText, tokens: tuple[int, ...]) -> Verdict:
-    """The verdicts that the coordinator has missed, as one that cost nothing."""
-    base_len, nothing = len(message.tokens), (0,) * 7
-    base_hash, life = text.path_hashes[base_len], (message.session, message.incarnation)
-    return Verdict(*life, base_len, base_hash, tokens, (), Cause.ALONE, *nothing)
