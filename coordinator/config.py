@@ -17,11 +17,12 @@ from pydantic import (
 )
 
 from proto.errors import ConfigurationError
-from proto.messages import MAX_WINDOW, Policy, autoregressive, pipelined, synchronous
+from proto.messages import MAX_WINDOW, Policy, Rule, autoregressive, pipelined, synchronous
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
+VerifyName = Literal["coupled", "token", "block"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
@@ -99,6 +100,12 @@ class SpeculationConfig(_Frozen):
     policy: PolicyName = "pipelined"
     num_speculative_tokens: Annotated[int, Field(ge=1, le=48)] = 4
     window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] = 16
+    verify: VerifyName = "coupled"
+
+    @property
+    def rule(self) -> Rule:
+        """How drafts are verified."""
+        return Rule[self.verify.upper()]
 
     def make(self, *, reproducible: bool) -> Policy:
         """The policy as the nodes read it. Raises ConfigurationError."""

@@ -42,6 +42,7 @@ def generate(
     policy: options.Policy = _SPECULATION.policy,
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
+    verify: options.Verify = _SPECULATION.verify,
     temperature: options.Temperature = _REQUEST.temperature,
     top_k: options.TopK = _REQUEST.top_k,
     top_p: options.TopP = _REQUEST.top_p,

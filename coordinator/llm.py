@@ -273,7 +273,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _speculation(config: Mapping[str, Any]) -> tuple[str | None, SpeculationConfig]:
     """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
-    known = ("method", "model", "num_speculative_tokens", "window")
+    known = ("method", "model", "num_speculative_tokens", "window", "verify")
     if unknown := [name for name in config if name not in known]:
         raise ConfigurationError(
             f"speculative_config has no {unknown[0]!r}; there are {', '.join(known)}"

@@ -71,6 +71,13 @@ NumSpeculativeTokens = Annotated[
 Window = Annotated[
     int, typer.Option(help="Most tokens the drafter may be ahead of the last verdict.")
 ]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="coupled (drafter and target share their noise; the seed decides the text), or by the "
+        "ratio of their probabilities: token (Leviathan) or block (Sun)."
+    ),
+]
 
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]
 TopK = Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: off.")]

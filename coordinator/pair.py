@@ -162,6 +162,7 @@ class Pair:
             sampling=SamplingSpec(request.temperature, request.top_k, request.top_p, seed),
             policy=speculation.make(reproducible=self.config.reproducible),
             limits=Limits(max_len, stop_ids),
+            rule=speculation.rule,
         )
         return stream, seed
 

@@ -41,6 +41,7 @@ from proto.messages import (
     Message,
     Policy,
     Role,
+    Rule,
     SamplingSpec,
     Verdict,
 )
@@ -117,7 +118,13 @@ class Service:
         return {node.role: node.state for node in nodes if node is not None}
 
     def submit(
-        self, prompt: tuple[int, ...], *, sampling: SamplingSpec, policy: Policy, limits: Limits
+        self,
+        prompt: tuple[int, ...],
+        *,
+        sampling: SamplingSpec,
+        policy: Policy,
+        limits: Limits,
+        rule: Rule = Rule.COUPLED,
     ) -> Stream:
         """Queue a text; its tokens come through the stream. Raises NodeError, ClosedError.
 
@@ -133,7 +140,7 @@ class Service:
             self._last_session += 1
             number = self._last_session
             machine = s.Session(
-                number, key, prompt, sampling=sampling, policy=policy, limits=limits
+                number, key, prompt, sampling=sampling, policy=policy, limits=limits, rule=rule
             )
             stream = Stream(partial(self.cancel, number), self.check_alive)
             self._commands.append(_Running(machine, stream, time.monotonic()))

@@ -18,11 +18,12 @@ from drafter_node.events import (
 from engine.coupling import choose_scored
 from engine.errors import EngineError
 from engine.executor import Executor
+from engine.judging import sample_draft
 from engine.prepare import Prepared, prepare
 from engine.sampling import Sampling
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import Fingerprint, Hello, Message
+from proto.messages import Fingerprint, Hello, Message, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 
@@ -130,9 +131,21 @@ class Worker:
             known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
             feed = replace(feed, tokens=known)
         logits = self.executor.run(feed, ask)
-        if action.position is not None:
-            spec = action.sampling
-            sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        spec = action.sampling
+        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        proposals: tuple[Proposal, ...] = ()
+        if action.position is not None and action.sampled_in is not None:
+            token, score, ids, weights = sample_draft(
+                logits,
+                sampling,
+                seed=spec.seed,
+                life=action.sampled_in,
+                number=action.ticket,
+                num_valid=self.vocab_size,
+            )
+            tokens, scores = (token,), (score,)
+            proposals = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),)
+        elif action.position is not None:
             chosen, logs = choose_scored(
                 logits,
                 sampling,
@@ -147,4 +160,4 @@ class Worker:
         if self.config.min_forward_ms > elapsed * 1e3:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
             elapsed = time.perf_counter() - started
-        return Proposed(action.ticket, tokens, scores, round(elapsed * 1e6))
+        return Proposed(action.ticket, tokens, scores, round(elapsed * 1e6), proposals)

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
 
 # A drafter offers at most so many tokens to choose from: they must cross the wire.
@@ -61,7 +62,9 @@ class Distribution:
     probs: Probabilities
 
     @staticmethod
-    def of(ids: Sequence[int] | Ids, weights: Sequence[float] | Probabilities) -> "Distribution":
+    def of(
+        ids: Sequence[int] | Ids, weights: Sequence[float] | Probabilities | Weights
+    ) -> "Distribution":
         """A distribution of tokens in any order and weights of any sum."""
         order = np.argsort(ids)
         probs = np.asarray(weights, dtype=np.float64)[order]
@@ -97,16 +100,18 @@ def uniform(seed: int, purpose: Purpose, life: int, number: int, index: int = 0)
     return (word >> 11) * 2.0**-53
 
 
-def truncated(distribution: Distribution, limit: int = MAX_CANDIDATES) -> Distribution:
-    """The `limit` likeliest tokens, renormalised, as float32 can carry it; ties to the lowest id.
+def truncated(distribution: Distribution, limit: int = MAX_CANDIDATES) -> tuple[Ids, Weights]:
+    """The `limit` likeliest tokens, ids ascending, and weights [m] float32; ties to the lowest id.
 
-    Sampling from this, and sending this, is what makes a short message exact.
+    To sample from `Distribution.of` these, and to send exactly these, makes a short message exact.
     """
     order = np.argsort(-distribution.probs, kind="stable")[:limit]
     probs = distribution.probs[order]
-    rounded = (probs / probs.sum()).astype(np.float32).astype(np.float64)
-    kept = rounded > 0
-    return Distribution.of(distribution.ids[order][kept], rounded[kept])
+    weights = (probs / probs.sum()).astype(np.float32)
+    kept = weights > 0
+    ids, weights = distribution.ids[order][kept], weights[kept]
+    by_id = np.argsort(ids)
+    return ids[by_id], weights[by_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,19 @@
 
 import time
 
+import torch
+
 from engine.coupling import choose
 from engine.errors import EngineError
 from engine.executor import Executor
+from engine.judging import judge
 from engine.prepare import Prepared, prepare
 from engine.sampling import Sampling
 from engine.slots import NUM_TREE_SLOTS
+from engine.verification import Distribution, block_trial, token_trial
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import Fingerprint, Hello, Message
+from proto.messages import Fingerprint, Hello, Message, Rule
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 from target_node.events import (
@@ -20,6 +24,7 @@ from target_node.events import (
     Compute,
     Computed,
     Event,
+    Judge,
     MoveRows,
     Send,
     Tick,
@@ -29,6 +34,7 @@ from target_node.verifying import Verifying
 
 IDLE_S = 1.0
 WARM_ROWS = (1, 2, 3, 5, 9)
+TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
@@ -119,13 +125,31 @@ class Worker:
         ask = range(num_rows - action.num_asked, num_rows)
         logits = self.executor.run(action.feed, ask)
         tokens: tuple[int, ...] = ()
-        if action.num_asked:
-            spec = action.sampling
-            sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        num_accepted: int | None = None
+        spec = action.sampling
+        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        if action.judge is not None:
+            num_accepted, tokens = _judged(logits, sampling, action.judge, action)
+        elif action.num_asked:
             tokens = tuple(choose(logits, sampling, spec.seed, spec.sample_index, action.positions))
         self.heart.progress += 1
         elapsed = time.perf_counter() - started
         if self.config.min_forward_ms > elapsed * 1e3:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
             elapsed = time.perf_counter() - started
-        return Computed(action.ticket, tokens, round(elapsed * 1e6))
+        return Computed(action.ticket, tokens, round(elapsed * 1e6), num_accepted)
+
+
+def _judged(
+    logits: torch.Tensor, sampling: Sampling, wanted: Judge, action: Compute
+) -> tuple[int, tuple[int, ...]]:
+    return judge(
+        logits,
+        sampling,
+        TRIALS[wanted.rule],
+        wanted.drafts,
+        [Distribution.of(proposal.ids, proposal.probs) for proposal in wanted.proposals],
+        seed=action.sampling.seed,
+        life=wanted.incarnation,
+        number=action.ticket,
+    )

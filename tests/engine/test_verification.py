@@ -193,17 +193,19 @@ def test_truncated_proposals_keep_the_rules_exact() -> None:
     full = random_model(4, 6)
 
     def q(prefix: tuple[int, ...]) -> Distribution:
-        return truncated(full(prefix), 2)
+        return Distribution.of(*truncated(full(prefix), 2))
 
     for rule in RULES.values():
         assert distance(joint(rule, p, q, 2, 4, 3), exact(p, 4, 3)) < 1e-9
 
 
 def test_truncated_keeps_the_likeliest_as_float32() -> None:
-    kept = truncated(Distribution.of((9, 4, 7, 2), (0.4, 0.3, 0.2, 0.1)), 2)
-    assert kept.ids.tolist() == [4, 9]
-    assert kept.probs == pytest.approx([3 / 7, 4 / 7], abs=1e-7)
-    assert len(truncated(Distribution.of(range(1000), np.ones(1000))).ids) == 64
+    ids, weights = truncated(Distribution.of((9, 4, 7, 2), (0.4, 0.3, 0.2, 0.1)), 2)
+    assert ids.tolist() == [4, 9]
+    assert weights.dtype == np.float32
+    assert weights == pytest.approx([3 / 7, 4 / 7], abs=1e-7)
+    assert len(truncated(Distribution.of(range(1000), np.ones(1000)))[0]) == 64
+    assert truncated(Distribution.of((1, 2, 3), (0.9, 0.2, 0.1)), 1)[1].tolist() == [1.0]
 
 
 def test_pick_never_takes_a_token_without_a_chance() -> None:

@@ -1,0 +1,80 @@
+"""From logits to a judgement: what the classical rules (`verification.py`) do at each end.
+
+The drafter samples from its own processed distribution, cut to a few candidates; the target judges
+what was sampled by its own. Both process logits in the same way (`sampling.py`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
+from engine.verification import Distribution, Purpose, Trial, Weights, truncated, uniform
+
+MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
+
+
+def distributions(rows: Floats, sampling: Sampling) -> list[Distribution]:
+    """The distribution that is sampled at each row of logits [n, V], float32 on the host."""
+    assert not sampling.is_greedy
+    scores = scaled(rows, sampling)
+    if not sampling.cuts:
+        ids = np.arange(scores.shape[1], dtype=np.int64)
+        return [_softmax(ids, row) for row in scores]
+    made = []
+    for kept, values in candidates(scores, sampling):
+        order = np.argsort(kept)
+        made.append(_softmax(kept[order], values[order]))
+    return made
+
+
+def judge(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    make_trial: MakeTrial,
+    drafts: Sequence[int],
+    proposals: Sequence[Distribution],
+    *,
+    seed: int,
+    life: int,
+    number: int,
+) -> tuple[int, tuple[int, ...]]:
+    """Judge n drafts by logits [n + 1, V]: (how many are accepted, they and what follows).
+
+    life, number  name this judgement: no other one of this text has the same two
+    """
+    rows = to_host(logits)
+    assert rows.shape[0] == len(drafts) + 1 == len(proposals) + 1
+    trial = make_trial(distributions(rows, sampling), drafts, proposals)
+    luck = [uniform(seed, Purpose.ACCEPT, life, number, i) for i in range(len(drafts))]
+    num_accepted = trial.num_accepted(luck)
+    following = trial.following(num_accepted).pick(uniform(seed, Purpose.CORRECT, life, number))
+    return num_accepted, (*drafts[:num_accepted], following)
+
+
+def sample_draft(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    *,
+    seed: int,
+    life: int,
+    number: int,
+    num_valid: int | None = None,
+) -> tuple[int, float, Ids, Weights]:
+    """Sample a draft from logits [1, V]: (token, log of its chance, what it was sampled from).
+
+    The last two are `truncated`'s: whoever makes a `Distribution` of them has the same to the bit.
+
+    number  names this draft: no other one of this life has the same
+    """
+    (whole,) = distributions(to_host(logits, num_valid), sampling)
+    ids, weights = truncated(whole)
+    proposal = Distribution.of(ids, weights)
+    token = proposal.pick(uniform(seed, Purpose.DRAFT, life, number))
+    return token, min(0.0, float(np.log(proposal.of_token(token)))), ids, weights
+
+
+def _softmax(ids: Ids, scores: Floats) -> Distribution:
+    weights = np.exp((scores - scores.max()).astype(np.float64))
+    return Distribution(ids, weights / weights.sum())
