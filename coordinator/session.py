@@ -15,9 +15,9 @@ incarnation.
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,
 whoever computed it and whenever. Its base may be any committed position; what overlaps must be
-equal. Under the classical rules two verdicts on one base are two samples, and to take the one that
-comes first would bias the text: only a verdict of the target's newest life counts, and only if it
-goes on from the end of the text.
+equal. Under the classical rules verdicts of two processes on one base are two samples, and to take
+the one that comes first would bias the text: only those of the process that is there now count. It
+never samples twice for one place, because what it has said it says again when it is re-opened.
 """
 
 from collections import Counter
@@ -186,6 +186,7 @@ class Session:
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
         self._incarnation = 0  # of the latest Open to any node; only grows
+        self._target_since = 0  # incarnation of the first Open to the target that is there
         self._told: dict[Role, _Told] = {}  # for the nodes that are there
         self._reopens = 0  # of the target, since the text last grew
         self._owed_since = 0.0  # since when the target has owed us something
@@ -214,6 +215,8 @@ class Session:
             case FaultArrived(role, fault):
                 return self._on_fault(role, fault, now)
             case NodeJoined(role):
+                if role is Role.TARGET:
+                    self._target_since = self._incarnation + 1
                 return self._open(role, now)
             case NodeLost(role):
                 self._told.pop(role, None)
@@ -292,7 +295,7 @@ class Session:
 
     def _on_verdict(self, verdict: Verdict, now: float) -> list[Action]:
         assert verdict.session == self.session
-        if not self._is_valid(verdict):
+        if self.rule is not Rule.COUPLED and verdict.incarnation < self._target_since:
             return []
         try:
             news = self.text.continuation(verdict.base_len, verdict.base_hash, verdict.tokens)
@@ -314,14 +317,6 @@ class Session:
         self._count(verdict, num_accepted)
         emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected)]
         return emit if reason is None else emit + self._end(Finish(reason))
-
-    def _is_valid(self, verdict: Verdict) -> bool:
-        """Whether the verdict may say how the text goes on."""
-        if self.rule is Rule.COUPLED:
-            return True
-        told = self._told.get(Role.TARGET)
-        is_newest = told is not None and verdict.incarnation == told.incarnation
-        return is_newest and verdict.base_len >= len(self.text)
 
     def _end(self, last: Finish | Fail) -> list[Action]:
         reason = last.reason.value if isinstance(last, Finish) else "failed"

@@ -158,10 +158,14 @@ class Drafting:
         if news is None:
             return [self._gap(opened.session, opened.incarnation)]
         path, _ = self.tree.advance(news)
-        if message.attempt != self._attempt:
+        is_new_attempt = message.attempt != self._attempt
+        if is_new_attempt:
             self._attempt = message.attempt
             self.tree.clear()
         move = self.slots.advance(path, self.tree.nodes)
+        if is_new_attempt:
+            # The last token may have been fed already, but nothing below it is left to go on from.
+            self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         actions: list[Action] = [] if move is None else [MoveRows(move)]
         if self._is_something_lost(message, opened.incarnation):

@@ -186,10 +186,11 @@ class Verifying:
         if self.opened is None or message.session != self.opened.session:
             return
         first_of_life = self._received.add(message)
-        self._patience.heard(message, now, first_of_life=first_of_life)
         if not self._is_judgeable(message):
+            # Nothing worth waiting for will come before the drafter has heard of this attempt.
             self.tree.num_stale += len(message.tokens)
             return
+        self._patience.heard(message, now, first_of_life=first_of_life)
         self.tree.attach(
             Graft(
                 message.source,

@@ -234,7 +234,7 @@ def the_later_child_wins(patch: Patch) -> None:
     place = SpeculationTree._place
 
     def anew(self: SpeculationTree, length: int, parent: int, *rest: Any) -> Any:
-        if length >= len(self.text) and (existing := self.child(parent, rest[0])):
+        if length >= len(self.text) and (existing := self.child(parent, rest[0].tokens[rest[1]])):
             existing.children.clear()
         return place(self, length, parent, *rest)
 

@@ -27,7 +27,8 @@ from tests.simulation.scenario import Scenario, Text
 from tests.simulation.toys import fold
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Node, Timeline
+    from tests.simulation.timeline import Timeline
+    from tests.simulation.world import Node
 
 EMPTY_PATH = (0, 0)  # digest and length
 

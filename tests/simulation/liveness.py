@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING
 
 from coordinator.session import ANSWER_LIMIT_S, WORK_LIMIT_S_MIN, Session
 from proto.liveness import HEARTBEAT_INTERVAL_S
-from proto.messages import Draft, Limits, Verdict
+from proto.messages import Draft, Limits, Rule, Verdict
 from tests.simulation.scenario import Scenario
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Timeline
+    from tests.simulation.timeline import Timeline
 
 NUM_VERDICTS = 3
 SETTLE_S = WORK_LIMIT_S_MIN  # heartbeats tell everything before that last resort does
 NOTICE_S = ANSWER_LIMIT_S + 2 * HEARTBEAT_INTERVAL_S
 ACCEPT_TOKENS = 5
+NUM_ATTEMPT_TRIPS = 2  # a drafter must hear of a new attempt before it drafts for it
 
 
 class Liveness:
@@ -125,6 +126,8 @@ class Liveness:
         if self.is_accepted or num_left < 2 or not self._is_acceptance_due():
             return
         accept_s = NOTICE_S + costs.prefill_s(self.end_len) + ACCEPT_TOKENS * costs.token_s
+        if costs.rule is not Rule.COUPLED:
+            accept_s += NUM_ATTEMPT_TRIPS * costs.round_trip_s
         assert now < self.disturbed_at + accept_s, f"no draft is accepted in {accept_s:.2f} s"
 
     def _is_acceptance_due(self) -> bool:

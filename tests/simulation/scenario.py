@@ -7,6 +7,7 @@ from proto.messages import (
     Limits,
     Policy,
     Role,
+    Rule,
     autoregressive,
     pipelined,
     synchronous,
@@ -74,6 +75,8 @@ class Scenario:
     faults: Faults
     fixed_rows: int | None
     drafter_max_len: int
+    rule: Rule
+    temperature: float  # only whether it is zero matters here
     blocking: bool  # a node reads its messages only between two forwards, as the real loops do
 
     @property
@@ -149,8 +152,15 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
         faults=_faults(random, num_tokens * costs.pass_s),
         fixed_rows=random.choice((None, None, 16)),
         drafter_max_len=1 << 20,
+        rule=Rule.COUPLED,
+        temperature=0.0,
         blocking=random.random() < 0.5,
     )
+    classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
+    if classical is not Rule.COUPLED:
+        # A model with one choice has the same text under every rule.
+        model = replace(model, num_children=1)
+        scenario = replace(scenario, model=model, rule=classical, temperature=1.0)
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))

@@ -4,7 +4,6 @@ Nothing here decides anything about a text. The world carries messages (every on
 codec), runs forwards on toy caches, and tells the judge what happened.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -29,31 +28,14 @@ from proto.messages import (
 from target_node import events as target
 from target_node import verifying
 from tests.simulation.judge import Judge
+from tests.simulation.models import Deterministic, Models
 from tests.simulation.scenario import Scenario
 from tests.simulation.story import Line
+from tests.simulation.timeline import Timeline
 from tests.simulation.toys import ToyCache
 
 STORY_LEN = 60
 CACHE_KEY_BYTES = 16
-
-
-class Timeline:
-    """Events in virtual time; equal times in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._num_asked = 0
-
-    def at(self, time: float, happen: Callable[[], None]) -> None:
-        """Call `happen` at `time`."""
-        self._num_asked += 1
-        heapq.heappush(self._events, (max(time, self.now), self._num_asked, happen))
-
-    def step(self) -> None:
-        """Let the next event happen."""
-        self.now, _, happen = heapq.heappop(self._events)
-        happen()
 
 
 class Link:
@@ -189,15 +171,12 @@ class Node:
         cost_s = (num_rows - 1) * costs.row_s
         cost_s += costs.draft_s if self.role is Role.DRAFTER else costs.pass_s
         self._busy_until = max(self._busy_until, now) + cost_s
-        model = self.world.scenario.model
-        model_us = round(cost_s * 1e6)
-        event: drafter.Event | target.Event
+        event: drafter.Proposed | target.Computed
         if isinstance(action, drafter.Compute):
-            proposed = model.propose(digests[-1]) if action.position is not None else ((), ())
-            event = drafter.Proposed(action.ticket, *proposed, model_us)
+            event = self.world.models.draft(action, digests[-1], round(cost_s * 1e6))
         else:
             asked = digests[num_rows - action.num_asked :]
-            event = target.Computed(action.ticket, tuple(map(model.choose, asked)), model_us)
+            event = self.world.models.verify(action, asked, round(cost_s * 1e6))
         self.ticket = action.ticket
         self.num_outstanding += 1
         self.world.judge.launched(self, action)
@@ -257,9 +236,10 @@ class Host:
             self.num_texts,
             key,
             text.prompt,
-            sampling=SamplingSpec(),
+            sampling=SamplingSpec(temperature=self.world.scenario.temperature, seed=self.num_texts),
             policy=self.world.scenario.policy,
             limits=text.limits,
+            rule=self.world.scenario.rule,
         )
         self.world.judge.begun(self.session, text)
         self.handle(coordination.Started())
@@ -331,8 +311,16 @@ class Host:
 class World:
     """One run of one scenario."""
 
-    def __init__(self, scenario: Scenario, *, tell: Callable[[Line], None] | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        tell: Callable[[Line], None] | None = None,
+        models: Models | None = None,
+        make_judge: Callable[[Scenario, Timeline], Any] = Judge,
+    ) -> None:
         self.scenario = scenario
+        self.models = models or Deterministic(scenario.model)
         self.random = Random(f"world {scenario.seed}")
         self.timeline = Timeline()
         self.story: deque[Line] = deque(maxlen=STORY_LEN)
@@ -342,7 +330,7 @@ class World:
         self.late_s = 4 * (costs.drafter_hop_s + costs.target_hop_s + costs.pass_s)
         self.nodes = {role: Node(self, role) for role in Role}
         self.host = Host(self)
-        self.judge = Judge(scenario, self.timeline)
+        self.judge = make_judge(scenario, self.timeline)
         hops_s = {Role.DRAFTER: costs.drafter_hop_s, Role.TARGET: costs.target_hop_s}
         self.downlinks = {
             role: Link(self, f"-> {role}", hops_s[role], node.receive)
