@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
+    ATTEMPT_BITS,
     Close,
     Fault,
     FaultCode,
@@ -185,7 +186,9 @@ class Session:
         self.counts = SessionCounts()
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
+        self._has_begun = False  # a target has been told the text
         self._incarnation = 0  # of the latest Open to any node; only grows
+        self._attempt = 0  # the newest that we know of; coupled texts have only this one
         self._target_since = 0  # incarnation of the first Open to the target that is there
         self._told: dict[Role, _Told] = {}  # for the nodes that are there
         self._reopens = 0  # of the target, since the text last grew
@@ -245,6 +248,9 @@ class Session:
         self._told[role] = _Told(self._incarnation, now)
         if role is Role.TARGET:
             self._owed_since = now
+            if self.rule is not Rule.COUPLED and self._has_begun:
+                self._attempt = self._incarnation << ATTEMPT_BITS
+            self._has_begun = True
         message = Open(
             session=self.session,
             incarnation=self._incarnation,
@@ -255,6 +261,7 @@ class Session:
             policy=self.policy,
             limits=self.limits,
             rule=self.rule,
+            attempt=self._attempt,
         )
         return [Send(role, message)]
 
@@ -310,6 +317,7 @@ class Session:
             return []
         self.text.extend(tokens)
         self._reopens = 0
+        self._attempt = max(self._attempt, verdict.attempt)
         self._pass_s += 0.1 * (now - self._owed_since - self._pass_s)
         self._owed_since = now
         num_known = len(verdict.tokens) - len(news)

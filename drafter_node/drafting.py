@@ -135,7 +135,7 @@ class Drafting:
             max_nodes=self.slots.num_tree_slots,
             first_child_wins=message.rule is not Rule.COUPLED,
         )
-        self._attempt = 0
+        self._attempt = message.attempt
         self._in_flight = None
         self._unsent = []
         self._number = self._acked = self._suspect = 0

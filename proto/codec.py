@@ -200,6 +200,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _POLICY,
         _LIMITS,
         _enum(m.Rule),
+        _ATTEMPT,
     ),
     m.Draft: _record(
         m.Draft,

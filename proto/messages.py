@@ -20,6 +20,7 @@ MAX_WINDOW = 64
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
 MAX_CANDIDATES = 1 << 10
+ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
 SESSION_KEY_BYTES = 16
 
 
@@ -154,6 +155,7 @@ class Open:
 
     incarnation  grows with every Open of the session, to whichever node; older lives are ignored
     rule         greedy texts are always COUPLED: all three are equality there
+    attempt      classical rules: at which drafting begins or goes on (see Verdict)
     key          of the path hashes
     tokens       the committed text
     num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
@@ -168,6 +170,7 @@ class Open:
     policy: Policy
     limits: Limits
     rule: Rule = Rule.COUPLED
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +232,8 @@ class Verdict:
     num_rolled_back            tree nodes of the target that died by this verdict
     num_stale                  drafted tokens that came too late or did not fit, since the last one
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
-    attempt                    under the classical rules: grows with every rejection and every Open
-                               of the target; what was drafted in an earlier one is worth nothing
+    attempt                    classical rules: grows with every rejection and every new Open of the
+                               target; what was drafted in an earlier one is worth nothing
     """
 
     session: int

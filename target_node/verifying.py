@@ -62,7 +62,6 @@ from target_node.received import Received
 
 PREFILL_CHUNK = 256
 MAX_NODES = 128
-ATTEMPT_BITS = 20  # more rejections than a text has tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +149,7 @@ class Verifying:
             max_nodes=MAX_NODES,
             first_child_wins=message.rule is not Rule.COUPLED,
         )
-        self._attempt = 0
-        if message.rule is not Rule.COUPLED:
-            self._attempt = message.incarnation << ATTEMPT_BITS
+        self._attempt = message.attempt
         self._running = None
         self._received = Received()
         self._patience.opened()

@@ -1,0 +1,141 @@
+"""A target and a drafter that really sample, and the distribution of what they must write.
+
+Three symbols; the next-token distributions are functions of the whole path. Everything that draws
+numbers is a method of its own, so that a test can plant a mistake there.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from drafter_node import events as drafter
+from engine.coupling import gumbel
+from engine.verification import (
+    Distribution,
+    Purpose,
+    Trial,
+    block_trial,
+    token_trial,
+    truncated,
+    uniform,
+)
+from proto.messages import Proposal, Rule
+from target_node import events as target
+from tests.simulation.toys import fold, mix
+
+NUM_SYMBOLS = 3
+TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
+ALL_IDS = np.arange(NUM_SYMBOLS, dtype=np.int64)
+
+
+@cache
+def distribution(digest: int, salt: int) -> Distribution:
+    """A distribution of the symbols for a path: from nearly certain to nearly flat."""
+    words = [mix(digest ^ mix(salt + symbol)) for symbol in range(NUM_SYMBOLS)]
+    return Distribution.of(ALL_IDS, [0.03 + (word / 2**64) ** 2 for word in words])
+
+
+class Sampling:
+    """The models of a world in which texts are drawn at random. See `models.Models`."""
+
+    def __init__(self, salt: int = 1) -> None:
+        self.salt = salt
+        self.num_accepted = 0
+        self.num_judged = 0
+
+    def p(self, digest: int) -> Distribution:
+        """p behind a path."""
+        return distribution(digest, self.salt)
+
+    def q(self, digest: int) -> Distribution:
+        """q behind a path."""
+        return distribution(digest, ~self.salt)
+
+    # -- the drafter ------------------------------------------------------------------------------
+
+    def draft(self, action: drafter.Compute, digest: int, model_us: int) -> drafter.Proposed:
+        """What the drafter proposes behind a path."""
+        if action.position is None:
+            return drafter.Proposed(action.ticket, (), (), model_us)
+        ids, weights = truncated(self.q(digest))
+        q = Distribution.of(ids, weights)
+        if action.sampled_in is None:
+            tokens: tuple[int, ...] = (self.coupled(q, action.sampling.seed, action.position),)
+            return drafter.Proposed(action.ticket, tokens, (-1.0,), model_us)
+        tokens = self.drafts(action, q)
+        scores = tuple(float(np.log(q.of_token(token))) for token in tokens)
+        sent = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),) * len(tokens)
+        return drafter.Proposed(action.ticket, tokens, scores, model_us, sent)
+
+    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
+        """The drafted token (tuples are for mistakes)."""
+        return (q.pick(self.draft_luck(action)),)
+
+    def draft_luck(self, action: drafter.Compute) -> float:
+        """The number that decides a draft."""
+        assert action.sampled_in is not None
+        return uniform(action.sampling.seed, Purpose.DRAFT, action.sampled_in, action.ticket)
+
+    # -- the target -------------------------------------------------------------------------------
+
+    def verify(
+        self, action: target.Compute, digests: Sequence[int], model_us: int
+    ) -> target.Computed:
+        """What the target says behind each path that was asked for."""
+        targets = [self.p(digest) for digest in digests]
+        if action.judge is None:
+            seed = action.sampling.seed
+            chosen = zip(targets, action.positions, strict=True)
+            tokens = tuple(self.coupled(p, seed, position) for p, position in chosen)
+            return target.Computed(action.ticket, tokens, model_us)
+        wanted = action.judge
+        proposals = [Distribution.of(sent.ids, sent.probs) for sent in wanted.proposals]
+        trial = TRIALS[wanted.rule](targets, wanted.drafts, proposals)
+        accepted = self.judge(trial, action)
+        token = trial.following(accepted).pick(self.correction_luck(action))
+        self.num_judged += len(wanted.drafts)
+        self.num_accepted += accepted
+        said = (*wanted.drafts[:accepted], token)
+        return target.Computed(action.ticket, said, model_us, accepted)
+
+    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
+        """How many drafts are accepted."""
+        assert action.judge is not None
+        seed, life = action.sampling.seed, action.judge.incarnation
+        number = (attempt << 32) + action.ticket
+        luck = [
+            uniform(seed, Purpose.ACCEPT, life, number, index)
+            for index in range(len(trial.chances))
+        ]
+        return trial.num_accepted(luck)
+
+    def correction_luck(self, action: target.Compute) -> float:
+        """The number that decides the token after the accepted drafts."""
+        assert action.judge is not None
+        seed, life = action.sampling.seed, action.judge.incarnation
+        return uniform(seed, Purpose.CORRECT, life, action.ticket)
+
+    @staticmethod
+    def coupled(of: Distribution, seed: int, position: int) -> int:
+        """The choice with the noise that both sides share."""
+        noise = gumbel(seed, 0, (position,), of.ids[None])[0]
+        with np.errstate(divide="ignore"):
+            return int(of.ids[(np.log(of.probs) + noise).argmax()])
+
+    # -- the truth --------------------------------------------------------------------------------
+
+    def joint(self, prompt: Sequence[int], length: int) -> np.ndarray:  # type: ignore[type-arg]
+        """The exact chance of every text of `length` symbols after a prompt: [3 ** length]."""
+        start = 0
+        for token in prompt:
+            start = fold(start, token)
+        chances = []
+        for text in product(range(NUM_SYMBOLS), repeat=length):
+            digest, chance = start, 1.0
+            for symbol in text:
+                chance *= self.p(digest).of_token(symbol)
+                digest = fold(digest, symbol)
+            chances.append(chance)
+        return np.array(chances)

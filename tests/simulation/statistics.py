@@ -1,0 +1,192 @@
+"""Many short texts through the real machines, counted and compared with the exact distribution.
+
+    python -m tests.simulation.statistics NUM_TEXTS
+
+Every text has a seed of its own, so the texts are independent, and their counts are compared with
+the target's joint distribution by Pearson's chi-square test. The level is 1e-4 per case; the power
+is what the planted mistakes in `test_statistics.py` show: every one of them is rejected.
+"""
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from scipy.stats import chisquare
+
+from coordinator import session as coordination
+from proto.messages import Limits, Policy, Role, Rule, pipelined, synchronous
+from tests.simulation.sampled import NUM_SYMBOLS, Sampling
+from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text
+from tests.simulation.toys import ToyModel
+from tests.simulation.world import World
+
+LEVEL = 1e-4
+PROMPT = (0, 2)
+LENGTH = 4
+MIN_EXPECTED = 5.0
+POLICIES = {"sync": synchronous(2), "pipelined": pipelined(3, 6)}
+LIMIT_S = 120.0  # of virtual time, for one text
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A rule, a policy, and whether messages are lost and nodes die."""
+
+    rule: Rule
+    policy: Policy
+    faulty: bool
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.rule.name.lower()} {self.policy.name}{' faults' if self.faulty else ''}"
+
+
+CASES = [
+    Case(rule, policy, faulty)
+    for rule in Rule
+    for policy in POLICIES.values()
+    for faulty in (False, True)
+]
+
+
+class Recorder:
+    """Stands where the judge of texts with one right continuation stands; keeps what is written."""
+
+    def __init__(self, _scenario: Scenario, timeline: Any) -> None:
+        self.timeline = timeline
+        self.counts: Counter[tuple[int, ...]] = Counter()
+        self._text: list[int] = []
+        self._begun_at = 0.0
+
+    def begun(self, _session: coordination.Session, _text: Text) -> None:
+        """A text begins."""
+        self._text = []
+        self._begun_at = self.timeline.now
+
+    def session_did(self, _session: coordination.Session, action: coordination.Action) -> None:
+        """Tokens, or the end."""
+        match action:
+            case coordination.Emit(tokens):
+                self._text += tokens
+            case coordination.Finish():
+                self.counts[tuple(self._text)] += 1
+            case coordination.Fail(detail):
+                raise AssertionError(detail)
+
+    def watch_clock(self) -> None:
+        """No text may hang."""
+        assert self.timeline.now < self._begun_at + LIMIT_S, "a text does not end"
+
+    def _ignore(self, *_: Any) -> None:
+        pass
+
+    launched = sent = handled = rested = disturbed = ended = _ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a case came to."""
+
+    p_value: float
+    num_texts: int
+    num_judged: int
+    num_accepted: int
+    seconds: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the texts may be the target's."""
+        return self.p_value >= LEVEL
+
+
+def run(case: Case, num_texts: int, models: Sampling | None = None, *, seed: int = 1) -> Result:
+    """Write the texts of a case and test them."""
+    models = models or Sampling()
+    started = time.perf_counter()
+    world = World(_scenario(case, num_texts, seed), models=models, make_judge=Recorder)
+    world.run()
+    recorder = world.judge
+    assert isinstance(recorder, Recorder)
+    return Result(
+        p_value=_p_value(recorder.counts, models, num_texts),
+        num_texts=num_texts,
+        num_judged=models.num_judged,
+        num_accepted=models.num_accepted,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _p_value(counts: Counter[tuple[int, ...]], models: Sampling, num_texts: int) -> float:
+    """Of Pearson's test; rare texts are counted together."""
+    assert sum(counts.values()) == num_texts
+    expected = models.joint(PROMPT, LENGTH) * num_texts
+    digits = [NUM_SYMBOLS**i for i in reversed(range(LENGTH))]
+    seen = np.zeros_like(expected)
+    for text, count in counts.items():
+        seen[int(np.dot(text, digits))] = count
+    rare = expected < MIN_EXPECTED
+    seen = np.append(seen[~rare], seen[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] == 0.0:
+        seen, expected = seen[:-1], expected[:-1]
+    return float(chisquare(seen, expected).pvalue)
+
+
+def _scenario(case: Case, num_texts: int, seed: int) -> Scenario:
+    """Short texts, one after another; all faults go on until the end."""
+    random = Random(seed)
+    text = Text(PROMPT, Limits(len(PROMPT) + LENGTH, ()))
+    crashes: list[Crash] = []
+    if case.faulty:
+        at_s = 0.0
+        while at_s < num_texts:
+            at_s += random.uniform(0.2, 4.0)
+            role = random.choice((Role.DRAFTER, Role.TARGET))
+            crashes.append(Crash(at_s, role, random.uniform(0.01, 0.1)))
+    rates = (0.05, 0.1, 0.1) if case.faulty else (0.0, 0.0, 0.0)
+    return Scenario(
+        seed=seed,
+        model=ToyModel(salt=0, vocab_size=NUM_SYMBOLS, agreement=0.5),
+        policy=case.policy,
+        texts=(text,) * num_texts,
+        costs=Costs(
+            pass_s=0.06,
+            row_s=0.002,
+            draft_s=0.01,
+            drafter_hop_s=0.004,
+            target_hop_s=0.001,
+            jitter_s=0.01,
+            detect_s=0.05,
+        ),
+        faults=Faults(*rates, tuple(crashes), float("inf") if case.faulty else 0.0),
+        fixed_rows=None,
+        drafter_max_len=1 << 20,
+        rule=case.rule,
+        temperature=1.0,
+        blocking=True,
+    )
+
+
+def main() -> int:
+    """Run every case; exit status 1 if one is rejected."""
+    num_texts = int(sys.argv[1])
+    passed = True
+    for case in CASES:
+        result = run(case, num_texts)
+        passed &= result.passes
+        rate = result.num_accepted / max(1, result.num_judged)
+        print(  # noqa: T201
+            f"{case.name:26} p = {result.p_value:.4f}  {result.num_texts} texts, "
+            f"{rate:.0%} of {result.num_judged} drafts accepted, {result.seconds:.0f} s",
+            flush=True,
+        )
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
