@@ -40,7 +40,7 @@ def distribution(digest: int, salt: int) -> Distribution:
 class Sampling:
     """The models of a world in which texts are drawn at random. See `models.Models`."""
 
-    def __init__(self, salt: int = 1) -> None:
+    def __init__(self, salt: int = 3) -> None:
         self.salt = salt
         self.num_accepted = 0
         self.num_judged = 0

@@ -28,7 +28,7 @@ LEVEL = 1e-4
 PROMPT = (0, 2)
 LENGTH = 4
 MIN_EXPECTED = 5.0
-POLICIES = {"sync": synchronous(2), "pipelined": pipelined(3, 6)}
+POLICIES = {"sync": synchronous(3), "pipelined": pipelined(3, 6)}
 LIMIT_S = 120.0  # of virtual time, for one text
 
 

@@ -1,0 +1,116 @@
+"""Mistakes that bias every text and leave it plausible: the statistical mode must see each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from drafter_node import events as drafter
+from engine.verification import Distribution, Purpose, Trial, uniform
+from proto.messages import Rule
+from proto.tree import Graft, SpeculationTree
+from target_node import events as target
+from tests.simulation.sampled import Sampling
+from tests.simulation.statistics import POLICIES, Case
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """A mistake, as a change of the models and of the machines, and the case where it shows."""
+
+    name: str
+    models: Callable[[], Sampling]
+    case: Case
+    plant: Callable[[Patch], None] = lambda patch: None
+
+
+class LeavesOutUnlikely(Sampling):
+    """Drafts of low q are left out: the drafter draws again, once, if it does not like them."""
+
+    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
+        (token,) = super().drafts(action, q)
+        return (token,) if q.of_token(token) > 0.3 else (q.pick(_second(action)),)
+
+
+class NoiseOfPosition(Sampling):
+    """Draft noise is a function of seed and position alone, so a second draft is as the first."""
+
+    def draft_luck(self, action: drafter.Compute) -> float:
+        assert action.position is not None
+        return uniform(action.sampling.seed, Purpose.DRAFT, 0, action.position)
+
+
+class OneNoise(NoiseOfPosition):
+    """The same number decides the draft and what corrects it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._accepted = 0
+
+    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
+        self._accepted = super().judge(trial, action, attempt)
+        return self._accepted
+
+    def correction_luck(self, action: target.Compute) -> float:
+        position = action.positions[self._accepted]
+        return uniform(action.sampling.seed, Purpose.DRAFT, 0, position)
+
+
+class JudgesTwice(Sampling):
+    """A rejected draft gets a second chance."""
+
+    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
+        first = super().judge(trial, action, attempt)
+        return max(first, super().judge(trial, action, attempt + 1))
+
+
+class DraftsAgain(Sampling):
+    """The drafter draws a second draft for a node whose first is unlikely, and sends both."""
+
+    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
+        (token,) = super().drafts(action, q)
+        return (token,) if q.of_token(token) > 0.4 else (token, q.pick(_second(action)))
+
+
+def _second(action: drafter.Compute) -> float:
+    """The number of a second draw."""
+    assert action.sampled_in is not None
+    return uniform(action.sampling.seed, Purpose.DRAFT, action.sampled_in, action.ticket, 1)
+
+
+def the_later_child_is_preferred(patch: Patch) -> None:
+    """Of two drafts of one node the later one stays."""
+    place = SpeculationTree._place
+
+    def later(self: SpeculationTree, length: int, parent: int, graft: Graft, index: int) -> Any:
+        if length >= len(self.text) and self.child(parent, graft.tokens[index]) is None:
+            for key in list(self.children(parent)):
+                for node in [*self.below(key), self.nodes[key]]:
+                    del self.nodes[node.key]
+                self.children(parent).remove(key)
+        return place(self, length, parent, graft, index)
+
+    patch.setattr(SpeculationTree, "_place", later)
+
+
+def judged_drafts_stay(patch: Patch) -> None:
+    """After a rejection the drafts that hang on the path that came back are judged once more."""
+    patch.setattr(SpeculationTree, "clear", lambda self: 0)
+
+
+SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
+BIASES = [
+    Bias("drafts of low q left out", LeavesOutUnlikely, Case(Rule.TOKEN, SYNC, False)),
+    Bias("noise of the position", NoiseOfPosition, Case(Rule.BLOCK, SYNC, False)),
+    Bias("one noise for draft and residual", OneNoise, Case(Rule.TOKEN, PIPELINED, False)),
+    Bias("a draft judged twice", JudgesTwice, Case(Rule.BLOCK, PIPELINED, False)),
+    Bias(
+        "the later of two drafts preferred",
+        DraftsAgain,
+        Case(Rule.TOKEN, SYNC, False),
+        the_later_child_is_preferred,
+    ),
+]

@@ -1,0 +1,44 @@
+"""The distribution of many short texts through the real machines is the target's."""
+
+import pytest
+
+from tests.simulation.biases import BIASES, Bias, DraftsAgain
+from tests.simulation.sampled import Sampling
+from tests.simulation.statistics import CASES, LEVEL, Case, Result, run
+
+NUM_TEXTS = 2_000
+NUM_TEXTS_SLOW = 100_000
+NUM_TEXTS_BIASED = 4_000
+
+
+def by_name(what: Case | Bias) -> str:
+    return what.name
+
+
+def assert_exact(case: Case, result: Result) -> None:
+    assert result.passes, f"{case.name}: p = {result.p_value}"
+    if case.rule.name != "COUPLED":  # where the machine itself compares, nothing is judged here
+        assert result.num_judged > result.num_texts
+        assert 0.3 < result.num_accepted / result.num_judged < 0.9
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_the_texts_are_distributed_as_the_targets(case: Case) -> None:
+    assert_exact(case, run(case, NUM_TEXTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_a_hundred_thousand_texts_are_too(case: Case) -> None:
+    assert_exact(case, run(case, NUM_TEXTS_SLOW, Sampling(), seed=2))
+
+
+@pytest.mark.parametrize("bias", BIASES, ids=by_name)
+def test_a_planted_bias_is_rejected(bias: Bias, monkeypatch: pytest.MonkeyPatch) -> None:
+    bias.plant(monkeypatch)
+    assert run(bias.case, NUM_TEXTS_BIASED, bias.models()).p_value < LEVEL
+
+
+def test_a_second_draft_of_a_node_does_no_harm_because_the_first_one_wins() -> None:
+    result = run(BIASES[-1].case, NUM_TEXTS_BIASED, DraftsAgain())
+    assert result.passes
