@@ -17,7 +17,15 @@ from pydantic import (
 )
 
 from proto.errors import ConfigurationError
-from proto.messages import MAX_WINDOW, Policy, Rule, autoregressive, pipelined, synchronous
+from proto.messages import (
+    MAX_CANDIDATES,
+    MAX_WINDOW,
+    Policy,
+    Rule,
+    autoregressive,
+    pipelined,
+    synchronous,
+)
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
@@ -75,6 +83,7 @@ class PairConfig(_Frozen):
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
     reproducible: bool = False
     start_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    max_draft_candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 64
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
 

@@ -43,6 +43,7 @@ def generate(
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
     verify: options.Verify = _SPECULATION.verify,
+    max_draft_candidates: options.MaxDraftCandidates = _PAIR.max_draft_candidates,
     temperature: options.Temperature = _REQUEST.temperature,
     top_k: options.TopK = _REQUEST.top_k,
     top_p: options.TopP = _REQUEST.top_p,

@@ -78,6 +78,9 @@ Verify = Annotated[
         "ratio of their probabilities: token (Leviathan) or block (Sun)."
     ),
 ]
+MaxDraftCandidates = Annotated[
+    int, typer.Option(help="--verify token and block: most tokens that a draft is sampled from.")
+]
 
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]
 TopK = Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: off.")]

@@ -87,6 +87,7 @@ class Pair:
             device=drafter_device,
             max_model_len=config.max_model_len,
             min_forward_ms=config.min_draft_step_ms,
+            max_candidates=config.max_draft_candidates,
         )
         return [target, drafter] if with_drafter else [target]
 

@@ -142,6 +142,7 @@ class Worker:
                 life=action.sampled_in,
                 number=action.ticket,
                 num_valid=self.vocab_size,
+                max_candidates=self.config.max_candidates,
             )
             tokens, scores = (token,), (score,)
             proposals = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),)

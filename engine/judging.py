@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from engine.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
-from engine.verification import Distribution, Purpose, Trial, Weights, truncated, uniform
+from engine.verification import (
+    MAX_CANDIDATES,
+    Distribution,
+    Purpose,
+    Trial,
+    Weights,
+    truncated,
+    uniform,
+)
 
 MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
 
@@ -61,6 +69,7 @@ def sample_draft(
     life: int,
     number: int,
     num_valid: int | None = None,
+    max_candidates: int = MAX_CANDIDATES,
 ) -> tuple[int, float, Ids, Weights]:
     """Sample a draft from logits [1, V]: (token, log of its chance, what it was sampled from).
 
@@ -69,7 +78,7 @@ def sample_draft(
     number  names this draft: no other one of this life has the same
     """
     (whole,) = distributions(to_host(logits, num_valid), sampling)
-    ids, weights = truncated(whole)
+    ids, weights = truncated(whole, max_candidates)
     proposal = Distribution.of(ids, weights)
     token = proposal.pick(uniform(seed, Purpose.DRAFT, life, number))
     return token, min(0.0, float(np.log(proposal.of_token(token)))), ids, weights

@@ -54,11 +54,14 @@ class Rule(IntEnum):
              choose with the same noise
     TOKEN    by the ratio of the two distributions, one token after the other (2211.17192)
     BLOCK    by the ratio, a whole block at once (2403.10444)
+    CARELESS  wrong on purpose, for `verify-lossless` to reject: TOKEN, but every draft is accepted
+              once the first one is (a mistake that has been shipped elsewhere)
     """
 
     COUPLED = 0
     TOKEN = 1
     BLOCK = 2
+    CARELESS = 3
 
 
 class FaultCode(StrEnum):

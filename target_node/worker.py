@@ -11,7 +11,7 @@ from engine.judging import judge
 from engine.prepare import Prepared, prepare
 from engine.sampling import Sampling
 from engine.slots import NUM_TREE_SLOTS
-from engine.verification import Distribution, block_trial, token_trial
+from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from proto.codec import encode
 from proto.errors import ModelError
 from proto.messages import Fingerprint, Hello, Message, Rule
@@ -34,7 +34,7 @@ from target_node.verifying import Verifying
 
 IDLE_S = 1.0
 WARM_ROWS = (1, 2, 3, 5, 9)
-TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
+TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:

@@ -13,6 +13,7 @@ from engine.verification import (
     Purpose,
     Trial,
     block_trial,
+    careless_trial,
     token_trial,
     truncated,
     uniform,
@@ -155,13 +156,6 @@ def test_luck_of_zero_does_not_accept_what_the_target_never_says(name: str) -> N
     assert trial.following(0).pick(0.0) == 1
 
 
-def biased_accept_all_after_first(targets: object, drafts: object, proposals: object) -> Trial:
-    """A well-known mistake: if the first draft is accepted, so are all."""
-    trial = token_trial(targets, drafts, proposals)  # type: ignore[arg-type]
-    chances = (trial.chances[0], *(1.0 for _ in trial.chances[1:]))
-    return Trial(trial.targets, trial.proposals, chances, trial.weights, whole=False)
-
-
 class _Residual(Trial):
     def following(self, num_accepted: int) -> Distribution:
         """The target's distribution where the rest of it belongs."""
@@ -180,9 +174,7 @@ def biased_block_weights(targets: object, drafts: object, proposals: object) -> 
     return Trial(t.targets, t.proposals, t.chances, (1.0,) * len(t.weights), whole=True)
 
 
-@pytest.mark.parametrize(
-    "rule", [biased_accept_all_after_first, biased_correction, biased_block_weights]
-)
+@pytest.mark.parametrize("rule", [careless_trial, biased_correction, biased_block_weights])
 def test_the_enumeration_sees_a_biased_rule(rule: Rule) -> None:
     p, q = random_model(3, 1), random_model(3, 2)
     assert distance(joint(rule, p, q, 2, 3, 3), exact(p, 3, 3)) > 1e-3

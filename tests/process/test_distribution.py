@@ -1,0 +1,150 @@
+"""Texts that real processes sample are distributed as the target says, exactly.
+
+Top-k of three leaves 81 texts of four tokens, whose chances are computed from the model itself.
+Every text has a seed of its own. One sample against the exact joint distribution, by Pearson's
+chi-square test at a level of 1e-4; the planted mistakes show that it has power.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from coordinator import launcher
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.pair import Pair
+from engine.sampling import Sampling, process
+from proto.messages import Role
+from tests.process.biased_target import BIASES
+from tests.process.reference import Reference
+from tests.tiny_models import make_model, make_noised
+
+pytestmark = pytest.mark.process
+
+NUM_TEXTS, NUM_TEXTS_SLOW, NUM_TEXTS_BIASED = 2_000, 20_000, 800
+LENGTH, TOP_K, TEMPERATURE = 4, 3, 1.0
+LEVEL = 1e-4
+PROMPT = (11, 5, 77, 8)
+SYNC = {"policy": "sync", "num_speculative_tokens": 3}
+PIPELINED = {"policy": "pipelined", "num_speculative_tokens": 3}
+Joint = dict[tuple[int, ...], float]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
+    folder = tmp_path_factory.mktemp("models")
+    target = make_model("llama", folder / "target")
+    drafter = make_noised(target, folder / "drafter", 0.5)
+    return PairConfig(target=str(target), drafter=str(drafter), dtype="float32", max_model_len=128)
+
+
+@pytest.fixture(scope="module")
+def joint(models: PairConfig) -> Joint:
+    """The exact chance of every text."""
+    model = Reference(Path(models.target)).model
+    chances: Joint = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: Joint = {}
+        for text, chance in chances.items():
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*PROMPT, *text]])).logits[0, -1:]
+            p = process(logits, Sampling(TEMPERATURE, TOP_K)).double().softmax(dim=1)[0]
+            for token in torch.nonzero(p)[:, 0].tolist():
+                longer[(*text, token)] = chance * float(p[token])
+        chances = longer
+    assert len(chances) == TOP_K**LENGTH
+    return chances
+
+
+def sample(pair: Pair, speculation: SpeculationConfig, num_texts: int) -> tuple[Counter, float]:  # type: ignore[type-arg]
+    """Texts of as many seeds, and the share of drafts that were accepted."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    drafted = accepted = 0
+    for seed in range(num_texts):
+        request = SamplingParams(
+            temperature=TEMPERATURE, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True
+        )
+        stream, _ = pair.generate(PROMPT, speculation, request)
+        counts[tuple(token for emit in stream for token in emit.tokens)] += 1
+        assert stream.result is not None
+        drafted += stream.result.metrics.num_draft_tokens
+        accepted += stream.result.metrics.num_accepted_tokens
+    return counts, accepted / max(1, drafted)
+
+
+def p_value(counts: Counter, joint: Joint) -> float:  # type: ignore[type-arg]
+    """Of Pearson's test; texts that are expected less than five times are counted together."""
+    num_texts = sum(counts.values())
+    if not set(counts) <= set(joint):
+        return 0.0  # the target never writes such a text
+    expected = np.array([joint[text] * num_texts for text in product_order(joint)])
+    seen = np.array([counts[text] for text in product_order(joint)])
+    rare = expected < 5
+    expected = np.append(expected[~rare], expected[rare].sum())
+    seen = np.append(seen[~rare], seen[rare].sum())
+    return float(chisquare(seen, expected * seen.sum() / expected.sum()).pvalue)
+
+
+def product_order(joint: Joint) -> list[tuple[int, ...]]:
+    return sorted(joint)
+
+
+CASES = [
+    (verify, policy, candidates)
+    for (verify, candidates), policy in product(
+        (("coupled", 64), ("token", 64), ("block", 64), ("token", 2), ("block", 2)),
+        (SYNC, PIPELINED),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def pairs(models: PairConfig) -> Iterator[dict[int, Pair]]:
+    """Pairs whose drafts are sampled from so many candidates."""
+    with Pair(models) as many:
+        few_config = models.model_copy(update={"max_draft_candidates": 2})
+        with Pair(few_config) as few:
+            yield {64: many, 2: few}
+
+
+def check(pairs: dict[int, Pair], joint: Joint, case: tuple, num_texts: int) -> None:  # type: ignore[type-arg]
+    verify, policy, candidates = case
+    speculation = SpeculationConfig(**policy, verify=verify)
+    counts, rate = sample(pairs[candidates], speculation, num_texts)
+    assert p_value(counts, joint) > LEVEL
+    assert 0.1 < rate < 0.95, "speculation is dead, or there is nothing to verify"
+
+
+@pytest.mark.parametrize("case", CASES[:6], ids=str)
+def test_texts_are_distributed_as_the_targets(
+    pairs: dict[int, Pair],
+    joint: Joint,
+    case: tuple,  # type: ignore[type-arg]
+) -> None:
+    check(pairs, joint, case, NUM_TEXTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_many_texts_are_distributed_as_the_targets(
+    pairs: dict[int, Pair],
+    joint: Joint,
+    case: tuple,  # type: ignore[type-arg]
+) -> None:
+    check(pairs, joint, case, NUM_TEXTS_SLOW)
+
+
+@pytest.mark.parametrize("bias", [bias.__name__ for bias in BIASES])
+def test_a_mistake_of_the_target_is_seen(
+    models: PairConfig, joint: Joint, bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.biased_target")
+    monkeypatch.setenv("SLIPSTREAM_TEST_BIAS", bias)
+    with Pair(models) as pair:
+        counts, _ = sample(pair, SpeculationConfig(**SYNC, verify="token"), NUM_TEXTS_BIASED)
+    assert p_value(counts, joint) < LEVEL
