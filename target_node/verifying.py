@@ -204,8 +204,7 @@ class Verifying:
 
     def _is_judgeable(self, draft: Draft) -> bool:
         """Whether the drafts may be judged under the rule of the text."""
-        assert self.opened is not None
-        if self.opened.rule is Rule.COUPLED:
+        if self.opened is None or self.opened.rule is Rule.COUPLED:
             return True
         return draft.attempt == self._attempt and len(draft.proposals) == len(draft.tokens)
 
@@ -357,11 +356,15 @@ class Verifying:
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)
-        if self.opened.rule is not Rule.COUPLED and accepted < len(running.nodes or ()):
+        is_new_attempt = self.opened.rule is not Rule.COUPLED and bool(rejected)
+        if is_new_attempt:
             # What was judged and is still there, on a path that came back, is not judged again.
             num_dead += self.tree.clear()
             self._attempt += 1
         move = self.slots.advance(path, self.tree.nodes)
+        if is_new_attempt:
+            # The last token is always fed again, also if it is the draft that was rejected.
+            self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         round_us = round((now - self._ready_at) * 1e6)
         wait_us = round((running.started - self._ready_at) * 1e6)
         self._patience.told(self.tree.root, now, now - running.started)

@@ -26,8 +26,8 @@ from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process
 
-NUM_TEXTS, NUM_TEXTS_SLOW, NUM_TEXTS_BIASED = 2_000, 20_000, 800
-LENGTH, TOP_K, TEMPERATURE = 4, 3, 1.0
+NUM_TEXTS, NUM_TEXTS_SLOW, NUM_TEXTS_BIASED = 2_000, 20_000, 2_000
+LENGTH, TOP_K, TEMPERATURE = 4, 3, 2.0
 LEVEL = 1e-4
 PROMPT = (11, 5, 77, 8)
 SYNC = {"policy": "sync", "num_speculative_tokens": 3}
