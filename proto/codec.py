@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgpack
@@ -108,6 +108,35 @@ def _array(code: str, low: float, high: float, limit: int) -> _Field:
     return _Field(write, read)
 
 
+def _ragged(most_rows: int, most_numbers: int) -> _Field:
+    """A tuple of tuples of token ids: their lengths, and all of them in a row."""
+    lengths = _array("i", 1, most_numbers, most_rows)
+    numbers = _array("i", 0, I31, most_numbers)
+
+    def write(rows: tuple[tuple[int, ...], ...]) -> list[bytes]:
+        flat = tuple(number for row in rows for number in row)
+        return [lengths.write(tuple(map(len, rows))), numbers.write(flat)]
+
+    def read(value: Wire) -> tuple[tuple[int, ...], ...]:
+        if type(value) is not list or len(value) != 2:
+            raise ValueError("expected lengths and numbers")
+        sizes, flat = lengths.read(value[0]), iter(numbers.read(value[1]))
+        rows = tuple(tuple(islice(flat, size)) for size in sizes)
+        if sum(map(len, rows)) != sum(sizes) or next(flat, None) is not None:
+            raise ValueError("the lengths do not add up")
+        return rows
+
+    return _Field(write, read)
+
+
+def _optional(field: _Field) -> _Field:
+    """A field that may be None."""
+    return _Field(
+        lambda value: None if value is None else field.write(value),
+        lambda value: None if value is None else field.read(value),
+    )
+
+
 def _enum(kind: type[Any]) -> _Field:
     value_type = int if issubclass(kind, int) else str
 
@@ -169,6 +198,23 @@ _SAMPLING = _record(
     _number(0.0, 1.0),
     _integer(0, U64),
     _integer(0, U16),
+    _number(0.0, 1.0),
+    _number(1e-3, 1e3),
+    _number(-2.0, 2.0),
+    _number(-2.0, 2.0),
+    _array("i", 0, I31, m.MAX_BIASES),
+    _array("f", -100.0, 100.0, m.MAX_BIASES),
+    _ragged(m.MAX_BANS, m.MAX_BAN_TOKENS),
+    _LENGTH,
+    _array("i", 0, I31, 2 * m.MAX_STOP_IDS),
+    _integer(m.OFF, m.MAX_LOGPROBS),
+    _integer(m.OFF, m.MAX_LOGPROBS),
+)
+_LOGPROBS = _record(
+    m.Logprobs,
+    _array("i", 0, I31, m.MAX_LOGPROB_VALUES),
+    _array("f", -1e30, 0.0, m.MAX_LOGPROB_VALUES),
+    _array("i", 1, I31, m.MAX_LOGPROB_VALUES),
 )
 _ATTEMPT = _integer(0, U63)
 _PROPOSAL = _record(
@@ -183,7 +229,7 @@ _POLICY = _record(
     _integer(0, m.MAX_WINDOW),
     _integer(0, m.MAX_WINDOW),
 )
-_LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, 256))
+_LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, m.MAX_STOP_IDS))
 _ACK = _record(m.Ack, _integer(0, m.MAX_SOURCES - 1), _INCARNATION, _COUNT)
 _FINGERPRINT = _record(m.Fingerprint, _integer(1, I31), _text(128), _array("i", 0, I31, 256))
 _MARK = _record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
@@ -232,6 +278,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         *[_MICROSECONDS] * 3,
         _DRAFTED,
         _ATTEMPT,
+        _optional(_LOGPROBS),
     ),
     m.Close: _record(m.Close, _SESSION, _text(200)),
     m.Hello: _record(
@@ -251,6 +298,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
     m.Welcome: _record(m.Welcome, _integer(1, I31)),
     m.Heartbeat: _record(m.Heartbeat, _several(_MARK, m.MAX_SESSIONS), _COUNT, _text(200)),
     m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
+    m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),
 }
 _KINDS = list(_SCHEMAS)
 _KIND_BYTES = {kind: bytes([index]) for index, kind in enumerate(_KINDS)}
@@ -320,7 +368,15 @@ def _check_arrays(message: m.Message) -> None:
                 raise ValueError("more tokens rejected than drafted")
             if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
                 raise ValueError("the text is too long")
+            if message.logprobs is not None:
+                _check_rows(message.logprobs, len(message.tokens))
+        case m.PromptLogprobs():
+            if message.start < 1:
+                raise ValueError("the first token has no logprob")
+            _check_rows(message.logprobs, len(message.logprobs))
         case m.Open():
+            if len(message.sampling.bias_ids) != len(message.sampling.bias_values):
+                raise ValueError("bias_ids and bias_values differ in length")
             if not 1 <= message.num_prompt <= len(message.tokens):
                 raise ValueError("num_prompt must be in 1..number of tokens")
             if len(message.tokens) >= message.limits.max_len:
@@ -342,3 +398,11 @@ def _check_proposals(draft: m.Draft) -> None:
             raise ValueError("the ids of a proposal must ascend")
         if dict(zip(proposal.ids, proposal.probs, strict=True)).get(token, 0.0) <= 0.0:
             raise ValueError("a token has no chance in its own proposal")
+
+
+def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
+    """Raises ValueError unless there are so many rows of equal width."""
+    width = logprobs.width
+    is_even = len(logprobs.ids) == len(logprobs.values) == num_rows * width
+    if len(logprobs) != num_rows or not is_even or (num_rows and width > 1 + m.MAX_LOGPROBS):
+        raise ValueError("ids, values and ranks of the logprobs do not fit each other")

@@ -21,6 +21,8 @@ FINGERPRINT = m.Fingerprint(100, "digest", (2,))
 HELLO = m.Hello(1, m.Role.TARGET, "s", FINGERPRINT, 100, 100, "model", "float32", "cpu", 9, 9)
 HEARTBEAT = m.Heartbeat((m.SessionMark(1, 1, 2, 77),), 5, "idle")
 FAULT = m.Fault(1, 1, m.FaultCode.GAP, "what is wrong")
+ROWS = m.Logprobs((5, 7, 6, 6), (-1.0, -0.5, -0.25, -0.25), (2, 1))
+PROMPT = m.PromptLogprobs(1, 1, 1, ROWS)
 EXAMPLES: tuple[m.Message, ...] = (
     OPEN,
     DRAFT,
@@ -30,6 +32,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Welcome(100),
     HEARTBEAT,
     FAULT,
+    PROMPT,
 )
 NAMES = [type(example).__name__ for example in EXAMPLES]
 
@@ -174,6 +177,19 @@ def test_the_longest_text_fits_into_a_frame() -> None:
         broken(OPEN, policy=m.Policy("too many", m.MAX_WINDOW + 1, 4, 4)),
         broken(OPEN, sampling=m.SamplingSpec(temperature=float("nan"))),
         broken(OPEN, sampling=m.SamplingSpec(top_p=1.5)),
+        broken(OPEN, sampling=m.SamplingSpec(min_p=-0.1)),
+        broken(OPEN, sampling=m.SamplingSpec(repetition_penalty=0.0)),
+        broken(OPEN, sampling=m.SamplingSpec(presence_penalty=2.5)),
+        broken(OPEN, sampling=m.SamplingSpec(bias_ids=(1, 2), bias_values=(1.0,))),
+        broken(OPEN, sampling=m.SamplingSpec(bias_ids=(1,), bias_values=(float("inf"),))),
+        broken(OPEN, sampling=m.SamplingSpec(banned=((),))),
+        broken(OPEN, sampling=m.SamplingSpec(banned=((1,),) * (m.MAX_BANS + 1))),
+        broken(OPEN, sampling=m.SamplingSpec(num_logprobs=m.MAX_LOGPROBS + 1)),
+        broken(VERDICT, logprobs=ROWS.part(0, 1)),
+        broken(VERDICT, logprobs=m.Logprobs((5, 6), (-1.0, -2.0), (1, 0))),
+        broken(VERDICT, logprobs=m.Logprobs((5, 6), (-1.0, 0.5), (1, 1))),
+        broken(VERDICT, logprobs=m.Logprobs((5, 6, 7), (-1.0, -1.0, -1.0), (1, 1))),
+        broken(PROMPT, start=0),
         broken(DRAFT, tokens=(5,)),
         broken(DRAFT, tokens=(-1, 6)),
         broken(DRAFT, tokens=("a", "b")),
@@ -223,3 +239,13 @@ def test_what_the_encoder_refuses_the_decoder_refuses_too() -> None:
     body[8] = b"\x00\x00\x01\x00"  # parents (0, 1): the first hangs on itself
     with pytest.raises(RemoteProtocolError, match="parent must come before"):
         decode(frame[:1] + msgpack.packb(body))
+
+
+def test_lengths_that_do_not_add_up_are_refused() -> None:
+    frame = encode(broken(OPEN, sampling=m.SamplingSpec(banned=((1, 2), (3,)))))
+    body = msgpack.unpackb(frame[1:])
+    banned = body[5][11]
+    for numbers in (banned[1][:-4], banned[1] + bytes(4)):
+        body[5][11] = [banned[0], numbers]
+        with pytest.raises(RemoteProtocolError, match="do not add up"):
+            decode(frame[:1] + msgpack.packb(body))

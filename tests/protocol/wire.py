@@ -1,5 +1,7 @@
 """Hypothesis strategies: every message that may be sent, its limits included."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from proto import messages as m
@@ -41,6 +43,49 @@ samplings = st.builds(
     st.integers(0, U64),
     st.integers(0, U16),
 )
+
+
+@st.composite
+def shaped_samplings(draw: st.DrawFn) -> m.SamplingSpec:
+    """Every field at once."""
+    bias = draw(st.lists(st.tuples(token_ids, st.floats(-100, 100, width=32)), max_size=5))
+    return replace(
+        draw(samplings),
+        min_p=draw(st.floats(0.0, 1.0)),
+        repetition_penalty=draw(st.floats(1e-3, 1e3)),
+        presence_penalty=draw(st.floats(-2.0, 2.0)),
+        frequency_penalty=draw(st.floats(-2.0, 2.0)),
+        bias_ids=tuple(token for token, _ in bias),
+        bias_values=tuple(value for _, value in bias),
+        banned=tuple(draw(st.lists(token_lists(4, least=1), max_size=80))),
+        min_tokens=draw(lengths),
+        late_ids=draw(token_lists(8)),
+        num_logprobs=draw(st.integers(m.OFF, m.MAX_LOGPROBS)),
+        num_prompt_logprobs=draw(st.integers(m.OFF, m.MAX_LOGPROBS)),
+    )
+
+
+@st.composite
+def logprobs(draw: st.DrawFn, num_rows: int) -> m.Logprobs:
+    """So many rows of one width."""
+    width = draw(st.integers(1, 4))
+    rows, each = range(num_rows), range(num_rows * width)
+    return m.Logprobs(
+        tuple(draw(token_ids) for _ in each),
+        tuple(draw(st.floats(-(2.0**96), 0.0, width=32)) for _ in each),
+        tuple(draw(st.integers(1, I31)) for _ in rows),
+    )
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
+    """A few rows."""
+    rows = draw(logprobs(draw(st.integers(0, 5))))
+    return m.PromptLogprobs(
+        draw(sessions), draw(incarnations), draw(st.integers(1, m.MAX_TEXT_LEN)), rows
+    )
+
+
 fingerprints = st.builds(m.Fingerprint, st.integers(1, I31), texts(128), token_lists(8))
 
 
@@ -54,7 +99,7 @@ def opens(draw: st.DrawFn) -> m.Open:
         key=draw(st.binary(min_size=16, max_size=16)),
         tokens=tokens,
         num_prompt=draw(st.integers(1, len(tokens))),
-        sampling=draw(samplings),
+        sampling=draw(samplings if draw(st.booleans()) else shaped_samplings()),
         policy=draw(policies),
         limits=m.Limits(draw(st.integers(len(tokens) + 1, m.MAX_TEXT_LEN)), draw(token_lists(8))),
     )
@@ -105,6 +150,7 @@ def verdicts(draw: st.DrawFn) -> m.Verdict:
         model_us=draw(microseconds),
         host_us=draw(microseconds),
         rejected=draw(token_lists(min(num_rejected, 8))),
+        logprobs=draw(logprobs(len(tokens))) if draw(st.booleans()) else None,
     )
 
 
@@ -132,4 +178,5 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Welcome, st.integers(1, I31)),
     st.builds(m.Heartbeat, st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple), counts, texts(200)),
     st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),
+    prompt_logprobs(),
 )
