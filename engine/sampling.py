@@ -1,21 +1,22 @@
-"""From logits to the distribution that is sampled: temperature, top-k, top-p, in this order.
+"""From logits to what is sampled: temperature, min-p, top-k, top-p, in this order.
 
 Theory of operation
 -------------------
-The order is that of vLLM and of transformers: logits / T; keep the k largest; of what is left,
-renormalised, keep the fewest that hold a mass of top_p (always at least one). Equal logits are
-ranked by token id, the lowest first: exactly k tokens stay, and the result is a function of the
-logits alone.
+The order is that of vLLM: logits / T; keep what has at least min_p of the largest probability; of
+that the k largest; of what is left, renormalised, the fewest that hold a mass of top_p (always at
+least one). Equal logits are ranked by token id, the lowest first: exactly k tokens stay, and the
+result is a function of the logits alone.
 
 Work is done on the host in numpy, and on candidates instead of the vocabulary as far as possible:
 see `candidates`. `process` is the same distribution as whole rows, for those who want all of it.
 
-A parameter that changes logits before the cuts (penalties, logit bias) belongs into `scaled`; one
-that cuts (min-p) into `_cut`.
+What depends on the text besides the logits (penalties, bans) comes before all this: see
+`processors.py`.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Sampling:
     temperature  0 is greedy: the most likely token, whatever the other fields say
     top_k        keep the k most likely tokens; 0 keeps all
     top_p        keep the most likely tokens that together hold this probability; 1 keeps all
+    min_p        keep the tokens with this share of the largest probability; 0 keeps all
 
     Raises:
         ValueError: a field is out of its range.
@@ -45,6 +47,7 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -53,6 +56,8 @@ class Sampling:
             raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1 (off), not {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in 0 (off) .. 1, not {self.min_p}")
 
     @property
     def is_greedy(self) -> bool:
@@ -62,7 +67,7 @@ class Sampling:
     @property
     def cuts(self) -> bool:
         """Whether some tokens may be left out."""
-        return self.top_k > 0 or self.top_p < 1.0
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 def process(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -129,7 +134,11 @@ def most_likely(row: Floats, count: int) -> Ids:
 
 
 def _cut(row: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
-    """Apply top-k, then top-p, to one row [V] of scaled logits; tokens at -inf never stay."""
+    """Apply min-p, top-k, top-p to one row [V] of scaled logits; tokens at -inf never stay."""
+    if sampling.min_p > 0.0:
+        stay = np.flatnonzero(row - row.max() >= np.float32(math.log(sampling.min_p)))
+        ids, scores = _cut(row[stay], replace(sampling, min_p=0.0))
+        return stay[ids], scores
     size = row.shape[0]
     if sampling.top_k == 0 and sampling.top_p < 1.0:
         ids = _nucleus_of_all(row, sampling.top_p)

@@ -17,6 +17,9 @@ def dumb(row: np.ndarray, sampling: Sampling) -> dict[int, float]:
         return {ranked[0]: float(row[ranked[0]])}
     score = {i: float(np.float32(row[i]) / np.float32(sampling.temperature)) for i in ranked}
     ranked.sort(key=lambda i: (-score[i], i))
+    if sampling.min_p:
+        best = score[ranked[0]]
+        ranked = [i for i in ranked if math.exp(score[i] - best) >= sampling.min_p]
     if sampling.top_k:
         ranked = ranked[: sampling.top_k]
     weights = [math.exp(score[i] - score[ranked[0]]) for i in ranked]
@@ -42,6 +45,10 @@ SETTINGS = [
     Sampling(1.0, top_p=1e-9),
     Sampling(0.6, top_k=50, top_p=0.8),
     Sampling(1.0, top_k=5000),
+    Sampling(1.0, min_p=0.05),
+    Sampling(0.8, min_p=1.0),
+    Sampling(1.2, top_k=10, top_p=0.8, min_p=0.1),
+    Sampling(1.0, top_p=0.7, min_p=0.001),
 ]
 
 

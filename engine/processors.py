@@ -1,0 +1,258 @@
+"""What changes the logits before temperature and cuts: bans, biases and penalties.
+
+Owns the one interface for it and the order of vLLM: banned words, tokens that may not come yet,
+biases, penalties. Knows no message; `proto.messages.SamplingSpec` happens to be a `Settings`.
+
+Theory of operation
+-------------------
+A processor is a function of the tokens before a choice and of the logits there, so it is applied
+position by position: under speculation the row that follows draft[:i] sees prompt + committed +
+draft[:i], exactly the text that plain decoding would have at that place. Both models apply the same
+processors, the drafter to its own logits, and so go on agreeing.
+
+The committed text only grows while a session is open, so a processor may keep what it has counted
+of it and add the few drafted tokens for the time of a call: no work grows with the context.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.sampling import Floats, Ids, to_host
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The tokens before a choice.
+
+    text        the committed tokens, prompt first: the same list from call to call, ever longer
+    num_prompt  how many of them are the prompt
+    drafted     the tokens between the text and the choice
+    """
+
+    text: Sequence[int]
+    num_prompt: int
+    drafted: Sequence[int]
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.text) - self.num_prompt + len(self.drafted)
+
+    def last_generated(self, count: int) -> tuple[int, ...]:
+        """The last `count` tokens; fewer if there are fewer after the prompt."""
+        num_drafted = min(count, len(self.drafted))
+        start = max(self.num_prompt, len(self.text) - (count - num_drafted))
+        drafted = self.drafted[len(self.drafted) - num_drafted :]
+        return (*self.text[start:], *drafted)
+
+
+class Processor(Protocol):
+    """Changes one row."""
+
+    def __call__(self, path: Path, row: Floats) -> None:
+        """Change `row` [V] in place; -inf rules a token out. A function of both, nothing else."""
+
+
+class Settings(Protocol):
+    """What the built-in processors are made of; ids that the model does not have are left out."""
+
+    @property
+    def repetition_penalty(self) -> float:
+        """Divides the positive logits of seen tokens and multiplies the others; 1 is off."""
+
+    @property
+    def presence_penalty(self) -> float:
+        """Taken off the logit of every generated token; 0 is off."""
+
+    @property
+    def frequency_penalty(self) -> float:
+        """Taken off as often as the token was generated; 0 is off."""
+
+    @property
+    def bias_ids(self) -> tuple[int, ...]:
+        """Tokens with a bias."""
+
+    @property
+    def bias_values(self) -> tuple[float, ...]:
+        """Added to their logits."""
+
+    @property
+    def banned(self) -> tuple[tuple[int, ...], ...]:
+        """Sequences whose last token may not follow the others."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Generated tokens before any of `late_ids` may come."""
+
+    @property
+    def late_ids(self) -> tuple[int, ...]:
+        """The tokens that would end the text."""
+
+
+class Processors:
+    """The processors of one text, from when it was opened.
+
+    text, num_prompt  as in `Path`
+    vocab_size        V
+    """
+
+    def __init__(
+        self, settings: Settings, text: Sequence[int], num_prompt: int, vocab_size: int
+    ) -> None:
+        self._text = text
+        self._num_prompt = num_prompt
+        self._processors = built_in(settings, vocab_size)
+
+    def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return processed logits [n, V] float32 on the host, a new tensor.
+
+        drafted  per row, the tokens between the committed text and the choice
+
+        A row in which nothing is left is given back as it was: then nothing can be obeyed.
+
+        Raises:
+            EngineError: the logits are not finite.
+        """
+        rows = to_host(logits)
+        assert len(drafted) == rows.shape[0]
+        changed = rows.copy()
+        for row, tokens in zip(changed, drafted, strict=True):
+            path = Path(self._text, self._num_prompt, tokens)
+            for processor in self._processors:
+                processor(path, row)
+        is_empty = np.isneginf(changed.max(axis=1))
+        changed[is_empty] = rows[is_empty]
+        return torch.from_numpy(changed)
+
+
+def built_in(settings: Settings, vocab_size: int) -> tuple[Processor, ...]:
+    """The processors that these settings switch on, in their order."""
+    processors: list[Processor] = []
+    if banned := [ids for ids in settings.banned if ids[-1] < vocab_size]:
+        processors.append(BannedWords(banned))
+    if settings.min_tokens > 0:
+        processors.append(MinTokens(settings.min_tokens, _known(settings.late_ids, vocab_size)))
+    if settings.bias_ids:
+        processors.append(Bias(settings.bias_ids, settings.bias_values, vocab_size))
+    if (
+        settings.repetition_penalty != 1.0
+        or settings.presence_penalty != 0.0
+        or settings.frequency_penalty != 0.0
+    ):
+        processors.append(
+            Penalties(
+                repetition=settings.repetition_penalty,
+                presence=settings.presence_penalty,
+                frequency=settings.frequency_penalty,
+                vocab_size=vocab_size,
+            )
+        )
+    return tuple(processors)
+
+
+class BannedWords:
+    """Rules out a token that would complete a banned sequence of generated tokens."""
+
+    def __init__(self, banned: Sequence[tuple[int, ...]]) -> None:
+        self._always = _array([ids[0] for ids in banned if len(ids) == 1])
+        self._after = [(ids[:-1], ids[-1]) for ids in banned if len(ids) > 1]
+        self._longest = max((len(before) for before, _ in self._after), default=0)
+
+    def __call__(self, path: Path, row: Floats) -> None:
+        """See `Processor`."""
+        row[self._always] = -np.inf
+        tail = path.last_generated(self._longest)
+        for before, last in self._after:
+            if tail[len(tail) - len(before) :] == before:
+                row[last] = -np.inf
+
+
+class MinTokens:
+    """Rules out the ends of the text until enough has been generated."""
+
+    def __init__(self, min_tokens: int, late_ids: Ids) -> None:
+        self._min_tokens = min_tokens
+        self._late_ids = late_ids
+
+    def __call__(self, path: Path, row: Floats) -> None:
+        """See `Processor`."""
+        if path.num_generated < self._min_tokens:
+            row[self._late_ids] = -np.inf
+
+
+class Bias:
+    """Adds a table. A token that is named twice gets both."""
+
+    def __init__(self, ids: Sequence[int], values: Sequence[float], vocab_size: int) -> None:
+        pairs = [(i, value) for i, value in zip(ids, values, strict=True) if i < vocab_size]
+        self._ids = _array([i for i, _ in pairs])
+        self._values = np.array([value for _, value in pairs], dtype=np.float32)
+
+    def __call__(self, path: Path, row: Floats) -> None:
+        """See `Processor`."""
+        del path  # a bias is the same everywhere
+        np.add.at(row, self._ids, self._values)
+
+
+class Penalties:
+    """Repetition (of prompt and generated tokens), then frequency and presence (of generated).
+
+    The offsets are made of whole counts and rounded once, so a row does not depend on which of its
+    tokens were committed and which drafted.
+    """
+
+    def __init__(
+        self, *, repetition: float, presence: float, frequency: float, vocab_size: int
+    ) -> None:
+        self._repetition = np.float32(repetition)
+        self._presence = presence
+        self._frequency = frequency
+        self._vocab_size = vocab_size
+        self._num_seen: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
+        self._num_generated: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
+        self._offsets: Floats = np.zeros(vocab_size, dtype=np.float32)
+        self._num_counted = 0  # committed tokens that are in the counts
+
+    def __call__(self, path: Path, row: Floats) -> None:
+        """See `Processor`."""
+        assert self._num_counted <= len(path.text), "a committed text never shrinks"
+        if self._num_counted == 0:
+            np.add.at(self._num_seen, _known(path.text[: path.num_prompt], self._vocab_size), 1)
+            self._num_counted = path.num_prompt
+        while self._num_counted < len(path.text):
+            self._count(path.text[self._num_counted], 1)
+            self._num_counted += 1
+        for token in path.drafted:
+            self._count(token, 1)
+        self._apply(row)
+        for token in path.drafted:
+            self._count(token, -1)
+
+    def _apply(self, row: Floats) -> None:
+        if self._repetition != 1.0:
+            penalised = np.where(row > 0, row / self._repetition, row * self._repetition)
+            np.copyto(row, penalised, where=self._num_seen > 0)
+        if self._presence != 0.0 or self._frequency != 0.0:
+            row -= self._offsets
+
+    def _count(self, token: int, change: int) -> None:
+        """Count one generated token, or take it back."""
+        if token >= self._vocab_size:
+            return
+        self._num_seen[token] += change
+        self._num_generated[token] += change
+        count = int(self._num_generated[token])
+        self._offsets[token] = self._frequency * count + self._presence * (count > 0)
+
+
+def _known(ids: Sequence[int], vocab_size: int) -> Ids:
+    return _array([i for i in ids if i < vocab_size])
+
+
+def _array(ids: Sequence[int]) -> Ids:
+    return np.array(ids, dtype=np.int64)
