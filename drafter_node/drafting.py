@@ -241,7 +241,15 @@ class Drafting:
         self._in_flight = _InFlight(self._ticket, parent)
         position = None if parent is None else feed.positions[-1] + 1
         life = None if self.opened.rule is Rule.COUPLED else self.opened.incarnation
-        return [Compute(self._ticket, feed, position, self.opened.sampling, life)]
+        sampling = self.opened.sampling
+        drafted = self._path_to(tip) if sampling.has_processors else ()
+        return [Compute(self._ticket, feed, position, sampling, life, drafted)]
+
+    def _path_to(self, tip: int) -> tuple[int, ...]:
+        """The tokens from the root to `tip`."""
+        if tip == self.tree.root:
+            return ()
+        return tuple(self.tree.path_to(self.tree.nodes[tip].position + 1, tip) or ())
 
     def _unfed(self, tip: int) -> list[tuple[int, int | None, int, int]]:
         """The nodes from the root to `tip` that the cache lacks, as `SlotMap.feed` takes them."""

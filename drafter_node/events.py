@@ -45,6 +45,7 @@ class Compute:
 
     sampled_in  classical rules: sample the child from the drafter's own distribution, with luck of
                 this life (an incarnation) and this ticket; None: choose by the coupled noise
+    drafted     tokens between the committed text and the choice, if logits processors look at them
     """
 
     ticket: int
@@ -52,6 +53,7 @@ class Compute:
     position: int | None
     sampling: SamplingSpec
     sampled_in: int | None = None
+    drafted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

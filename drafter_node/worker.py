@@ -3,6 +3,8 @@
 import time
 from dataclasses import replace
 
+import torch
+
 from drafter_node.drafting import Drafting
 from drafter_node.events import (
     Action,
@@ -20,10 +22,11 @@ from engine.errors import EngineError
 from engine.executor import Executor
 from engine.judging import sample_draft
 from engine.prepare import Prepared, prepare
+from engine.processors import Processors
 from engine.sampling import Sampling
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import Fingerprint, Hello, Message, Proposal
+from proto.messages import Fingerprint, Hello, Message, Open, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 
@@ -84,6 +87,7 @@ class Worker:
         self.executor: Executor = prepared.executor
         self.num_rows = prepared.loaded.vocab_size  # of the embedding
         self.vocab_size = vocab_size  # ids from here on are never drafted
+        self._processors: tuple[Open, Processors] | None = None  # of the text that was opened last
         self.machine = Drafting(
             max_len=prepared.max_len,
             num_slots=prepared.executor.capacity,
@@ -132,11 +136,11 @@ class Worker:
             feed = replace(feed, tokens=known)
         logits = self.executor.run(feed, ask)
         spec = action.sampling
-        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         proposals: tuple[Proposal, ...] = ()
         if action.position is not None and action.sampled_in is not None:
             token, score, ids, weights = sample_draft(
-                logits,
+                self._processed(logits[:, : self.vocab_size], action),
                 sampling,
                 seed=spec.seed,
                 life=action.sampled_in,
@@ -148,7 +152,7 @@ class Worker:
             proposals = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),)
         elif action.position is not None:
             chosen, logs = choose_scored(
-                logits,
+                self._processed(logits[:, : self.vocab_size], action),
                 sampling,
                 spec.seed,
                 spec.sample_index,
@@ -162,3 +166,15 @@ class Worker:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
             elapsed = time.perf_counter() - started
         return Proposed(action.ticket, tokens, scores, round(elapsed * 1e6), proposals)
+
+    def _processed(self, logits: torch.Tensor, action: Compute) -> torch.Tensor:
+        """The logits [1, V] after the processors of this text: the target's, on our own logits."""
+        if not action.sampling.has_processors:
+            return logits
+        opened = self.machine.opened
+        assert opened is not None
+        if self._processors is None or self._processors[0] is not opened:
+            text, num_prompt = self.machine.tree.text.tokens, opened.num_prompt
+            made = Processors(opened.sampling, text, num_prompt, logits.shape[1])
+            self._processors = opened, made
+        return self._processors[1].apply(logits, [action.drafted])

@@ -150,6 +150,16 @@ class SamplingSpec:
             or self.min_tokens > 0
         )
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt are wanted."""
+        return self.num_prompt_logprobs != OFF
+
+    @property
+    def reports(self) -> bool:
+        """Whether logprobs of anything are wanted."""
+        return self.num_logprobs != OFF or self.scores_prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

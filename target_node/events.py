@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Feed, Move
-from proto.messages import Message, Proposal, Rule, SamplingSpec
+from proto.messages import Logprobs, Message, Proposal, Rule, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,15 @@ class Computed:
     tokens        the target's choice at each row that was asked for; of a judged pass, the accepted
                   drafts and the token that follows them
     num_accepted  of a judged pass
+    logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
+                  tokens that were to be scored
     """
 
     ticket: int
     tokens: tuple[int, ...]
     model_us: int
     num_accepted: int | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Judge:
 class Compute:
     """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`.
 
-    judge  classical rules: instead of choosing at every row, judge the drafts of the pass
+    judge   classical rules: instead of choosing at every row, judge the drafts of the pass
+    scored  in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
     """
 
     ticket: int
@@ -63,6 +67,12 @@ class Compute:
     positions: tuple[int, ...]
     sampling: SamplingSpec
     judge: Judge | None = None
+    scored: tuple[int, ...] = ()
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The drafted chain: choice i follows the committed text and the first i of them."""
+        return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ from target_node.events import (
     WaitUntil,
 )
 from target_node.patience import Patience
+from target_node.reading import next_chunk, scored_by, tell_prompt
 from target_node.received import Received
 
-PREFILL_CHUNK = 256
 MAX_NODES = 128
 
 
@@ -140,7 +140,9 @@ class Verifying:
         tokens = message.tokens + missed
         # The last token is always fed again.
         kept = min(self.tree.text.common_len(tokens), len(tokens) - 1)
-        self.slots.truncate(kept if same_session or not self.fixed_rows else 0)
+        # Only a prompt that is read has logprobs.
+        is_new = message.sampling.scores_prompt or (self.fixed_rows and not same_session)
+        self.slots.truncate(0 if is_new else kept)
         self.opened = message
         self.finished = message.limits.trim(len(message.tokens), missed)[1] is not None
         self.tree = SpeculationTree(
@@ -164,9 +166,12 @@ class Verifying:
         self._running = None
 
     def _missed(self, message: Open) -> tuple[int, ...]:
-        """What our text of this session has beyond the coordinator's, which has missed verdicts."""
+        """What our text of this session has beyond the coordinator's, which has missed verdicts.
+
+        Nothing if logprobs are wanted: they are not kept, so it is computed again.
+        """
         ours, num_known = self.tree.text, len(message.tokens)
-        if ours.common_len(message.tokens) < num_known:
+        if ours.common_len(message.tokens) < num_known or message.sampling.reports:
             return ()
         return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
 
@@ -233,8 +238,7 @@ class Verifying:
         if opened is None or self._running is not None or self.finished:
             return []
         text = self.tree.text.tokens
-        end = opened.num_prompt - 1 if self.fixed_rows else len(text)
-        if chunk := self._next_chunk(text, end):
+        if chunk := next_chunk(self.slots, text, opened, is_alone=bool(self.fixed_rows)):
             feed = self.slots.feed_prefix(chunk)
             num_asked = int(self.slots.prefix_len == len(text))
             return [self._launch(feed, () if num_asked else None, Cause.ALONE, now)]
@@ -246,11 +250,6 @@ class Verifying:
         if cause is None:
             return [WaitUntil(self._deadline())]
         return [self._start_pass(missing, cause, now)]
-
-    def _next_chunk(self, text: list[int], end: int) -> Sequence[int]:
-        if self.fixed_rows and self.slots.prefix_len < end:
-            return text[self.slots.prefix_len : min(end, self.slots.prefix_len + PREFILL_CHUNK)]
-        return self.slots.next_chunk(text, end, PREFILL_CHUNK)
 
     def _num_drafts_max(self) -> int:
         """Most drafts worth verifying now: a pass feeds the missing committed tokens as well."""
@@ -317,7 +316,8 @@ class Verifying:
         self._running = _Pass(self._ticket, nodes, cause, now)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         positions = tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :])
-        return Compute(self._ticket, feed, num_asked, positions, self.opened.sampling, judge)
+        sampling, scored = self.opened.sampling, scored_by(feed, self.opened)
+        return Compute(self._ticket, feed, num_asked, positions, sampling, judge, scored)
 
     # -- the verdict ------------------------------------------------------------------------------
 
@@ -328,12 +328,12 @@ class Verifying:
         self._running = None
         if running.nodes is None:
             self._ready_at = now
-            return []
+            return tell_prompt(self.opened, self.slots.prefix_len, event.logprobs)
         if event.num_accepted is None:
             accepted, tokens = self._accept(running.nodes, event.tokens)
         else:
             accepted, tokens = event.num_accepted, event.tokens
-        return self._commit(running, accepted, tokens, event.model_us, now)
+        return self._commit(running, accepted, tokens, event, now)
 
     def _accept(
         self, nodes: tuple[int, ...], choices: tuple[int, ...]
@@ -348,7 +348,7 @@ class Verifying:
         return len(nodes), tuple(tokens)
 
     def _commit(
-        self, running: _Pass, accepted: int, tokens: tuple[int, ...], model_us: int, now: float
+        self, running: _Pass, accepted: int, tokens: tuple[int, ...], event: Computed, now: float
     ) -> list[Action]:
         assert self.opened is not None
         base_len, base_hash = len(self.tree.text), self.tree.root
@@ -384,10 +384,11 @@ class Verifying:
             num_rolled_back=num_dead,
             num_stale=num_stale,
             wait_us=wait_us,
-            model_us=model_us,
-            host_us=max(0, round_us - wait_us - model_us),
+            model_us=event.model_us,
+            host_us=max(0, round_us - wait_us - event.model_us),
             rejected=rejected,
             attempt=self._attempt,
+            logprobs=event.logprobs and event.logprobs.part(0, len(tokens)),
         )
         send: list[Action] = [Send(verdict)]
         return send if move is None else [*send, MoveRows(move)]

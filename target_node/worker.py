@@ -1,6 +1,7 @@
 """The thin loop around `verifying`: it gives the machine a clock, a socket and a model."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -8,13 +9,15 @@ from engine.coupling import choose
 from engine.errors import EngineError
 from engine.executor import Executor
 from engine.judging import judge
+from engine.logprobs import report
 from engine.prepare import Prepared, prepare
+from engine.processors import Processors
 from engine.sampling import Sampling
 from engine.slots import NUM_TREE_SLOTS
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import Fingerprint, Hello, Message, Rule
+from proto.messages import OFF, Fingerprint, Hello, Logprobs, Message, Open, Rule
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 from target_node.events import (
@@ -84,6 +87,7 @@ class Worker:
         self.heart = heart
         self.executor = executor
         self.machine = Verifying(num_slots=executor.capacity, fixed_rows=config.fixed_rows or None)
+        self._processors: tuple[Open, Processors] | None = None  # of the text that was opened last
 
     def run(self) -> None:
         """Serve for ever; the lifeline ends the process."""
@@ -122,22 +126,40 @@ class Worker:
     def _compute(self, action: Compute) -> Computed:
         started = time.perf_counter()
         num_rows = len(action.feed.tokens)
-        ask = range(num_rows - action.num_asked, num_rows)
+        ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
         logits = self.executor.run(action.feed, ask)
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = action.sampling
-        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p)
+        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         if action.judge is not None:
-            num_accepted, tokens = _judged(logits, sampling, action.judge, action)
+            processed = self._processed(logits, action)
+            num_accepted, tokens = _judged(processed, sampling, action.judge, action)
         elif action.num_asked:
-            tokens = tuple(choose(logits, sampling, spec.seed, spec.sample_index, action.positions))
+            processed = self._processed(logits, action)
+            tokens = tuple(
+                choose(processed, sampling, spec.seed, spec.sample_index, action.positions)
+            )
+        logprobs = _logprobs(logits, tokens, action) if spec.reports else None
         self.heart.progress += 1
         elapsed = time.perf_counter() - started
         if self.config.min_forward_ms > elapsed * 1e3:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)
             elapsed = time.perf_counter() - started
-        return Computed(action.ticket, tokens, round(elapsed * 1e6), num_accepted)
+        return Computed(action.ticket, tokens, round(elapsed * 1e6), num_accepted, logprobs)
+
+    def _processed(self, logits: torch.Tensor, action: Compute) -> torch.Tensor:
+        """The logits [num_asked, V] after the processors of this text, each row after its path."""
+        if not action.sampling.has_processors:
+            return logits
+        opened = self.machine.opened
+        assert opened is not None
+        if self._processors is None or self._processors[0] is not opened:
+            text, num_prompt = self.machine.tree.text.tokens, opened.num_prompt
+            made = Processors(opened.sampling, text, num_prompt, logits.shape[1])
+            self._processors = opened, made
+        drafted = action.drafted
+        return self._processors[1].apply(logits, [drafted[:i] for i in range(action.num_asked)])
 
 
 def _judged(
@@ -153,3 +175,17 @@ def _judged(
         life=wanted.incarnation,
         number=action.ticket,
     )
+
+
+def _logprobs(logits: torch.Tensor, tokens: Sequence[int], action: Compute) -> Logprobs | None:
+    """Of the choices that can be committed: up to the first that differs from the draft."""
+    spec = action.sampling
+    if action.scored:
+        reported = report(logits, action.scored, spec.num_prompt_logprobs)
+    elif tokens and spec.num_logprobs != OFF:
+        pairs = enumerate(zip(tokens, action.drafted, strict=False))
+        last = next((i for i, (token, draft) in pairs if token != draft), len(action.drafted))
+        reported = report(logits, tokens[: last + 1], spec.num_logprobs)
+    else:
+        return None
+    return Logprobs(reported.ids, reported.values, reported.ranks)

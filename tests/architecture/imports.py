@@ -36,6 +36,7 @@ PURE = (
     "target_node/events.py",
     "target_node/patience.py",
     "target_node/received.py",
+    "target_node/reading.py",
     "coordinator/session.py",
     "coordinator/registry.py",
 )

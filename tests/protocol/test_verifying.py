@@ -12,7 +12,7 @@ from proto.messages import (
 )
 from target_node.events import Allocate, Compute, Computed, Send, Tick, WaitUntil
 from target_node.patience import WAIT_S_MIN
-from target_node.verifying import PREFILL_CHUNK
+from target_node.reading import PREFILL_CHUNK
 from tests.protocol.target import Target, ready, rows, said
 from tests.protocol.texts import PIPELINED, SPEC, STOP, draft, opening, verdict
 

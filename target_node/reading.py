@@ -1,0 +1,39 @@
+"""Reading the prompt: what is prefilled next, and what its rows say about the prompt (pure)."""
+
+from collections.abc import Sequence
+
+from engine.slots import Feed, SlotMap
+from proto.messages import Logprobs, Open, PromptLogprobs
+from target_node.events import Action, Send
+
+PREFILL_CHUNK = 256
+
+
+def next_chunk(
+    slots: SlotMap[int], text: Sequence[int], opened: Open, *, is_alone: bool
+) -> Sequence[int]:
+    """The committed tokens to prefill next; empty if a pass with drafts can take what is missing.
+
+    is_alone  the prompt but for its last token is prefilled in passes of its own, and nothing
+              after it is prefilled at all (reproducible mode)
+    """
+    start, end = slots.prefix_len, opened.num_prompt - 1
+    if (is_alone or opened.sampling.scores_prompt) and start < end:
+        return text[start : min(end, start + PREFILL_CHUNK)]
+    return () if is_alone else slots.next_chunk(text, len(text), PREFILL_CHUNK)
+
+
+def scored_by(feed: Feed, opened: Open) -> tuple[int, ...]:
+    """The tokens of the prompt that follow the rows of a prefill, if their logprobs are wanted."""
+    if feed.masks is not None or not opened.sampling.scores_prompt:
+        return ()
+    start = feed.positions[0] + 1
+    return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
+
+
+def tell_prompt(opened: Open | None, prefix_len: int, logprobs: Logprobs | None) -> list[Action]:
+    """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
+    if opened is None or logprobs is None:
+        return []
+    start = prefix_len - len(logprobs) + 1
+    return [Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs))]
