@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Self
 
-from coordinator.session import SessionCounts
+from coordinator.counts import SessionCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,13 @@ from proto.messages import (
     Draft,
     Fault,
     FaultCode,
+    FinishReason,
     Heartbeat,
     Hello,
     Limits,
     Message,
     Policy,
+    PromptLogprobs,
     Role,
     Rule,
     SamplingSpec,
@@ -51,6 +53,14 @@ from proto.transport import Listener
 logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A text is to be ended: because its reader has left, or found its end (`is_complete`)."""
+
+    session: int
+    is_complete: bool
 
 
 @dataclass(slots=True)
@@ -77,7 +87,7 @@ class Service:
         self._active: _Running | None = None  # the text that the nodes work on
         self._waiting: deque[_Running] = deque()  # submitted, oldest first
         # Other threads append a text that begins or the number of one to be ended.
-        self._commands: deque[_Running | int] = deque()
+        self._commands: deque[_Running | _Ending] = deque()
         self._lock = threading.Lock()  # guards the next two
         self._num_open = 0  # texts that have been submitted and not ended; <= MAX_SESSIONS
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
@@ -142,14 +152,18 @@ class Service:
             machine = s.Session(
                 number, key, prompt, sampling=sampling, policy=policy, limits=limits, rule=rule
             )
-            stream = Stream(partial(self.cancel, number), self.check_alive)
+            stream = Stream(
+                partial(self._end_soon, _Ending(number, is_complete=False)),
+                partial(self._end_soon, _Ending(number, is_complete=True)),
+                self.check_alive,
+            )
             self._commands.append(_Running(machine, stream, time.monotonic()))
         self._listener.wake()
         return stream
 
-    def cancel(self, session_id: int) -> None:
+    def _end_soon(self, ending: _Ending) -> None:
         """End a text, if it has not ended yet."""
-        self._commands.append(session_id)
+        self._commands.append(ending)
         self._listener.wake()
 
     def close(self) -> None:
@@ -220,6 +234,8 @@ class Service:
         match message:
             case Verdict() if node.role is Role.TARGET:
                 self._step(s.VerdictArrived(message), now, message.session)
+            case PromptLogprobs() if node.role is Role.TARGET:
+                self._step(s.PromptScored(message), now, message.session)
             case Heartbeat():
                 node.state = message.state
                 node.marks = message.marks
@@ -271,15 +287,19 @@ class Service:
 
     # -- one text after another -------------------------------------------------------------------
 
-    def _on_command(self, command: _Running | int) -> None:
+    def _on_command(self, command: _Running | _Ending) -> None:
         if isinstance(command, _Running):
             self._waiting.append(command)
             return
         texts = [self._active, *self._waiting]
         for running in texts:
-            if running is not None and running.machine.session == command:
-                for action in running.machine.close("cancelled"):
-                    self._perform(running, action, 0.0)
+            if running is None or running.machine.session != command.session:
+                continue
+            for action in running.machine.close("stop" if command.is_complete else "cancelled"):
+                self._perform(running, action, 0.0)
+            if command.is_complete:
+                self._end(running, _result(running, FinishReason.STOP))
+            else:
                 self._end(running, ClosedError("the text was cancelled"))
 
     def _serve_next(self, now: float) -> None:
@@ -319,8 +339,10 @@ class Service:
             case s.Emit():
                 running.emitted.append((now, len(action.tokens)))
                 running.stream.put(action)
+            case s.EmitPrompt():
+                running.stream.put(action)
             case s.Finish(reason):
-                self._end(running, Result(reason, _metrics(running)))
+                self._end(running, _result(running, reason))
             case s.Fail(detail):
                 self._end(running, NodeError(detail))
 
@@ -339,12 +361,31 @@ class Service:
             self._num_dropped += 1
 
 
-def _metrics(running: _Running) -> Metrics:
+def _result(running: _Running, reason: FinishReason) -> Result:
+    return Result(reason, _metrics(running), partial(_metrics, running))
+
+
+def _metrics(running: _Running, num_tokens: int | None = None) -> Metrics:
+    """Of the text that has ended, or of its first so many tokens."""
+    counts, emitted = running.machine.counts, running.emitted
+    if num_tokens is not None:
+        counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
     return Metrics.of(
-        running.machine.counts,
+        counts,
         started=running.started,
-        emitted=running.emitted,
+        emitted=emitted,
         drafter_lost_at=running.machine.drafter_lost_at,
         queued_s=running.started - running.submitted,
         num_spec_tokens=running.machine.policy.num_speculative_tokens,
     )
+
+
+def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
+    """The times at which the first tokens came."""
+    times: list[tuple[float, int]] = []
+    for time_s, number in emitted:
+        if num_tokens <= 0:
+            break
+        times.append((time_s, min(number, num_tokens)))
+        num_tokens -= number
+    return times

@@ -20,20 +20,24 @@ the one that comes first would bias the text: only those of the process that is 
 never samples twice for one place, because what it has said it says again when it is re-opened.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from coordinator.counts import PassFigures, SessionCounts
+from coordinator.prompt_logprobs import PromptScores
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     ATTEMPT_BITS,
+    OFF,
     Close,
     Fault,
     FaultCode,
     FinishReason,
     Limits,
+    Logprobs,
     Message,
     Open,
     Policy,
+    PromptLogprobs,
     Role,
     Rule,
     SamplingSpec,
@@ -58,6 +62,13 @@ class VerdictArrived:
     """The target has spoken."""
 
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The target has read a part of the prompt whose logprobs are wanted."""
+
+    message: PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +117,33 @@ class Emit:
 
     The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
     recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
-    had been missed and is said again comes as several plain ones.
+    had been missed and is said again comes as several plain ones. `logprobs` of the tokens, if they
+    are wanted.
     """
 
     tokens: tuple[int, ...]
     num_accepted: int
     num_drafted: int
     rejected: tuple[int, ...]
+    logprobs: Logprobs | None = None
+
+    def first(self, num_tokens: int) -> "Emit":
+        """The part of it that these tokens are."""
+        if num_tokens >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:num_tokens],
+            num_accepted=min(self.num_accepted, num_tokens),
+            logprobs=self.logprobs and self.logprobs.part(0, num_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmitPrompt:
+    """The logprobs of the prompt from its second token on, before any Emit."""
+
+    logprobs: Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +160,17 @@ class Fail:
     detail: str
 
 
-Event = Started | VerdictArrived | FaultArrived | NodeJoined | NodeLost | Progressed | Tick
-Action = Send | Emit | Finish | Fail
-
-
-@dataclass(slots=True)
-class SessionCounts:
-    """What happened, counted from committed tokens only."""
-
-    num_passes: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_rolled_back: int = 0
-    num_stale: int = 0
-    num_reopened: int = 0
-    num_diverged: int = 0
-    wait_us: int = 0
-    model_us: int = 0
-    host_us: list[int] = field(default_factory=list)  # per pass
-    causes: Counter[str] = field(default_factory=Counter)
-    # (drafted, accepted) of every pass that had drafts -> number of such passes
-    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
+Event = (
+    Started
+    | VerdictArrived
+    | PromptScored
+    | FaultArrived
+    | NodeJoined
+    | NodeLost
+    | Progressed
+    | Tick
+)
+Action = Send | Emit | EmitPrompt | Finish | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +205,8 @@ class Session:
         self.rule = rule if sampling.temperature > 0 else Rule.COUPLED
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
+        # None: nobody wants them.
+        self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
         self._has_begun = False  # a target has been told the text
@@ -212,9 +235,11 @@ class Session:
         match event:
             case Started():
                 self._owed_since = now
-                return []
+                return self._emit_prompt()
             case VerdictArrived(verdict):
                 return self._on_verdict(verdict, now)
+            case PromptScored(message):
+                return self._on_prompt_scored(message, now)
             case FaultArrived(role, fault):
                 return self._on_fault(role, fault, now)
             case NodeJoined(role):
@@ -251,13 +276,16 @@ class Session:
             if self.rule is not Rule.COUPLED and self._has_begun:
                 self._attempt = self._incarnation << ATTEMPT_BITS
             self._has_begun = True
+        sampling = self.sampling
+        if self._prompt_scores is not None and self._prompt_scores.is_complete:
+            sampling = replace(sampling, num_prompt_logprobs=OFF)
         message = Open(
             session=self.session,
             incarnation=self._incarnation,
             key=self.text.key,
             tokens=tuple(self.text.tokens),
             num_prompt=self.num_prompt,
-            sampling=self.sampling,
+            sampling=sampling,
             policy=self.policy,
             limits=self.limits,
             rule=self.rule,
@@ -309,8 +337,8 @@ class Session:
         except Diverged:
             self.counts.num_diverged += 1
             news = None
-        if news is None:
-            # A verdict was lost before this one, or it contradicts us.
+        if news is None or self._lacks_logprobs(verdict):
+            # Something was lost before this one, or it contradicts us.
             return self._repair(Role.TARGET, verdict.incarnation, now)
         tokens, reason = self.limits.trim(len(self.text), news)
         if not tokens:
@@ -322,24 +350,28 @@ class Session:
         self._owed_since = now
         num_known = len(verdict.tokens) - len(news)
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
-        self._count(verdict, num_accepted)
-        emit: list[Action] = [Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected)]
-        return emit if reason is None else emit + self._end(Finish(reason))
+        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted))
+        logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
+        emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs)
+        return [emit] if reason is None else [emit, *self._end(Finish(reason))]
+
+    def _lacks_logprobs(self, verdict: Verdict) -> bool:
+        """Whether logprobs that must be here by now are not: the target can say them again."""
+        if self._prompt_scores is not None and not self._prompt_scores.is_complete:
+            return True
+        return self.sampling.num_logprobs != OFF and verdict.logprobs is None
+
+    def _on_prompt_scored(self, message: PromptLogprobs, now: float) -> list[Action]:
+        if self._prompt_scores is None or not self._prompt_scores.add(message):
+            return []
+        self._owed_since = now
+        return self._emit_prompt()
+
+    def _emit_prompt(self) -> list[Action]:
+        if self._prompt_scores is None or not self._prompt_scores.is_complete:
+            return []
+        return [EmitPrompt(self._prompt_scores.all())]
 
     def _end(self, last: Finish | Fail) -> list[Action]:
         reason = last.reason.value if isinstance(last, Finish) else "failed"
         return [last, *self.close(reason)]
-
-    def _count(self, verdict: Verdict, num_accepted: int) -> None:
-        counts = self.counts
-        counts.num_passes += 1
-        counts.num_drafted += verdict.num_drafted
-        counts.num_accepted += num_accepted
-        counts.num_rolled_back += verdict.num_rolled_back
-        counts.num_stale += verdict.num_stale
-        counts.wait_us += verdict.wait_us
-        counts.model_us += verdict.model_us
-        counts.host_us.append(verdict.host_us)
-        counts.causes[verdict.cause.name.lower()] += 1
-        if verdict.num_drafted:
-            counts.acceptance[verdict.num_drafted, num_accepted] += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from coordinator.metrics import Metrics
-from coordinator.session import Emit
+from coordinator.session import Emit, EmitPrompt
 from proto.errors import SlipstreamError
 from proto.messages import FinishReason
 
@@ -14,34 +14,48 @@ WAIT_S = 1.0  # after which whoever waits looks whether the service is alive
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a text."""
+    """The end of a text.
+
+    until  the metrics of its first so many tokens, if the reader ended it there
+    """
 
     reason: FinishReason
     metrics: Metrics
+    until: Callable[[int], Metrics]
+
+
+Item = Emit | EmitPrompt | Result
 
 
 class Stream:
     """Iterate it once, in any thread; then `result` is there.
 
-    cancel       ends the text now; both nodes forget it
+    cancel       ends the text now; both nodes forget it, and reading on raises ClosedError
+    stop         ends it as well, because the reader has found its end; the `result` comes
     check_alive  raises if nothing can come any more
     notify       called in the service's thread whenever something new is there
     """
 
-    def __init__(self, cancel: Callable[[], None], check_alive: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[], None],
+        stop: Callable[[], None],
+        check_alive: Callable[[], None],
+    ) -> None:
         self.cancel = cancel
+        self.stop = stop
         self.result: Result | None = None  # set when the text has been read to its end
         self.notify: Callable[[], None] | None = None
         self._check_alive = check_alive
-        self._items: queue.SimpleQueue[Emit | Result | SlipstreamError] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Item | SlipstreamError] = queue.SimpleQueue()
 
-    def put(self, item: Emit | Result | SlipstreamError) -> None:
+    def put(self, item: Item | SlipstreamError) -> None:
         """Called by the service."""
         self._items.put(item)
         if self.notify is not None:
             self.notify()
 
-    def take(self, timeout_s: float) -> Emit | Result | None:
+    def take(self, timeout_s: float) -> Item | None:
         """The next item; None if none came in time. Raises the error that ended the text."""
         try:
             item = self._items.get(block=timeout_s > 0, timeout=timeout_s)

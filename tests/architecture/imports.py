@@ -38,6 +38,8 @@ PURE = (
     "target_node/received.py",
     "target_node/reading.py",
     "coordinator/session.py",
+    "coordinator/counts.py",
+    "coordinator/prompt_logprobs.py",
     "coordinator/registry.py",
 )
 IMPURE = {

@@ -4,8 +4,8 @@ import dataclasses
 import json
 from collections import Counter
 
+from coordinator.counts import SessionCounts
 from coordinator.metrics import Metrics, SpeculativeDecoding
-from coordinator.session import SessionCounts
 
 
 def test_histograms_count_the_steps_by_drafts_and_by_accepted_drafts() -> None:

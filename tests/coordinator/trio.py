@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from coordinator import session as s
+from coordinator.counts import SessionCounts
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
@@ -41,7 +42,7 @@ class Trio:
         self._steps = 0
 
     @property
-    def counts(self) -> s.SessionCounts:
+    def counts(self) -> SessionCounts:
         """What the session has counted."""
         return self._session.counts
 
