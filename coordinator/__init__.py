@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from coordinator.config import SamplingParams
     from coordinator.llm import LLM
-    from coordinator.outputs import CompletionOutput, RequestOutput
+    from coordinator.outputs import CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
     "LLM": "coordinator.llm",
     "CompletionOutput": "coordinator.outputs",
+    "Logprob": "coordinator.outputs",
     "RequestOutput": "coordinator.outputs",
     "SamplingParams": "coordinator.config",
 }

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -18,7 +19,11 @@ from pydantic import (
 
 from proto.errors import ConfigurationError
 from proto.messages import (
+    MAX_BANS,
+    MAX_BIASES,
     MAX_CANDIDATES,
+    MAX_LOGPROBS,
+    MAX_STOP_IDS,
     MAX_WINDOW,
     Policy,
     Rule,
@@ -36,6 +41,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
 # would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
+
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
+MAX_SAMPLES = 64
 
 AS_FLAGS = "as flags"  # validation context: name settings as the command line does
 
@@ -133,15 +141,68 @@ class SpeculationConfig(_Frozen):
                 return pipelined(k, max(k, self.window))
 
 
+def _listed(value: object) -> object:
+    """One string, or nothing, where several may stand."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Word = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
+
+
 class SamplingParams(_Frozen):
-    """How one text is generated. Made without a seed, each text gets a fresh one and reports it."""
+    """How a text is generated: the names, meanings and defaults of vLLM, but for max_tokens.
+
+    Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
+    with or without a space before them; min_tokens come before any stop token or stop string;
+    logprobs and prompt_logprobs are numbers of alternatives (0: only the token itself); n is the
+    number of texts, each with noise of its own.
+    """
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+        BeforeValidator(lambda value: {} if value is None else value),
+        Field(max_length=MAX_BIASES),
+    ] = {}
+    bad_words: Annotated[
+        tuple[Word, ...], BeforeValidator(_listed), Field(max_length=MAX_BANS // 2)
+    ] = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20)] = 128
+    stop: Annotated[
+        tuple[Word, ...], BeforeValidator(_listed), Field(max_length=MAX_STOP_STRINGS)
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], BeforeValidator(_listed), Field(max_length=MAX_STOP_IDS // 2)
+    ] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 20)] = 0
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20)] = 128
+    logprobs: NumLogprobs = None
+    prompt_logprobs: NumLogprobs = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ConfigurationError(
+                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
+            )
+        if self.n > 1 and self.temperature == 0:
+            raise ConfigurationError(
+                f"n is {self.n}, but at temperature 0 all texts are the same; raise the temperature"
+            )
+        return self
 
 
 def checked(kind: type[T], **values: object) -> T:

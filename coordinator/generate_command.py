@@ -1,9 +1,11 @@
 """`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,8 +14,8 @@ from coordinator import options, prompts
 from coordinator.config import LaunchConfig, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.display import Progress
 from coordinator.launcher import ConnectRay, Launcher
-from coordinator.outputs import Assembly
 from coordinator.pair import MakeLauncher, Pair
+from coordinator.request import Request
 from coordinator.writers import JsonWriter, Place, TextWriter, Writer
 from proto.errors import ConfigurationError, SlipstreamError
 from proto.messages import Role
@@ -47,9 +49,22 @@ def generate(
     temperature: options.Temperature = _REQUEST.temperature,
     top_k: options.TopK = _REQUEST.top_k,
     top_p: options.TopP = _REQUEST.top_p,
+    min_p: options.MinP = _REQUEST.min_p,
+    repetition_penalty: options.RepetitionPenalty = _REQUEST.repetition_penalty,
+    presence_penalty: options.PresencePenalty = _REQUEST.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = _REQUEST.frequency_penalty,
+    logit_bias: options.LogitBias = None,
+    bad_words: options.BadWords = None,
     seed: options.Seed = _REQUEST.seed,
-    max_tokens: options.MaxTokens = _REQUEST.max_tokens,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = _REQUEST.ignore_eos,
+    include_stop_str_in_output: options.IncludeStop = _REQUEST.include_stop_str_in_output,
+    min_tokens: options.MinTokens = _REQUEST.min_tokens,
+    max_tokens: options.MaxTokens = _REQUEST.max_tokens,
+    logprobs: options.Logprobs = _REQUEST.logprobs,
+    prompt_logprobs: options.PromptLogprobs = _REQUEST.prompt_logprobs,
+    n: options.Number = _REQUEST.n,
     reproducible: options.Reproducible = _PAIR.reproducible,
     ray: options.Ray = _LAUNCH.ray,
     start_timeout_s: options.StartTimeout = _PAIR.start_timeout_s,
@@ -62,20 +77,27 @@ def generate(
     values = dict(locals())
     pair = checked(PairConfig, **_fields(PairConfig, values))
     speculation = checked(SpeculationConfig, **_fields(SpeculationConfig, values))
-    request = checked(SamplingParams, **_fields(SamplingParams, values))
     launch = checked(LaunchConfig, ray=ray)
     speculation.make(reproducible=pair.reproducible)
-    if as_json and show_speculation:
-        raise ConfigurationError("--show-speculation is for people; --json has token_origins")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
-    writer: Writer
-    if as_json:
-        writer = JsonWriter(speculation.policy)
-    else:
-        writer = TextWriter(speculation.policy, request, show_speculation=show_speculation)
+    _generate(context.obj, pair, speculation, launch, asked, values)
+
+
+def _generate(
+    connect_ray: ConnectRay | None,
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    launch: LaunchConfig,
+    asked: "Sequence[Asked]",
+    values: dict[str, Any],
+) -> None:
+    """values  the rest of the command line"""
+    request = checked(SamplingParams, **_request_values(values))
+    writer = _writer(speculation.policy, request, values)
+    chat = values["chat"]
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.policy != "ar"
-        launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
+        launcher = _launcher(launch, connect_ray, with_drafter=with_drafter)
         started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
         if chat and running.chat_template.is_plain:
@@ -83,6 +105,27 @@ def generate(
         run = _Run(running, speculation, request, writer)
         if not run.every(asked):
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _request_values(values: dict[str, Any]) -> dict[str, object]:
+    """What SamplingParams takes. Raises ConfigurationError."""
+    found = _fields(SamplingParams, values)
+    if values["logit_bias"] is not None:
+        found["logit_bias"] = options.parse_biases("--logit-bias", values["logit_bias"])
+    if values["stop_token_ids"] is not None:
+        found["stop_token_ids"] = options.parse_ids("--stop-token-ids", values["stop_token_ids"])
+    return found
+
+
+def _writer(policy: str, request: SamplingParams, values: dict[str, Any]) -> Writer:
+    """Raises ConfigurationError."""
+    if values["as_json"]:
+        if values["show_speculation"]:
+            raise ConfigurationError("--show-speculation is for people; --json has token_origins")
+        return JsonWriter(policy)
+    if (request.logprobs, request.prompt_logprobs) != (None, None):
+        raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
+    return TextWriter(policy, request, show_speculation=values["show_speculation"])
 
 
 def _launcher(
@@ -118,7 +161,7 @@ class _Run:
         """Whether all went well. What fits is generated although other prompts do not fit."""
         num_failed = 0
         for index, one in enumerate(asked):
-            place = Place(index, len(asked), one.text, self.pair.decoder())
+            place = Place(index, len(asked), one.text, self.pair.decoder)
             self.writer.begin(place)
             try:
                 self._one(one)
@@ -134,18 +177,15 @@ class _Run:
 
     def _one(self, asked: Asked) -> None:
         prompt, ids = self._encoded(asked)
-        stream, seed = self.pair.generate(ids, self.speculation, self.request)
-        assembly = Assembly(prompt, ids, seed, self.pair.decoder())
+        request = Request(self.pair, self.speculation, prompt, ids, self.request)
         try:
-            for emit in stream:
-                self.writer.add(emit, assembly.push(emit))
+            with closing(request.steps()) as steps:
+                for step in steps:
+                    self.writer.add(step.emit, step.part)
         except (SlipstreamError, KeyboardInterrupt):
             self.writer.break_off()
             raise
-        assert stream.result is not None
-        reason, metrics = str(stream.result.reason), stream.result.metrics
-        self.writer.add(None, assembly.finish(reason, metrics))
-        self.writer.end(assembly.whole(reason, metrics))
+        self.writer.end(request.whole())
 
     def _encoded(self, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
         if asked.text is None:
@@ -162,7 +202,7 @@ def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool
     if ids is not None:
         if chat:
             raise ConfigurationError("--chat needs a text, not --prompt-ids")
-        return [Asked(None, _parse_ids(ids))]
+        return [Asked(None, options.parse_ids("--prompt-ids", ids))]
     texts = prompts.from_file(file) if file else [prompts.from_argument(prompt or "")]
     return [Asked(text, is_chat=chat) for text in texts]
 
@@ -171,12 +211,3 @@ def _fields(
     kind: type[PairConfig | SpeculationConfig | SamplingParams], values: dict[str, object]
 ) -> dict[str, object]:
     return {name: values[name] for name in kind.model_fields}
-
-
-def _parse_ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--prompt-ids: expected numbers like 1,2,3, got {text!r}"
-        ) from error

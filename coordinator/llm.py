@@ -7,18 +7,16 @@ same time; the nodes serve one text after another, in the order in which they we
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, get_args
 
 from coordinator.chat import Messages
 from coordinator.config import Dtype, PairConfig, PolicyName, SamplingParams, SpeculationConfig
-from coordinator.outputs import Assembly, RequestOutput
+from coordinator.outputs import RequestOutput
 from coordinator.pair import Pair
-from coordinator.session import Emit
-from coordinator.stream import WAIT_S, Result, Stream
+from coordinator.request import Request
 from proto.errors import ClosedError, ConfigurationError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -104,12 +102,14 @@ class LLM:
         return self._parts(self._job(prompt, sampling_params))
 
     def _parts(self, job: _Job) -> Generator[RequestOutput, None, None]:
-        yield from self._start(job).parts()
+        with closing(self._request(job).steps()) as steps:
+            for step in steps:
+                yield step.part
 
     def _whole(self, job: _Job) -> RequestOutput:
-        request = self._start(job)
-        with closing(request.parts()) as parts:
-            for _ in parts:
+        request = self._request(job)
+        with closing(request.steps()) as steps:
+            for _ in steps:
                 pass
         return request.whole()
 
@@ -122,9 +122,9 @@ class LLM:
         jobs = await asyncio.to_thread(self._jobs, prompts, sampling_params)
         outputs = []
         for job in jobs:
-            request = self._start(job)
-            async with aclosing(request.parts_async()) as parts:
-                async for _ in parts:
+            request = self._request(job)
+            async with aclosing(request.steps_async()) as steps:
+                async for _ in steps:
                     pass
             outputs.append(request.whole())
         return outputs
@@ -134,9 +134,9 @@ class LLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `stream`; closing the iterator or cancelling the task ends the text on both nodes."""
         job = await asyncio.to_thread(self._job, prompt, sampling_params)
-        async with aclosing(self._start(job).parts_async()) as parts:
-            async for part in parts:
-                yield part
+        async with aclosing(self._request(job).steps_async()) as steps:
+            async for step in steps:
+                yield step.part
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -179,14 +179,15 @@ class LLM:
             )
         for _, ids in prompts:
             self.pair.check(ids)
+        for one in each:
+            self.pair.check_params(one)
         return [_Job(*prompt, one) for prompt, one in zip(prompts, each, strict=True)]
 
     # -- the pair ---------------------------------------------------------------------------------
 
-    def _start(self, job: _Job) -> "_Request":
+    def _request(self, job: _Job) -> Request:
         self._check_open()
-        stream, seed = self.pair.generate(job.ids, self._speculation, job.params)
-        return _Request(stream, Assembly(job.prompt, job.ids, seed, self.pair.decoder()))
+        return Request(self.pair, self._speculation, job.prompt, job.ids, job.params)
 
     def _check_open(self) -> None:
         if not self._close.alive:
@@ -206,59 +207,6 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Request:
-    """A text on its way."""
-
-    def __init__(self, stream: Stream, assembly: Assembly) -> None:
-        self._stream = stream
-        self._assembly = assembly
-
-    def parts(self) -> Generator[RequestOutput, None, None]:
-        """Its parts, waited for in this thread."""
-        try:
-            while self._stream.result is None:
-                if item := self._stream.take(WAIT_S):
-                    yield self._part(item)
-        finally:
-            self._leave()
-
-    async def parts_async(self) -> AsyncGenerator[RequestOutput, None]:
-        """Its parts, waited for without a thread: the service wakes the event loop."""
-        news = asyncio.Event()
-        self._stream.notify = partial(_tell, asyncio.get_running_loop(), news)
-        try:
-            while self._stream.result is None:
-                news.clear()
-                if item := self._stream.take(0):
-                    yield self._part(item)
-                else:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(news.wait(), WAIT_S)
-        finally:
-            self._stream.notify = None
-            self._leave()
-
-    def whole(self) -> RequestOutput:
-        """All of it, at its end."""
-        assert self._stream.result is not None
-        return self._assembly.whole(str(self._stream.result.reason), self._stream.result.metrics)
-
-    def _part(self, item: Emit | Result) -> RequestOutput:
-        if isinstance(item, Result):
-            return self._assembly.finish(str(item.reason), item.metrics)
-        return self._assembly.push(item)
-
-    def _leave(self) -> None:
-        if self._stream.result is None:
-            self._stream.cancel()
-
-
-def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-    """Called in the service's thread. An event loop that has ended needs no news."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(news.set)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

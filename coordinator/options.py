@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from proto.errors import ConfigurationError
+
 Prompt = Annotated[str | None, typer.Argument(help="The text to continue; - reads stdin.")]
 PromptFile = Annotated[
     Path | None,
@@ -87,11 +89,50 @@ TopK = Annotated[int, typer.Option(help="Only the k likeliest tokens; 0: off.")]
 TopP = Annotated[
     float, typer.Option(help="Only the likeliest tokens that make up this probability.")
 ]
+MinP = Annotated[
+    float, typer.Option(help="Only tokens with this share of the largest probability; 0: off.")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1: tokens of prompt and answer come less often again.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken off the logits of tokens that the answer has.")
+]
+FrequencyPenalty = Annotated[float, typer.Option(help="As often as the answer has the token.")]
+LogitBias = Annotated[
+    str | None,
+    typer.Option(metavar="ID:BIAS,...", help="Added to the logits of tokens: 50:-100,7:2.5."),
+]
+BadWords = Annotated[
+    list[str] | None, typer.Option(help="Never write this word; may be given several times.")
+]
 Seed = Annotated[
     int | None, typer.Option(help="Same seed, same text. Default: a fresh one, reported.")
 ]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End the text before this string; may be given several times."),
+]
+StopTokenIds = Annotated[
+    str | None, typer.Option(metavar="ID,...", help="End the text at these tokens.")
+]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")]
+IncludeStop = Annotated[
+    bool,
+    typer.Option(
+        "--include-stop-str-in-output", help="Show the stop string or token at the end as well."
+    ),
+]
+MinTokens = Annotated[
+    int, typer.Option(help="No stop token and no stop string before so many tokens.")
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="With --json: log-probability of each token and of so many alternatives."),
+]
+PromptLogprobs = Annotated[int | None, typer.Option(help="The same for the tokens of the prompt.")]
+Number = Annotated[int, typer.Option("--n", help="Texts per prompt (sampled only).")]
 
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object per prompt on stdout, nothing else.")
@@ -103,3 +144,22 @@ ShowSpeculation = Annotated[
         help="Show accepted and rejected drafts and the target's own tokens in the text.",
     ),
 ]
+
+
+def parse_ids(flag: str, text: str) -> tuple[int, ...]:
+    """Numbers like 1,2,3. Raises ConfigurationError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError(f"{flag}: expected numbers like 1,2,3, got {text!r}") from error
+
+
+def parse_biases(flag: str, text: str) -> dict[int, float]:
+    """Biases like 50:-100,7:2.5. Raises ConfigurationError."""
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{flag}: expected biases like 50:-100,7:2.5, got {text!r}"
+        ) from error

@@ -16,10 +16,11 @@ from coordinator.config import (
 )
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
+from coordinator.stops import Ending
 from coordinator.stream import Stream
 from coordinator.tokenization import Decoder, IdStream, Tokenization
 from proto.errors import ConfigurationError, NodeError
-from proto.messages import Hello, Limits, Role, SamplingSpec
+from proto.messages import MAX_BAN_TOKENS, OFF, Hello, Limits, Role, SamplingSpec
 from proto.node import NodeConfig
 
 Say = Callable[[dict[Role, str]], None]
@@ -150,22 +151,80 @@ class Pair:
         return IdStream() if self.tokenization is None else self.tokenization.stream()
 
     def generate(
-        self, prompt: tuple[int, ...], speculation: SpeculationConfig, request: SamplingParams
+        self,
+        prompt: tuple[int, ...],
+        speculation: SpeculationConfig,
+        request: SamplingParams,
+        *,
+        sample_index: int = 0,
     ) -> tuple[Stream, int]:
-        """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError."""
+        """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
+
+        What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
+        """
         self.check(prompt)
         hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        stop_ids = () if request.ignore_eos else hello.fingerprint.eos_ids
         max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
         stream = self.service.submit(
             prompt,
-            sampling=SamplingSpec(request.temperature, request.top_k, request.top_p, seed),
+            sampling=self._sampling(request, seed, sample_index),
             policy=speculation.make(reproducible=self.config.reproducible),
-            limits=Limits(max_len, stop_ids),
+            limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
         )
         return stream, seed
+
+    def ending(self, request: SamplingParams) -> Ending:
+        """What ends a text."""
+        eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
+        model_ids = frozenset(() if request.ignore_eos else eos_ids)
+        return Ending(
+            strings=request.stop,
+            stop_ids=model_ids.union(request.stop_token_ids),
+            named_ids=frozenset(request.stop_token_ids) - model_ids,
+            is_shown=request.include_stop_str_in_output,
+            min_tokens=request.min_tokens,
+        )
+
+    def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
+        """Raises ConfigurationError."""
+        self.check_params(request)
+        eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
+        late_ids = frozenset(eos_ids).union(request.stop_token_ids)
+        wanted = request.prompt_logprobs if sample_index == 0 else None  # once is enough
+        return SamplingSpec(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=seed,
+            sample_index=sample_index,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            bias_ids=tuple(request.logit_bias),
+            bias_values=tuple(request.logit_bias.values()),
+            banned=self._tokenizer().bans(request.bad_words) if request.bad_words else (),
+            min_tokens=request.min_tokens,
+            late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
+            num_logprobs=OFF if request.logprobs is None else request.logprobs,
+            num_prompt_logprobs=OFF if wanted is None else wanted,
+        )
+
+    def check_params(self, request: SamplingParams) -> None:
+        """Raises ConfigurationError if the target has no such tokens, or no text."""
+        size = self.hello(Role.TARGET).logits_size
+        named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
+        for name, ids in named.items():
+            if any(token >= size for token in ids):
+                raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
+        if request.bad_words:
+            bans = self._tokenizer().bans(request.bad_words)
+            if sum(map(len, bans)) > MAX_BAN_TOKENS:
+                raise ConfigurationError(
+                    f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
+                )
 
     def check(self, prompt: tuple[int, ...]) -> None:
         """Raises ConfigurationError if the target cannot take the prompt."""

@@ -48,6 +48,9 @@ class Decoder(Protocol):
     def finish(self) -> str:
         """What was held back, as it is."""
 
+    def single(self, token: int) -> str:
+        """The text of a token by itself, special tokens by name."""
+
 
 class Tokenization:
     """The target's tokenizer."""
@@ -82,6 +85,21 @@ class Tokenization:
     def decode(self, tokens: tuple[int, ...]) -> str:
         """Text without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write these words, at the start of a text and after a space.
+
+        As vLLM has it: the form with a space is banned too if it is as long and begins with another
+        token.
+        """
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            bare = self.encode(word.lstrip(), special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), special_tokens=False)
+            found += [bare] if bare else []
+            if bare and len(spaced) == len(bare) and spaced[0] != bare[0]:
+                found.append(spaced)
+        return tuple(found)
 
     def stream(self) -> "TextStream":
         """A decoder for tokens that come one after another."""
@@ -128,6 +146,10 @@ class TextStream:
         whole = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
         return whole[len(sent) :] if whole.startswith(sent) else ""
 
+    def single(self, token: int) -> str:
+        """The text of a token by itself, special tokens by name."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
 
 class IdStream:
     """Stands in for the text of a model without a tokenizer: its token ids, `5,6,7`."""
@@ -150,3 +172,7 @@ class IdStream:
     def finish(self) -> str:
         """Nothing is ever held back."""
         return ""
+
+    def single(self, token: int) -> str:
+        """The id."""
+        return str(token)

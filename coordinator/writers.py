@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -16,7 +17,7 @@ import typer
 from coordinator.config import SamplingParams
 from coordinator.display import figures_in_short, figures_of_all, heading, summary
 from coordinator.metrics import Metrics
-from coordinator.outputs import RequestOutput
+from coordinator.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend
 from coordinator.tokenization import Decoder
@@ -25,12 +26,12 @@ from proto.errors import OutputError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prompt among all: `index` of `total`; `decoder` is new."""
+    """A prompt among all: `index` of `total`; `decoder` makes a new one for each text."""
 
     index: int
     total: int
     prompt: str | None
-    decoder: Decoder
+    decoder: Callable[[], Decoder]
 
     def __str__(self) -> str:
         return f"prompt {self.index + 1} of {self.total}"
@@ -76,22 +77,14 @@ class JsonWriter:
         """Half an object is never printed."""
 
     def end(self, whole: RequestOutput) -> None:
-        """Print the object."""
-        made = whole.outputs[0]
-        assert made.metrics is not None
-        self._print(
-            {
-                "index": self._index,
-                "prompt": whole.prompt,
-                "text": made.text,
-                "token_ids": made.token_ids,
-                "token_origins": made.token_origins,
-                "finish_reason": made.finish_reason,
-                "policy": self._policy,
-                "seed": whole.seed,
-                "metrics": dataclasses.asdict(made.metrics),
-            }
-        )
+        """Print the object: with one text all in it, with several a list of them."""
+        texts = [_as_record(made) for made in whole.outputs]
+        record: dict[str, object] = {"index": self._index, "prompt": whole.prompt}
+        record |= texts[0] if len(texts) == 1 else {"outputs": texts}
+        record |= {"policy": self._policy, "seed": whole.seed}
+        if whole.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [row and _named(row) for row in whole.prompt_logprobs]
+        self._print(record)
 
     def failed(self, place: Place, reason: str) -> None:
         """An object that says so, so that lines and prompts correspond."""
@@ -105,6 +98,26 @@ class JsonWriter:
         _write_out(json.dumps(record) + "\n")
 
 
+def _as_record(made: CompletionOutput) -> dict[str, object]:
+    assert made.metrics is not None
+    record: dict[str, object] = {
+        "text": made.text,
+        "token_ids": made.token_ids,
+        "token_origins": made.token_origins,
+        "finish_reason": made.finish_reason,
+        "stop_reason": made.stop_reason,
+        "metrics": dataclasses.asdict(made.metrics),
+    }
+    if made.logprobs is not None:
+        record["logprobs"] = [_named(row) for row in made.logprobs]
+        record["cumulative_logprob"] = made.cumulative_logprob
+    return record
+
+
+def _named(row: TokenLogprobs) -> dict[str, object]:
+    return {str(token): dataclasses.asdict(entry) for token, entry in row.items()}
+
+
 class TextWriter:
     """The text as it comes, with or without its speculation, then its figures."""
 
@@ -113,23 +126,38 @@ class TextWriter:
         self._request = request
         self._show_speculation = show_speculation
         self._view: SpeculationView | None = None
-        self._is_only = True  # one prompt: all of its figures; several: a line each
+        self._place: Place | None = None
+        self._text_index = 0  # which of several texts of the prompt
+        self._is_only = True  # one text: all of its figures; several: a line each
         self._ends_line = True  # what was written last ended with a newline
         self._done: list[Metrics] = []
 
     def begin(self, place: Place) -> None:
         """Say which prompt it is, if there are several, and what the colours mean."""
-        self._is_only = place.total == 1
+        self._is_only = place.total == self._request.n == 1
+        self._place = place
         in_colour = wants_colour(sys.stdout)
-        if self._show_speculation:
-            self._view = SpeculationView(place.decoder, in_colour=in_colour)
-            if place.index == 0:
-                typer.echo(legend(in_colour=in_colour), err=True, color=True)
-        if not self._is_only:
+        if self._show_speculation and place.index == 0:
+            typer.echo(legend(in_colour=in_colour), err=True, color=True)
+        if place.total > 1:
             typer.echo(heading(place.index, place.total, place.prompt), err=True)
+        self._begin_text(0)
+
+    def _begin_text(self, index: int) -> None:
+        """The next of several texts of a prompt, or the only one."""
+        assert self._place is not None
+        self._text_index = index
+        if self._show_speculation:
+            in_colour = wants_colour(sys.stdout)
+            self._view = SpeculationView(self._place.decoder(), in_colour=in_colour)
+        if self._request.n > 1:
+            typer.echo(f"text {index + 1} of {self._request.n}", err=True)
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Show what a pass adds."""
+        if part.outputs[0].index != self._text_index:
+            self._end_line()
+            self._begin_text(part.outputs[0].index)
         if self._view is None:
             self._write(part.outputs[0].text)
         else:
@@ -142,16 +170,16 @@ class TextWriter:
 
     def end(self, whole: RequestOutput) -> None:
         """Show the figures."""
-        if not self._ends_line or not whole.outputs[0].text:
+        if not self._ends_line or not whole.outputs[-1].text:
             self._write("\n")
-        metrics = whole.outputs[0].metrics
-        assert metrics is not None
-        self._done.append(metrics)
+        found = [made.metrics for made in whole.outputs if made.metrics is not None]
+        self._done += found
         if self._is_only:
             seed = whole.seed if self._request.temperature > 0 else None
-            typer.echo("\n" + summary(metrics, policy=self._policy, seed=seed), err=True)
+            typer.echo("\n" + summary(found[0], policy=self._policy, seed=seed), err=True)
         else:
-            typer.echo(figures_in_short(metrics), err=True)
+            for metrics in found:
+                typer.echo(figures_in_short(metrics), err=True)
 
     def failed(self, place: Place, reason: str) -> None:
         """Say why."""
@@ -161,6 +189,10 @@ class TextWriter:
         """The figures of all texts, if there were several."""
         if not self._is_only and self._done:
             typer.echo("\n" + figures_of_all(self._done, policy=self._policy), err=True)
+
+    def _end_line(self) -> None:
+        if not self._ends_line:
+            self._write("\n")
 
     def _write(self, text: str) -> None:
         if text:

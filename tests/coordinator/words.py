@@ -19,6 +19,10 @@ class Words:
         """The words, with nothing kept."""
         return "".join(self._words.get(token, "\ufffd") for token in tokens)
 
+    def single(self, token: int) -> str:
+        """The word."""
+        return self._words.get(token, "\ufffd")
+
     def finish(self) -> str:
         """What was held back."""
         return "\ufffd" if self._is_held else ""
