@@ -11,12 +11,13 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import msgpack
 
 from proto import messages as m
+from proto.consistency import check
 from proto.errors import LocalProtocolError, RemoteProtocolError
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
@@ -309,7 +310,7 @@ def encode(message: m.Message) -> bytes:
     kind = type(message)
     try:
         body = _SCHEMAS[kind].write(message)
-        _check_arrays(message)
+        check(message)
     except (ValueError, TypeError) as error:
         raise LocalProtocolError(f"{kind.__name__}: {error}") from error
     frame: bytes = _KIND_BYTES[kind] + msgpack.packb(body)
@@ -335,7 +336,7 @@ def decode(frame: bytes) -> m.Message:
             max_bin_len=4 * m.MAX_TEXT_LEN,
         )
         message: m.Message = _SCHEMAS[kind].read(body)
-        _check_arrays(message)
+        check(message)
     # msgpack raises ValueError subclasses, but StackError and UnpackException are not all of them.
     except (ValueError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"{kind.__name__}: {error}") from error
@@ -347,62 +348,3 @@ def kind_of(frame: bytes) -> type[Any]:
     if not frame or frame[0] >= len(_KINDS):
         raise RemoteProtocolError("a frame of no known kind")
     return _KINDS[frame[0]]
-
-
-def _check_arrays(message: m.Message) -> None:
-    """Rules between fields. Raises ValueError."""
-    match message:
-        case m.Draft():
-            count = len(message.tokens)
-            if len(message.parents) != count or len(message.scores) != count:
-                raise ValueError("tokens, parents and scores differ in length")
-            if any(parent >= index for index, parent in enumerate(message.parents)):
-                raise ValueError("a parent must come before its child")
-            if message.first_number > message.number:
-                raise ValueError("first_number is above number")
-            _check_proposals(message)
-        case m.Verdict():
-            if message.num_accepted > message.num_drafted:
-                raise ValueError("more tokens accepted than drafted")
-            if len(message.rejected) > message.num_drafted - message.num_accepted:
-                raise ValueError("more tokens rejected than drafted")
-            if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
-                raise ValueError("the text is too long")
-            if message.logprobs is not None:
-                _check_rows(message.logprobs, len(message.tokens))
-        case m.PromptLogprobs():
-            if message.start < 1:
-                raise ValueError("the first token has no logprob")
-            _check_rows(message.logprobs, len(message.logprobs))
-        case m.Open():
-            if len(message.sampling.bias_ids) != len(message.sampling.bias_values):
-                raise ValueError("bias_ids and bias_values differ in length")
-            if not 1 <= message.num_prompt <= len(message.tokens):
-                raise ValueError("num_prompt must be in 1..number of tokens")
-            if len(message.tokens) >= message.limits.max_len:
-                raise ValueError("a text of its greatest length is not opened")
-        case _:
-            pass
-
-
-def _check_proposals(draft: m.Draft) -> None:
-    """A token that was sampled from its proposal has a chance in it. Raises ValueError."""
-    if not draft.proposals:
-        return
-    if len(draft.proposals) != len(draft.tokens):
-        raise ValueError("tokens and proposals differ in number")
-    for token, proposal in zip(draft.tokens, draft.proposals, strict=True):
-        if len(proposal.ids) != len(proposal.probs):
-            raise ValueError("ids and probabilities of a proposal differ in number")
-        if any(one >= other for one, other in pairwise(proposal.ids)):
-            raise ValueError("the ids of a proposal must ascend")
-        if dict(zip(proposal.ids, proposal.probs, strict=True)).get(token, 0.0) <= 0.0:
-            raise ValueError("a token has no chance in its own proposal")
-
-
-def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
-    """Raises ValueError unless there are so many rows of equal width."""
-    width = logprobs.width
-    is_even = len(logprobs.ids) == len(logprobs.values) == num_rows * width
-    if len(logprobs) != num_rows or not is_even or (num_rows and width > 1 + m.MAX_LOGPROBS):
-        raise ValueError("ids, values and ranks of the logprobs do not fit each other")

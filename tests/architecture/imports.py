@@ -25,6 +25,8 @@ KNOWN_ONLY_IN = {
 }
 PURE = (
     "proto/messages.py",
+    "proto/sampling.py",
+    "proto/consistency.py",
     "proto/codec.py",
     "proto/tree.py",
     "proto/liveness.py",

@@ -1,0 +1,87 @@
+"""What a session wants of each token, and the logprobs that it gets: values inside the messages."""
+
+from dataclasses import dataclass
+
+OFF = -1  # no logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How tokens are chosen; the neutral value of each field is its default.
+
+    seed, sample_index   key the coupled noise
+    bias_ids, bias_values  equally many: what is added to the logits of these tokens
+    banned               token sequences whose last token may not follow the others (bad_words)
+    min_tokens, late_ids   these ids may not come before so many tokens have been generated
+    num_logprobs         alternatives that are reported for every generated token; OFF: no logprobs
+    num_prompt_logprobs  the same for the tokens of the prompt
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    sample_index: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    late_ids: tuple[int, ...] = ()
+    num_logprobs: int = OFF
+    num_prompt_logprobs: int = OFF
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether the logits are changed by what the text already says, or by a table."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.bias_ids)
+            or bool(self.banned)
+            or self.min_tokens > 0
+        )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt are wanted."""
+        return self.num_prompt_logprobs != OFF
+
+    @property
+    def reports(self) -> bool:
+        """Whether logprobs of anything are wanted."""
+        return self.num_logprobs != OFF or self.scores_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of some tokens under the target's own distribution, before any setting.
+
+    ids, values  row after row: the token itself, then the likeliest alternatives, best first; as
+                 many in each row; natural logarithms
+    ranks        per row, of the token itself: 1 is the likeliest
+    """
+
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __add__(self, other: "Logprobs") -> "Logprobs":
+        return Logprobs(self.ids + other.ids, self.values + other.values, self.ranks + other.ranks)
+
+    @property
+    def width(self) -> int:
+        """Entries per row; 0 if there are no rows."""
+        return len(self.ids) // len(self.ranks) if self.ranks else 0
+
+    def part(self, start: int, stop: int) -> "Logprobs":
+        """Rows [start, stop)."""
+        low, high = start * self.width, stop * self.width
+        return Logprobs(self.ids[low:high], self.values[low:high], self.ranks[start:stop])
