@@ -1,5 +1,7 @@
 """The coordinator's machine: one text, whatever happens to the nodes."""
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.session import (
@@ -8,6 +10,7 @@ from coordinator.session import (
     WORK_LIMIT_S_MIN,
     Action,
     Emit,
+    EmitPrompt,
     Event,
     Fail,
     FaultArrived,
@@ -15,6 +18,7 @@ from coordinator.session import (
     NodeJoined,
     NodeLost,
     Progressed,
+    PromptScored,
     Send,
     Session,
     Started,
@@ -22,13 +26,17 @@ from coordinator.session import (
     VerdictArrived,
 )
 from proto.messages import (
+    OFF,
     Cause,
     Close,
     Fault,
     FaultCode,
     FinishReason,
     Limits,
+    Logprobs,
+    Open,
     Policy,
+    PromptLogprobs,
     Role,
     SessionMark,
     Verdict,
@@ -261,3 +269,66 @@ def test_what_is_said_again_is_one_plain_emission() -> None:
     again = verdict((1, 2), 3, 4, 5, cause=Cause.ALONE)
     assert said(session, again) == [Emit((3, 4, 5), 0, 0, ())]
     assert session.counts.num_accepted == 0
+
+
+SCORED = replace(SPEC, num_logprobs=1, num_prompt_logprobs=1)
+ROW = Logprobs((7, 8), (-1.0, -0.5), (2,))
+
+
+def scored(*prompt: int) -> tuple[Session, list[Action]]:
+    """A text whose logprobs are wanted, and what it does at first."""
+    session = Session(1, KEY, prompt, sampling=SCORED, policy=SYNC_4, limits=LIMITS)
+    actions = session.handle(Started(), 0.0)
+    session.handle(NodeJoined(Role.TARGET), 0.0)
+    return session, actions
+
+
+def piece(start: int, *, rows: int = 1) -> PromptScored:
+    """Rows of the prompt."""
+    logprobs = Logprobs(ROW.ids * rows, ROW.values * rows, ROW.ranks * rows)
+    return PromptScored(PromptLogprobs(1, 1, start, logprobs))
+
+
+def test_logprobs_of_the_prompt_are_emitted_once_they_are_complete() -> None:
+    session, actions = scored(1, 2, 3, 4)
+    assert actions == []
+    assert session.handle(piece(1), 0.0) == []
+    assert session.handle(piece(3), 0.0) == []  # the second is missing
+    assert session.handle(piece(1, rows=2), 0.0) == []
+    three = Logprobs(ROW.ids * 3, ROW.values * 3, ROW.ranks * 3)
+    assert session.handle(piece(3, rows=5), 0.0) == [EmitPrompt(three)]
+    assert session.handle(piece(3), 0.0) == []
+    (send,) = session.handle(NodeJoined(Role.TARGET), 0.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Open)
+    assert send.message.sampling == replace(SCORED, num_prompt_logprobs=OFF)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_wait_for() -> None:
+    assert scored(1)[1] == [EmitPrompt(Logprobs())]
+
+
+def test_a_verdict_before_the_logprobs_of_the_prompt_makes_the_target_start_again() -> None:
+    session, _ = scored(1, 2)
+    early = replace(verdict((1, 2), 3), logprobs=ROW)
+    (send,) = session.handle(VerdictArrived(early), 0.0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Open)
+    assert session.num_generated == 0
+
+
+def test_logprobs_are_those_of_what_is_new_in_a_verdict() -> None:
+    session, _ = scored(1, 2)
+    session.handle(piece(1), 0.0)
+    session.handle(VerdictArrived(replace(verdict((1, 2), 3), logprobs=ROW)), 0.0)
+    rows = Logprobs((3, 0, 4, 0), (-1.0, -0.5, -2.0, -0.25), (2, 3))
+    again = replace(verdict((1, 2), 3, 4), logprobs=rows)
+    assert session.handle(VerdictArrived(again), 0.0) == [Emit((4,), 0, 0, (), rows.part(1, 2))]
+
+
+def test_a_verdict_without_the_logprobs_that_are_wanted_is_not_taken() -> None:
+    session, _ = scored(1, 2)
+    session.handle(piece(1), 0.0)
+    (send,) = session.handle(VerdictArrived(verdict((1, 2), 3)), 0.0)
+    assert isinstance(send, Send)
+    assert session.num_generated == 0
