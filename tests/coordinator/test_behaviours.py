@@ -1,0 +1,132 @@
+"""What users expect of a text, where no process is needed; see tests/process/test_behaviours.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from coordinator.outputs import Assembly
+from coordinator.registry import Registry
+from coordinator.session import Emit
+from coordinator.stops import Ending
+from coordinator.tokenization import Tokenization
+from engine.coupling import choose, choose_scored
+from engine.model import load_model
+from engine.sampling import Sampling
+from proto.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    Fingerprint,
+    FinishReason,
+    Hello,
+    Limits,
+    Role,
+    Welcome,
+)
+from tests.coordinator.test_stops import METRICS, dumb
+from tests.tiny_models import make_model
+from tests.tiny_tokenizer import save_bytewise_tokenizer
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Tokenization:
+    """A tokenizer with a token for each byte."""
+    folder = tmp_path_factory.mktemp("bytewise")
+    save_bytewise_tokenizer(folder)
+    return Tokenization(Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+
+def test_1_a_stop_token_inside_the_budget_beats_the_length() -> None:
+    limits = Limits(max_len=10, stop_ids=(2, 3))
+    assert limits.trim(8, (7, 3, 2)) == ((7, 3), FinishReason.STOP)
+    assert limits.trim(8, (7, 7, 3)) == ((7, 7), FinishReason.LENGTH)
+
+
+def test_4_a_draft_leaves_room_for_the_targets_own_token() -> None:
+    limits = Limits(max_len=10, stop_ids=())
+    assert [limits.max_drafts(length) for length in (5, 8, 9, 10)] == [4, 1, 0, 0]
+
+
+def test_7_equal_logits_go_to_the_lowest_id_on_both_sides() -> None:
+    logits = torch.zeros(2, 50)
+    logits[0, 7:] = 1.0
+    target = choose(logits, Sampling(), 1, 0, (3, 4))
+    drafter, _ = choose_scored(logits, Sampling(), 1, 0, (3, 4))
+    assert target == drafter == [7, 0]
+
+
+def test_8_the_noise_is_of_the_position_and_not_of_the_rows_around_it() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    together = choose(logits, Sampling(1.0), 5, 2, (3, 4, 5, 6))
+    alone = [choose(logits[i : i + 1], Sampling(1.0), 5, 2, (3 + i,))[0] for i in range(4)]
+    assert together == alone
+
+
+@given(
+    st.text(alphabet="aé日🚲\n", max_size=12),
+    st.lists(st.integers(1, 5), max_size=20),
+    st.lists(st.text(alphabet="aé日\n", min_size=1, max_size=3), max_size=2),
+)
+def test_10_the_text_does_not_depend_on_how_many_tokens_come_at_once(
+    bytewise: Tokenization, text: str, sizes: list[int], stops: list[str]
+) -> None:
+    tokens = bytewise.encode(text)
+    ending = Ending(strings=tuple(stops))
+    made = Assembly(None, (1,), 0, bytewise.stream(), ending=ending)
+    shown, at = "", 0
+    for size in [*sizes, len(tokens)]:
+        chunk = tokens[at : at + size]
+        if not chunk or made.is_stopped:
+            break
+        shown += made.push(Emit(chunk, 0, 0, ())).outputs[0].text
+        assert "\ufffd" not in shown, "half a character was shown"
+        at += size
+    last = made.finish("length", METRICS).outputs[0]
+    want, found = dumb(text, stops, is_shown=False)
+    assert (shown + last.text, last.stop_reason) == (want, found)
+    assert last.finish_reason == ("stop" if found else "length")
+
+
+def test_13_end_of_text_ids_come_from_generation_config_as_well(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 11]}))
+    assert load_model(str(folder)).eos_token_ids == (2, 9, 11)
+
+
+def hello(role: Role, *, size: int = 100, digest: str = "x", logits_size: int = 128) -> Hello:
+    """A node's introduction."""
+    fingerprint = Fingerprint(size, digest, (2,))
+    rest = (1000, "model", "float32", "cpu", 1, 1)
+    return Hello(PROTOCOL_VERSION, role, "secret", fingerprint, logits_size, *rest)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "answer"),
+    [
+        (hello(Role.DRAFTER, logits_size=112), None),
+        (hello(Role.DRAFTER, size=99), "the drafter's vocabulary has 99 tokens, the target's 100"),
+        (hello(Role.DRAFTER, digest="y"), "the same ids mean different tokens"),
+        (hello(Role.DRAFTER, digest=""), "the drafter has no tokenizer.json"),
+    ],
+)
+def test_15_different_vocabularies_are_refused_padded_tails_excepted(
+    drafter: Hello, answer: str | None
+) -> None:
+    registry = Registry("secret")
+    for role in Role:
+        registry.expect(role, role.value.encode(), 0.0)
+    target, other = registry.of(Role.TARGET), registry.of(Role.DRAFTER)
+    assert target is not None
+    assert other is not None
+    registry.greet(target, hello(Role.TARGET))
+    said = registry.greet(other, drafter)
+    if answer is None:
+        assert said == Welcome(100)
+    else:
+        assert isinstance(said, Fault)
+        assert answer in said.detail
+        assert "choose a drafter with the target's tokenizer" in said.detail
