@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
-from coordinator import LLM, SamplingParams
+from coordinator import LLM, SamplingParams, options
+from coordinator.tokenization import Tokenization
 from proto.errors import ConfigurationError
 
 
@@ -20,6 +24,20 @@ from proto.errors import ConfigurationError
         ({"top_p": 0}, "top_p: Input should be greater than 0 (got 0)"),
         ({"seed": -1}, "seed: "),
         ({"max_tokens": "many"}, "max_tokens: "),
+        ({"min_p": 1.5}, "min_p: Input should be less than or equal to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: "),
+        ({"presence_penalty": 2.5}, "presence_penalty: "),
+        ({"logit_bias": {"word": 1}}, "logit_bias: "),
+        ({"logit_bias": {5: -101}}, "logit_bias: "),
+        ({"stop": ["a", ""]}, "stop: String should have at least 1 character (got '')"),
+        ({"stop": 5}, "stop: "),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: "),
+        ({"stop_token_ids": list(range(200))}, "stop_token_ids: "),
+        ({"logprobs": 21}, "logprobs: Input should be less than or equal to 20 (got 21)"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: "),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9; it must be at most max_tokens, 8"),
+        ({"n": 2}, "n is 2, but at temperature 0 all texts are the same"),
+        ({"n": 65, "temperature": 1}, "n: "),
     ],
 )
 def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str) -> None:
@@ -45,6 +63,38 @@ def test_a_bad_setting_is_one_line_and_starts_nothing(values: dict[str, Any], li
     with pytest.raises(ConfigurationError) as caught:
         LLM("./nowhere", **values)
     assert line in str(caught.value)
+
+
+def test_one_string_and_nothing_stand_for_lists() -> None:
+    params = SamplingParams(stop="\n", bad_words=None, stop_token_ids=[3], logit_bias={"5": -1})
+    assert (params.stop, params.bad_words, params.stop_token_ids) == (("\n",), (), (3,))
+    assert params.logit_bias == {5: -1.0}
+    assert SamplingParams(stop=None, logit_bias=None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (options.parse_ids, "1,x"),
+        (options.parse_biases, "5"),
+        (options.parse_biases, "5:a"),
+        (options.parse_biases, "5:1:2"),
+        (options.parse_biases, ""),
+    ],
+)
+def test_a_bad_list_on_the_command_line_is_one_line(parse: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--flag: expected "):
+        parse("--flag", text)
+    assert options.parse_biases("--flag", "50:-100,7:2.5") == {50: -100.0, 7: 2.5}
+
+
+def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
+    vocabulary = {"<": 0, "a": 1, "\u0120a": 2, "b": 3, "\u0120": 4, "ab": 5}
+    tokenizer = Tokenizer(BPE(vocabulary, [("\u0120", "a"), ("a", "b")], unk_token="<"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenization = Tokenization(tokenizer)
+    assert tokenization.bans(["a", " b"]) == ((1,), (2,), (3,))
+    assert tokenization.bans(["ab"]) == ((5,),)  # after a space it is two tokens
 
 
 def test_sampling_parameters_do_not_change() -> None:

@@ -141,6 +141,42 @@ def test_a_chat_says_that_its_template_is_plain(models: list[str]) -> None:
     assert records(done.stdout)[0]["prompt"] == "User: Why?\n\nAssistant:"
 
 
+def test_every_sampling_parameter_is_a_flag_and_what_it_gives_is_in_the_object(
+    models: list[str],
+) -> None:
+    flags = (
+        "--temperature 0.9 --seed 3 --top-k 100 --top-p 0.98 --min-p 0.001 --n 2 --min-tokens 2 "
+        "--repetition-penalty 1.1 --presence-penalty 0.1 --frequency-penalty 0.1 --logprobs 1 "
+        "--logit-bias 50:-100,7:2.5 --bad-words a --bad-words b --prompt-logprobs 0"
+    )
+    (made,) = records(run("one", "--json", *flags.split(), *models).stdout)
+    assert [row and len(row) for row in made["prompt_logprobs"]] == [None, 1, 1]
+    assert len(made["outputs"]) == 2
+    first = made["outputs"][0]
+    assert first["token_ids"] != made["outputs"][1]["token_ids"]
+    assert first["token_origins"].count("draft:model") > 0
+    assert (first["finish_reason"], first["stop_reason"]) == ("length", None)
+    assert len(first["logprobs"]) == 24
+    chosen = [row[str(t)] for row, t in zip(first["logprobs"], first["token_ids"], strict=True)]
+    assert first["cumulative_logprob"] == pytest.approx(sum(each["logprob"] for each in chosen))
+    stop = ["--stop-token-ids", f"3,{first['token_ids'][9]}", "--include-stop-str-in-output"]
+    (again,) = records(run("one", "--json", *flags.split(), *stop, *models).stdout)
+    last = again["outputs"][0]
+    assert last["token_ids"] == first["token_ids"][: len(last["token_ids"])]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", last["token_ids"][-1])
+
+
+def test_several_texts_of_a_prompt_are_told_apart(models: list[str]) -> None:
+    flags = ["--temperature", "1", "--seed", "1", "--n", "2"]
+    (made,) = records(run("one", "--json", *flags, *models).stdout)
+    done = run("one", *flags, *models)
+    texts = [each["text"] for each in made["outputs"]]
+    assert done.stdout == "".join(text if text.endswith("\n") else text + "\n" for text in texts)
+    assert "text 1 of 2" in done.stderr
+    assert "text 2 of 2" in done.stderr
+    assert "2 texts, 48 tokens" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -151,6 +187,11 @@ def test_a_chat_says_that_its_template_is_plain(models: list[str]) -> None:
         (["-"], "standard input is empty"),
         (["--prompt-ids", "1,2", "--chat"], "--chat needs a text"),
         (["a", "--json", "--show-speculation"], "--show-speculation is for people"),
+        (["a", "--logprobs", "1"], "--logprobs and --prompt-logprobs are shown with --json"),
+        (["a", "--logit-bias", "5"], "--logit-bias: expected biases like 50:-100,7:2.5, got '5'"),
+        (["a", "--stop-token-ids", "x"], "--stop-token-ids: expected numbers like 1,2,3"),
+        (["a", "--stop", ""], "--stop: String should have at least 1 character"),
+        (["a", "--n", "2"], "n is 2, but at temperature 0 all texts are the same"),
     ],
 )
 def test_a_bad_request_is_one_line_before_anything_is_started(
