@@ -30,7 +30,7 @@ MAX_BIASES = 4096
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20  # alternatives per token
-MAX_LOGPROB_VALUES = 1 << 14  # in one message
+MAX_LOGPROB_VALUES = 1 << 17  # in one message
 
 
 class Role(StrEnum):

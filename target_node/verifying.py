@@ -27,7 +27,7 @@ costs nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.slots import Feed, SlotMap
 from proto.messages import (
@@ -60,6 +60,7 @@ from target_node.events import (
 from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt
 from target_node.received import Received
+from target_node.reports import Reports, repeated
 
 MAX_NODES = 128
 
@@ -93,6 +94,7 @@ class Verifying:
         self._ticket = 0  # only grows, over all sessions
         self._received = Received()
         self._patience = Patience()
+        self._reports = Reports()
         self._attempt = 0  # drafts of another one are stale; coupled texts have only this one
         self._done_root = 0  # root under which the drafter has nothing more
         self._ready_at = 0.0  # since when the target has been able to start a pass
@@ -135,6 +137,7 @@ class Verifying:
         if (message.session, message.incarnation) <= self._last_open:
             return []
         same_session = message.session == self._last_open[0]
+        self._reports = self._reports if same_session else Reports()
         self._last_open = (message.session, message.incarnation)
         missed = self._missed(message) if same_session else ()
         tokens = message.tokens + missed
@@ -158,7 +161,10 @@ class Verifying:
         self._done_root = self._stale_reported = 0
         self._ready_at = now
         actions: list[Action] = [Allocate(message.limits.max_len)]
-        return [*actions, Send(self._repeated(missed))] if missed else actions
+        if missed:
+            base_hash = self.tree.text.path_hashes[len(message.tokens)]
+            actions.append(Send(repeated(message, base_hash, missed, self._reports)))
+        return actions
 
     def _close(self) -> None:
         """The cache stays as it is; the result of a running pass is worth nothing now."""
@@ -168,21 +174,12 @@ class Verifying:
     def _missed(self, message: Open) -> tuple[int, ...]:
         """What our text of this session has beyond the coordinator's, which has missed verdicts.
 
-        Nothing if logprobs are wanted: they are not kept, so it is computed again.
+        Nothing before the prompt's logprobs are complete: what came earlier has not been taken.
         """
         ours, num_known = self.tree.text, len(message.tokens)
-        if ours.common_len(message.tokens) < num_known or message.sampling.reports:
+        if ours.common_len(message.tokens) < num_known or message.sampling.scores_prompt:
             return ()
         return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
-
-    def _repeated(self, tokens: tuple[int, ...]) -> Verdict:
-        """The verdicts that the coordinator has missed, as one that cost nothing."""
-        assert self.opened is not None
-        base_len, nothing = len(self.opened.tokens), (0,) * 7
-        base_hash = self.tree.text.path_hashes[base_len]
-        life = self.opened.session, self.opened.incarnation
-        verdict = Verdict(*life, base_len, base_hash, tokens, (), Cause.ALONE, *nothing)
-        return replace(verdict, attempt=self._attempt)
 
     def _on_draft(self, message: Draft, now: float) -> None:
         if self.opened is None or message.session != self.opened.session:
@@ -223,6 +220,8 @@ class Verifying:
                 continue
             current = self.opened is not None and self.opened.session == mark.session
             known = current and self.tree.text.is_prefix(mark.length, mark.path_hash)
+            if known:
+                self._reports.forget(mark.length)
             # The coordinator is behind while a verdict is on its way; if none can follow it, it
             # was lost.
             if not known or (self.finished and mark.length < len(self.tree.text)):
@@ -390,6 +389,7 @@ class Verifying:
             attempt=self._attempt,
             logprobs=event.logprobs and event.logprobs.part(0, len(tokens)),
         )
+        self._reports.add(base_len, verdict.logprobs)
         send: list[Action] = [Send(verdict)]
         return send if move is None else [*send, MoveRows(move)]
 

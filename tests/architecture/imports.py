@@ -39,6 +39,7 @@ PURE = (
     "target_node/patience.py",
     "target_node/received.py",
     "target_node/reading.py",
+    "target_node/reports.py",
     "coordinator/session.py",
     "coordinator/counts.py",
     "coordinator/prompt_logprobs.py",

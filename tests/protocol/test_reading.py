@@ -6,6 +6,7 @@ from drafter_node import drafting
 from drafter_node import events as d
 from engine.slots import Feed
 from proto.messages import (
+    Cause,
     Limits,
     Logprobs,
     Open,
@@ -14,7 +15,8 @@ from proto.messages import (
 )
 from target_node.events import Action, Allocate, Compute, Computed, Send
 from target_node.reading import PREFILL_CHUNK
-from tests.protocol.target import Target, said
+from target_node.reports import Reports
+from tests.protocol.target import Target, marked, said
 from tests.protocol.texts import LIMITS, PIPELINED, draft, opening, verdict
 
 SCORED = SamplingSpec(num_prompt_logprobs=0)
@@ -79,14 +81,50 @@ def test_what_a_stop_cuts_off_has_no_logprobs() -> None:
     assert said(reports(target, 2, (4, 5), 2)).logprobs == some(2)
 
 
-def test_missed_tokens_with_logprobs_are_computed_again_because_they_are_not_kept() -> None:
+def test_missed_tokens_are_said_again_with_their_logprobs() -> None:
     target = Target()
     target.hears(asked(opening(1, 2, policy=PIPELINED), REPORTED))
     target.ticks()
     reports(target, 1, (3,), 1)
-    again = asked(opening(1, 2, incarnation=2, policy=PIPELINED), REPORTED)
+    target.hears(draft((1, 2, 3), 4, 6))
+    target.ticks()
+    reports(target, 2, (4, 5, 9), 2)
+    target.hears(marked(1, 2, 3))  # so far the coordinator has it
+    again = asked(opening(1, 2, 3, incarnation=2, policy=PIPELINED, num_prompt=2), REPORTED)
+    said_again = replace(
+        verdict((1, 2, 3), 4, 5, incarnation=2, cause=Cause.ALONE), logprobs=some(2)
+    )
+    assert target.hears(again) == [Allocate(LIMITS.max_len), Send(said_again)]
+    assert target.hears(replace(again, incarnation=3, tokens=(1, 2, 3, 4, 5))) == [
+        Allocate(LIMITS.max_len)
+    ]
+
+
+def test_nothing_is_said_again_before_the_logprobs_of_the_prompt() -> None:
+    target = Target()
+    target.hears(opening(1, 2, policy=PIPELINED))
+    target.ticks()
+    target.computes(1, 3)
+    again = asked(opening(1, 2, incarnation=2, policy=PIPELINED), SCORED)
     assert target.hears(again) == [Allocate(LIMITS.max_len)]
-    assert target.ticks() == [Compute(2, Feed((2,), (1,), (1,), 1, (1,)), 1, (2,), REPORTED)]
+    (compute,) = target.ticks()
+    assert isinstance(compute, Compute)
+    assert compute.scored == (2,)
+
+
+def test_rows_of_tokens_that_were_said_differently_are_dropped() -> None:
+    kept = Reports()
+    first, second = Logprobs((1, 2), (-1.0, -2.0), (1, 2)), Logprobs((3,), (-3.0,), (3,))
+    kept.add(5, first)
+    kept.add(7, second)
+    assert kept.rows(6, 8) == first.part(1, 2) + second
+    assert kept.rows(6, 9) is None
+    assert kept.rows(4, 6) is None
+    kept.add(5, second)
+    assert kept.rows(5, 7) is None
+    assert kept.rows(5, 6) == second
+    kept.forget(6)
+    assert kept.rows(5, 6) is None
 
 
 def test_a_chain_pass_says_which_drafts_come_before_each_choice() -> None:

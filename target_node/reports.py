@@ -1,0 +1,46 @@
+"""What the target has said and may have to say again, logprobs included (pure)."""
+
+from collections import deque
+
+from proto.messages import Cause, Logprobs, Open, Verdict
+
+
+class Reports:
+    """Logprobs of the newest generated tokens of a text, as far as they were asked for.
+
+    They are kept until the coordinator's heartbeat shows that it has them. Under the classical
+    rules tokens that it has missed must not be sampled again, so they cannot be computed anew.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[int, Logprobs]] = deque()  # (position, rows); without a gap
+
+    def add(self, position: int, logprobs: Logprobs | None) -> None:
+        """The tokens from `position` on; what was said of them before means nothing any more."""
+        while self._pieces and self._pieces[-1][0] >= position:
+            self._pieces.pop()
+        if logprobs is not None:
+            self._pieces.append((position, logprobs))
+
+    def forget(self, length: int) -> None:
+        """The coordinator has the first `length` tokens of the text."""
+        while self._pieces and self._pieces[0][0] + len(self._pieces[0][1]) <= length:
+            self._pieces.popleft()
+
+    def rows(self, start: int, stop: int) -> Logprobs | None:
+        """Of the tokens [start, stop); None if they are not all here."""
+        found = Logprobs()
+        for position, rows in self._pieces:
+            found += rows.part(max(0, start - position), max(0, stop - position))
+        return found if len(found) == stop - start else None
+
+
+def repeated(opened: Open, base_hash: int, tokens: tuple[int, ...], reports: Reports) -> Verdict:
+    """The verdicts that the coordinator has missed, as one that cost nothing."""
+    base_len, nothing = len(opened.tokens), (0,) * 7
+    return Verdict(
+        *(opened.session, opened.incarnation, base_len, base_hash, tokens, (), Cause.ALONE),
+        *nothing,
+        attempt=opened.attempt,
+        logprobs=reports.rows(base_len, base_len + len(tokens)),
+    )
