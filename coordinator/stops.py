@@ -40,6 +40,8 @@ class StopStrings:
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
         """What can be shown after `text`. Without `may_stop` no stop string ends in it."""
+        if not self._strings:
+            return text
         if self.found is not None:
             return ""
         self._held += text

@@ -180,6 +180,8 @@ class TextWriter:
         else:
             for metrics in found:
                 typer.echo(figures_in_short(metrics), err=True)
+            if self._request.n > 1:
+                typer.echo(f"seed {whole.seed}", err=True)
 
     def failed(self, place: Place, reason: str) -> None:
         """Say why."""

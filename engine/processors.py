@@ -11,7 +11,8 @@ draft[:i], exactly the text that plain decoding would have at that place. Both m
 processors, the drafter to its own logits, and so go on agreeing.
 
 The committed text only grows while a session is open, so a processor may keep what it has counted
-of it and add the few drafted tokens for the time of a call: no work grows with the context.
+of it and add the few drafted tokens for the time of a call: no work grows with the context, but for
+that of a repetition penalty with the number of different tokens in it.
 """
 
 from collections.abc import Sequence
@@ -212,41 +213,51 @@ class Penalties:
         self._repetition = np.float32(repetition)
         self._presence = presence
         self._frequency = frequency
-        self._vocab_size = vocab_size
-        self._num_seen: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
-        self._num_generated: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
+        self._num_counted = 0  # committed tokens that are in the fields below
+        self._is_seen = np.zeros(vocab_size, dtype=np.bool_)
+        self._seen_ids: Ids = np.zeros(vocab_size, dtype=np.int64)  # in order; the first _num_seen
+        self._num_seen = 0
+        # Of generated tokens; while a row is changed, its drafted tokens are counted as well.
+        self._counts: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
         self._offsets: Floats = np.zeros(vocab_size, dtype=np.float32)
-        self._num_counted = 0  # committed tokens that are in the counts
 
     def __call__(self, path: Path, row: Floats) -> None:
         """See `Processor`."""
-        assert self._num_counted <= len(path.text), "a committed text never shrinks"
-        if self._num_counted == 0:
-            np.add.at(self._num_seen, _known(path.text[: path.num_prompt], self._vocab_size), 1)
-            self._num_counted = path.num_prompt
-        while self._num_counted < len(path.text):
-            self._count(path.text[self._num_counted], 1)
-            self._num_counted += 1
-        for token in path.drafted:
-            self._count(token, 1)
-        self._apply(row)
-        for token in path.drafted:
-            self._count(token, -1)
-
-    def _apply(self, row: Floats) -> None:
+        self._catch_up(path)
+        drafted = [token for token in path.drafted if token < len(row)]
         if self._repetition != 1.0:
-            penalised = np.where(row > 0, row / self._repetition, row * self._repetition)
-            np.copyto(row, penalised, where=self._num_seen > 0)
+            self._penalise(row, self._seen_ids[: self._num_seen])
+            self._penalise(row, _array([i for i in set(drafted) if not self._is_seen[i]]))
         if self._presence != 0.0 or self._frequency != 0.0:
+            for token in drafted:
+                self._count(token, 1)
             row -= self._offsets
+            for token in drafted:
+                self._count(token, -1)
+
+    def _catch_up(self, path: Path) -> None:
+        """Count what has been committed since the last call."""
+        assert self._num_counted <= len(path.text), "a committed text never shrinks"
+        for position in range(self._num_counted, len(path.text)):
+            token = path.text[position]
+            if token >= len(self._counts):
+                continue
+            if not self._is_seen[token]:
+                self._is_seen[token] = True
+                self._seen_ids[self._num_seen] = token
+                self._num_seen += 1
+            if position >= path.num_prompt:
+                self._count(token, 1)
+        self._num_counted = len(path.text)
+
+    def _penalise(self, row: Floats, ids: Ids) -> None:
+        logits = row[ids]
+        row[ids] = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
 
     def _count(self, token: int, change: int) -> None:
-        """Count one generated token, or take it back."""
-        if token >= self._vocab_size:
-            return
-        self._num_seen[token] += change
-        self._num_generated[token] += change
-        count = int(self._num_generated[token])
+        """Count a generated token, or take it back."""
+        self._counts[token] += change
+        count = int(self._counts[token])
         self._offsets[token] = self._frequency * count + self._presence * (count > 0)
 
 

@@ -239,14 +239,19 @@ def test_8_the_seed_alone_decides_whatever_the_draft_length(pair: Pair, text: li
     assert answered(pair, with_(SAMPLED, seed=12)).outputs[0].token_ids != text
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.policy)
+BY_RATIO = SpeculationConfig(policy="sync", verify="block")
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, BY_RATIO], ids=lambda p: p.policy + p.verify)
 def test_9_logprobs_are_right_for_tokens_of_every_origin(
     pair: Pair, target: Reference, policy: SpeculationConfig
 ) -> None:
     output = answered(pair, with_(SAMPLED, logprobs=3, prompt_logprobs=2), policy)
     made, prompt = output.outputs[0], output.prompt_token_ids
     assert (num_accepted(made) > 0) == (policy is not AR)
-    assert policy is not SYNC or {"draft:model", "recovered", "bonus"} <= set(made.token_origins)
+    assert policy.policy != "sync" or {"draft:model", "recovered", "bonus"} <= set(
+        made.token_origins
+    )
     want = torch.log_softmax(logits_of(target, [*prompt, *made.token_ids]), dim=1)
     assert made.logprobs is not None
     assert output.prompt_logprobs is not None
