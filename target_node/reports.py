@@ -3,6 +3,7 @@
 from collections import deque
 
 from proto.messages import Cause, Logprobs, Open, Verdict
+from proto.tree import CommittedText
 
 
 class Reports:
@@ -35,12 +36,14 @@ class Reports:
         return found if len(found) == stop - start else None
 
 
-def repeated(opened: Open, base_hash: int, tokens: tuple[int, ...], reports: Reports) -> Verdict:
+def repeated(
+    opened: Open, text: CommittedText, tokens: tuple[int, ...], reports: Reports
+) -> Verdict:
     """The verdicts that the coordinator has missed, as one that cost nothing."""
     base_len, nothing = len(opened.tokens), (0,) * 7
+    base = base_len, text.path_hashes[base_len]
     return Verdict(
-        *(opened.session, opened.incarnation, base_len, base_hash, tokens, (), Cause.ALONE),
-        *nothing,
+        *(opened.session, opened.incarnation, *base, tokens, (), Cause.ALONE, *nothing),
         attempt=opened.attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
     )

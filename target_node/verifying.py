@@ -162,8 +162,7 @@ class Verifying:
         self._ready_at = now
         actions: list[Action] = [Allocate(message.limits.max_len)]
         if missed:
-            base_hash = self.tree.text.path_hashes[len(message.tokens)]
-            actions.append(Send(repeated(message, base_hash, missed, self._reports)))
+            actions.append(Send(repeated(message, self.tree.text, missed, self._reports)))
         return actions
 
     def _close(self) -> None:
@@ -338,13 +337,10 @@ class Verifying:
         self, nodes: tuple[int, ...], choices: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]]:
         """Walk the target's choices down the verified path: (accepted drafts, committed tokens)."""
-        tokens: list[int] = []
-        for key, choice in zip(nodes, choices, strict=False):
-            tokens.append(choice)
-            if self.tree.nodes[key].token != choice:
-                return len(tokens) - 1, tuple(tokens)
-        tokens.append(choices[len(nodes)])
-        return len(nodes), tuple(tokens)
+        for index, key in enumerate(nodes):
+            if self.tree.nodes[key].token != choices[index]:
+                return index, choices[: index + 1]
+        return len(nodes), choices[: len(nodes) + 1]
 
     def _commit(
         self, running: _Pass, accepted: int, tokens: tuple[int, ...], event: Computed, now: float
