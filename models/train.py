@@ -322,15 +322,15 @@ def held_out_loss(model: LlamaForCausalLM) -> float:
 
 @torch.inference_mode()
 def distributions(pair: list[LlamaForCausalLM], temperature: float) -> list[Tensor]:
-    """Log p and log q, [N, V], at each position of the target's own text at a temperature: 128
-    tokens after each of 128 held-out prompts of 128 tokens."""
+    """Log p and log q, [N, V], at each position of the target's own text at a temperature (zero is
+    greedy; p and q are then those of 1): 128 tokens after each of 128 held-out prompts of 128."""
     tokens = corpus_tokens("held_out")
     starts = torch.linspace(0, len(tokens) - 128, 128).long()
     prompts = tokens[starts[:, None] + torch.arange(128)].to(DEVICE)
     text = generate(pair[0], prompts, 256, torch.full((128,), temperature, device=DEVICE))
     batches = text.split(16)
     logits = [torch.cat([logits_of(m, batch)[:, 127:-1] for batch in batches]) for m in pair]
-    return [x.flatten(0, 1).log_softmax(dim=-1) for x in logits]
+    return [(x.flatten(0, 1) / (temperature or 1.0)).log_softmax(dim=-1) for x in logits]
 
 
 def evaluate(folder: Path) -> None:
@@ -347,14 +347,15 @@ def evaluate(folder: Path) -> None:
     logp, logq = distributions(pair, temperature=0.0)
     agreement = (logp.argmax(dim=1) == logq.argmax(dim=1)).float().mean()
     table["agreement, greedy"] = f"{agreement:.3f}"
-    logp, logq = distributions(pair, temperature=1.0)
-    overlap = torch.minimum(logp.exp(), logq.exp()).sum(dim=1).mean()
-    table["acceptance at 1.0, ratio test"] = f"{overlap:.3f}"
-    gumbel = -torch.empty_like(logp).exponential_().log()
-    drafts = (logq + gumbel).topk(3, dim=1).indices  # [N, 3], the best first
-    hits = (drafts == (logp + gumbel).argmax(dim=1, keepdim=True)).float().mean(dim=0)
-    for num_drafts, rate in enumerate(hits.cumsum(dim=0), start=1):
-        table[f"acceptance at 1.0, coupling, best of {num_drafts}"] = f"{rate:.3f}"
+    for temperature in (0.7, 1.0):
+        logp, logq = distributions(pair, temperature)
+        overlap = torch.minimum(logp.exp(), logq.exp()).sum(dim=1).mean()
+        table[f"acceptance at {temperature}, ratio test"] = f"{overlap:.3f}"
+        gumbel = -torch.empty_like(logp).exponential_().log()
+        drafts = (logq + gumbel).topk(3, dim=1).indices  # [N, 3], the best first
+        hits = (drafts == (logp + gumbel).argmax(dim=1, keepdim=True)).float().mean(dim=0)
+        for num_drafts, rate in enumerate(hits.cumsum(dim=0), start=1):
+            table[f"acceptance at {temperature}, coupling, best of {num_drafts}"] = f"{rate:.3f}"
     for name, value in table.items():
         print(f"{name:40} {value:>12}")
 
