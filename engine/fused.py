@@ -61,6 +61,8 @@ class _Rows:
     query     [kv_heads, n, group, dim]: its queries
     beside    [1, kv_heads, n * group, dim]: the queries, those of a group side by side; of one row
               the same memory
+    is_alone  beside is [1, heads, 1, dim] instead: for one row in half precision that is faster on
+              a CPU
     """
 
     heads: torch.Tensor
@@ -70,6 +72,7 @@ class _Rows:
     written: torch.Tensor
     query: torch.Tensor
     beside: torch.Tensor
+    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,11 @@ class FusedBackend:
         if num_rows > 1:
             rows.beside.view_as(rows.query).copy_(rows.query)
         out = F.scaled_dot_product_attention(
-            rows.beside, *layer.seen, attn_mask=step.mask, scale=self._scale
+            rows.beside,
+            *layer.seen,
+            attn_mask=step.mask,
+            scale=self._scale,
+            enable_gqa=rows.is_alone,
         )
         if num_rows > 1:
             out = out.view(rows.query.shape).transpose(0, 1)
@@ -233,7 +240,11 @@ class FusedBackend:
         first, second = turned.chunk(2, dim=-1)
         apart = heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim)
         query = apart.transpose(0, 1)
+        is_half_on_cpu = heads.device.type == "cpu" and heads.dtype != torch.float32
+        is_alone = num_rows == 1 and is_half_on_cpu
         beside = (1, num_keys, num_rows * self._group, self._dim)
+        if is_alone:
+            beside = (1, num_queries, 1, self._dim)
         return _Rows(
             heads=heads.view(num_rows, -1),
             turned=turned,
@@ -242,6 +253,7 @@ class FusedBackend:
             written=heads[:, num_queries:].transpose(0, 1),
             query=query,
             beside=query.view(beside) if num_rows == 1 else query.new_empty(beside),
+            is_alone=is_alone,
         )
 
     def move(self, move: Move) -> None:
@@ -306,10 +318,11 @@ def _rms_norm(weight: torch.Tensor, epsilon: float) -> Product:
     dim = weight.shape[-1]
     one = weight if weight.dim() == 1 else None
     if weight.device.type == "cpu":
-        both = None if one is None else torch.cat((one, one))
+        both, shape = None if one is None else torch.cat((one, one)), (2 * dim,)
 
         def norm(x: torch.Tensor) -> torch.Tensor:
-            return F.layer_norm(torch.cat((x, -x), -1), (2 * dim,), both, None, epsilon)[..., :dim]
+            pair = torch.cat((x, x.neg()), -1)
+            return torch.layer_norm(pair, shape, both, None, epsilon).narrow(-1, 0, dim)
     else:
 
         def norm(x: torch.Tensor) -> torch.Tensor:

@@ -139,6 +139,30 @@ def test_a_row_of_a_reproducible_pass_has_the_same_bits_anywhere(
     check_reproducible(executor)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_however_a_text_is_cut_into_reproducible_passes_its_bits_are_the_same(
+    dtype: str, tmp_path: Folder
+) -> None:
+    if not cpu_is_fast_in(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no {dtype} arithmetic")
+    loaded = load_model(str(make_model("qwen3", tmp_path)), dtype=dtype)
+    executor = make_executor(loaded, 200, fixed_rows=8)
+    executor.set_total(200)
+    text = [i * i % 199 for i in range(60)]
+
+    def logits(num_rows: int) -> torch.Tensor:
+        slots: SlotMap[int] = SlotMap(200)
+        executor.run(slots.feed_prefix(text[:20]), ())
+        rows = []
+        while missing := text[slots.prefix_len :][:num_rows]:
+            rows.append(executor.run(slots.feed(missing), range(len(missing))))
+        return torch.cat(rows)
+
+    one_by_one = logits(1)
+    for num_rows in (2, 3, 7, 8):
+        assert torch.equal(logits(num_rows), one_by_one)
+
+
 def test_a_model_that_is_not_covered_runs_on_the_reference(tmp_path: Folder) -> None:
     folder = make_model("gpt2", tmp_path)
     assert make_executor(load_model(str(folder)), 128).backend == "reference"
