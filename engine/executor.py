@@ -18,6 +18,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
+from engine.fused import FusedBackend
 from engine.model import LoadedModel, one_line
 from engine.slots import Feed, Move
 
@@ -29,12 +30,20 @@ class Executor:
     """A loaded model with a cache of `capacity` slots."""
 
     def __init__(
-        self, loaded: LoadedModel, capacity: int, *, fixed_rows: int | None = None
+        self,
+        loaded: LoadedModel,
+        capacity: int,
+        *,
+        fixed_rows: int | None = None,
+        backend: str = "reference",
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
+        backend  reference, or fused (`prepare.make_executor` chooses)
+
         Raises:
-            ModelError: the cache does not fit into memory, or the model cannot run a token.
+            ModelError: the cache does not fit into memory, the model cannot run a token, or the
+                backend does not cover it.
         """
         assert capacity > 0
         assert fixed_rows is None or 0 < fixed_rows <= MASK_BITS
@@ -42,7 +51,18 @@ class Executor:
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = _make_backend(loaded, capacity + (fixed_rows or 0))
+        self._backend: Backend | None = _make_backend(backend, loaded, capacity + (fixed_rows or 0))
+
+    @property
+    def backend(self) -> str:
+        """The name of the forward that runs."""
+        assert self._backend is not None, "this executor was freed"
+        return self._backend.name
+
+    def take_over(self) -> None:
+        """Let the backend lay the weights out as it likes; the loaded model may not run again."""
+        assert self._backend is not None, "this executor was freed"
+        self._backend.take_over()
 
     def set_total(self, total: int | None) -> None:
         """Let every pass cover `total` slots (rounded up to 64) until told otherwise.
@@ -137,8 +157,11 @@ def unpack_masks(masks: Sequence[int]) -> Any:
     return bits.view(np.bool_)
 
 
-def _make_backend(loaded: LoadedModel, num_slots: int) -> Backend:
+def _make_backend(name: str, loaded: LoadedModel, num_slots: int) -> Backend:
+    assert name in ("fused", "reference")
     try:
+        if name == "fused":
+            return FusedBackend(loaded, num_slots)
         return HuggingFaceBackend(loaded, num_slots)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(

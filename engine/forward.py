@@ -20,7 +20,12 @@ _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.in
 
 
 class Backend(Protocol):
-    """One model with one cache on one device."""
+    """One model with one cache on one device.
+
+    name  how it is called in messages and options
+    """
+
+    name: str
 
     def forward(
         self,
@@ -50,15 +55,20 @@ class Backend(Protocol):
     def move(self, move: Move) -> None:
         """Copy cache slots, all reads before any write."""
 
+    def take_over(self) -> None:
+        """Lay the weights out as suits this backend; the model itself may not run afterwards."""
+
 
 class HuggingFaceBackend:
     """Any transformers causal language model that takes a four-dimensional mask."""
+
+    name = "reference"
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         self._model = loaded.model
         self._device = loaded.device
         self.cache = SlotCache(loaded.model, num_slots, loaded.device)
-        self._masks = _Masks(loaded.dtype)
+        self._masks = Masks(loaded.dtype)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
@@ -97,13 +107,16 @@ class HuggingFaceBackend:
         with torch.inference_mode():
             self.cache.move(move)
 
+    def take_over(self) -> None:
+        """Nothing to do: it runs the model as it is."""
+
     def _to_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self._device.type == "cpu":
             return tensors
         return tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
 
 
-class _Masks:
+class Masks:
     """Builds additive masks `[1, 1, n, S]`, touching only what changed since the last of a shape.
 
     From one decode pass to the next the prefix grows by a few slots; everything before it stays

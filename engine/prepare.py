@@ -1,15 +1,21 @@
 """From a model's name to a loaded, checked and warm executor: what both nodes do at start."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.device import pin
+from engine.errors import ModelError
 from engine.executor import Executor
 from engine.model import LoadedModel, load_model
-from engine.selfcheck import check_reproducible, check_slot_attention
+from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
 from engine.tokenizer import fingerprint
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "fused", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,12 @@ def prepare(
     fixed_rows: int | None,
     warm_rows: Sequence[int],
     say: Callable[[str], None],
+    backend: str = "auto",
 ) -> Prepared:
     """Load, check and warm up; `say` is told what is being done.
 
     max_len  most tokens of a text; 0: as many as the model can take
+    backend  one of `BACKENDS`: which forward runs
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -52,9 +60,10 @@ def prepare(
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
     max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
-    executor = Executor(loaded, max_len + NUM_TREE_SLOTS, fixed_rows=fixed_rows)
     say("checking")
-    check_slot_attention(executor)
+    executor = make_executor(
+        loaded, max_len + NUM_TREE_SLOTS, fixed_rows=fixed_rows, backend=backend
+    )
     if fixed_rows is not None:
         check_reproducible(executor)
     say("warming up")
@@ -68,3 +77,36 @@ def prepare(
         digest=digest,
         load_s=time.monotonic() - started,
     )
+
+
+def make_executor(
+    loaded: LoadedModel, capacity: int, *, fixed_rows: int | None = None, backend: str = "auto"
+) -> Executor:
+    """Make an executor and hold it to the model's own forward.
+
+    backend  fused, reference, or auto: fused if it covers the model and agrees with it
+
+    The fused backend is checked twice: on the model's weights where they are, while the reference
+    can still take its place, and again when it has laid them out anew. After that the model itself
+    cannot be run.
+
+    Raises:
+        ModelError: this engine cannot run the model exactly, or not with this backend.
+    """
+    assert backend in BACKENDS
+    plain = plain_logits(loaded)
+    if backend != "reference":
+        try:
+            executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="fused")
+            check_slot_attention(executor, plain)
+        except ModelError as error:
+            if backend == "fused":
+                raise
+            logger.info("the reference forward runs: %s", error)
+        else:
+            executor.take_over()
+            check_slot_attention(executor, plain)
+            return executor
+    executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="reference")
+    check_slot_attention(executor, plain)
+    return executor

@@ -5,6 +5,7 @@ triangle of its own). So each model is held to its own plain forward on some six
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,8 +25,33 @@ _VISIBLE = 64  # slots that a pass of the slot check covers
 _MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 
 
-def check_slot_attention(executor: Executor) -> None:
+@dataclass(frozen=True, slots=True)
+class PlainLogits:
+    """What the model itself says of the two texts of the slot check: float32 [n, V] each."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+def plain_logits(loaded: LoadedModel) -> PlainLogits:
+    """Run the model's own forward, without a cache, over the texts of the slot check.
+
+    Raises:
+        ModelError: the model takes too few positions.
+    """
+    if loaded.max_model_len < _VISIBLE:
+        raise ModelError(
+            f"{loaded.name}: it takes {loaded.max_model_len} tokens (max_position_embeddings), "
+            f"fewer than {_VISIBLE}; use another model"
+        )
+    prompt, (a, b, c, d, e) = _slot_texts(loaded)
+    return PlainLogits(_plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e]))
+
+
+def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -> None:
     """Hold a small tree, a roll-back and a scattered commit in the slot cache to plain forwards.
+
+    plain  of the same model; it must be given if the model cannot be run any more
 
     Overwrites the first slots of the cache (of at least 64): only before a session. Leaves
     `set_total` at None.
@@ -35,14 +61,10 @@ def check_slot_attention(executor: Executor) -> None:
             positions.
     """
     loaded = executor.loaded
-    if loaded.max_model_len < _VISIBLE:
-        raise ModelError(
-            f"{loaded.name}: it takes {loaded.max_model_len} tokens (max_position_embeddings), "
-            f"fewer than {_VISIBLE}; use another model"
-        )
+    plain = plain or plain_logits(loaded)
     executor.set_total(_VISIBLE)
     try:
-        error = _slot_error(executor)
+        error = _slot_error(executor, plain)
     except torch.OutOfMemoryError as failure:
         raise ModelError(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
     except _MISFITS as failure:
@@ -82,7 +104,7 @@ def check_reproducible(executor: Executor) -> None:
         )
 
 
-def _slot_error(executor: Executor) -> float:
+def _slot_error(executor: Executor, plain: PlainLogits) -> float:
     """Return the largest relative error of any row of the check.
 
     The tree fills the visible slots to the last, and not in the order of its rows: a causal
@@ -91,9 +113,8 @@ def _slot_error(executor: Executor) -> float:
         prompt [0, n) ─┬─ a (slot n + 7) ── c (n + 2)
                        └─ b (slot n + 1) ── d (n) ── e (n + 2, after b and d are committed)
     """
-    loaded = executor.loaded
-    n = _VISIBLE - 8
-    prompt, (a, b, c, d, e) = _tokens(loaded, n), _tokens(loaded, 5, seed=1)
+    prompt, (a, b, c, d, e) = _slot_texts(executor.loaded)
+    n = len(prompt)
     before = tuple(range(n))
     executor.run(Feed(tuple(prompt[:-1]), before[:-1], before[:-1], 0, None), ())
     executor.run(Feed((prompt[-1],), (n - 1,), (n - 1,), n - 1, (1,)), ())
@@ -110,10 +131,15 @@ def _slot_error(executor: Executor) -> float:
     executor.move(Move((n + 1, n), (n, n + 1)))
     rows.append(executor.run(Feed((e,), (n + 2,), (n + 2,), n + 2, (1,)), (0,)))
     got = torch.cat(rows)
-    left, right = _plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e])
+    left, right = plain.left, plain.right
     want = torch.stack([left[n], right[n], left[n + 1], right[n + 1], right[n + 2]])
     got, want = got - got.mean(1, keepdim=True), want - want.mean(1, keepdim=True)
     return float(((got - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-30)).max())
+
+
+def _slot_texts(loaded: LoadedModel) -> tuple[list[int], list[int]]:
+    """Return the prompt of the slot check and the five tokens behind it."""
+    return _tokens(loaded, _VISIBLE - 8), _tokens(loaded, 5, seed=1)
 
 
 def _some_rows(feed: Feed, rows: Iterable[int]) -> Feed:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.executor import Executor, unpack_masks
-from engine.forward import _first_of_run, _Masks
+from engine.forward import Masks, _first_of_run
 from engine.slots import Feed
 from tests.engine.conftest import Load
 
@@ -26,7 +26,7 @@ def dumb_mask(
 @pytest.mark.parametrize("seed", range(5))
 def test_masks_that_are_patched_equal_masks_made_anew(seed: int, dtype: torch.dtype) -> None:
     draw = random.Random(seed)
-    made = _Masks(dtype)
+    made = Masks(dtype)
     num_visible = 128
     for _ in range(60):
         if draw.random() < 0.1:
@@ -41,7 +41,7 @@ def test_masks_that_are_patched_equal_masks_made_anew(seed: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_causal_mask_shows_each_row_its_past(dtype: torch.dtype) -> None:
-    got = _Masks(dtype).build(torch.tensor([3, 4, 5]), 3, None, 8)
+    got = Masks(dtype).build(torch.tensor([3, 4, 5]), 3, None, 8)
     assert torch.equal(got, dumb_mask(3, (1, 3, 7), 8, dtype))
 
 

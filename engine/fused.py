@@ -1,0 +1,331 @@
+"""The fast backend for the llama family: few operators, packed weights, its own slot cache.
+
+It computes what transformers' llama, mistral, qwen2 and qwen3 compute, operator by operator where
+that matters (norms and softmax in float32, tables of the model's own rotary embedding), with
+
+    query, key and value as one matrix product, gate and up as another, packed where that pays
+    rotary embedding of queries and keys at once, in place
+    keys and values of a pass written by one copy per layer
+    attention with the query heads of a group side by side, as rows over one key head
+
+At first it uses the model's weights where they are, so that it can be held to the model;
+`take_over` then replaces them, matrix by matrix. No Python integer that goes into an operator
+changes from one decode pass to the next but `num_visible`, so that passes can be captured.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import ModelError
+from engine.forward import Masks
+from engine.linear import Packer, Product, unpacked
+from engine.model import LoadedModel
+from engine.slots import NUM_TREE_SLOTS, Move
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One decoder layer. The products are replaced by `take_over`.
+
+    head_norm  over queries and keys [n, heads, dim], qwen3 only
+    cache      [2 kv_heads, num_slots, dim]: keys, then values
+    seen       (keys, values) [1, kv_heads, num_visible, dim]: views of `cache`
+    """
+
+    module: Any
+    before_attention: Product
+    qkv: Product
+    head_norm: Product | None
+    out: Product
+    before_mlp: Product
+    gate_up: Product
+    down: Product
+    cache: torch.Tensor
+    seen: tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Memory for passes of n rows and views of it, made once: a view costs as much as an operator.
+
+    heads     [n, (heads + 2 kv_heads) * dim]: what `qkv` has computed
+    turned    [n, heads + kv_heads, dim]: its queries and keys
+    halves    the second and the first half of `turned`, along dim
+    swapped   like `turned`
+    written   [2 kv_heads, n, dim]: its keys and values
+    query     [kv_heads, n, group, dim]: its queries
+    beside    [1, kv_heads, n * group, dim]: the queries, those of a group side by side; of one row
+              the same memory
+    is_alone  beside is [1, heads, 1, dim] instead: for one row in half precision that is faster on
+              a CPU
+    """
+
+    heads: torch.Tensor
+    turned: torch.Tensor
+    halves: tuple[torch.Tensor, torch.Tensor]
+    swapped: torch.Tensor
+    written: torch.Tensor
+    query: torch.Tensor
+    beside: torch.Tensor
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers need to know of one pass; tensors on the device.
+
+    cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
+    slots     [n] int64
+    mask      [1, 1, n * group (1 if n is 1), num_visible], added to the scores
+    """
+
+    rows: _Rows
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slots: torch.Tensor
+    mask: torch.Tensor
+
+
+class FusedBackend:
+    """See `Backend`."""
+
+    name = "fused"
+
+    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
+        """Raises ModelError if this backend does not cover the model."""
+        why = why_not_fused(loaded.model)
+        if why is not None:
+            raise ModelError(f"{loaded.name}: the fused engine has no {why}; use the reference")
+        model = loaded.model.model
+        attention = model.layers[0].self_attn
+        config = model.config
+        self._device = loaded.device
+        self._vocab_size = loaded.vocab_size
+        self._dim = int(attention.head_dim)
+        self._num_heads = int(config.num_attention_heads)
+        self._num_kv_heads = int(config.num_key_value_heads)
+        self._group = self._num_heads // self._num_kv_heads
+        self._scale = float(attention.scaling)
+        self._masks = Masks(loaded.dtype)
+        self._num_visible = num_slots
+        shape = (len(model.layers), 2 * self._num_kv_heads, num_slots, self._dim)
+        self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+        self._rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
+        self._embeddings = model.embed_tokens.weight.detach()
+        self._layers = [
+            self._layer(module, cache)
+            for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
+        ]
+        self._made: dict[int, _Rows] = {}
+        self._last_norm = _norm(model.norm)
+        self._head_module = loaded.model.lm_head
+        self._head = unpacked([self._head_module])
+
+    def _layer(self, module: Any, cache: torch.Tensor) -> _Layer:
+        attention, mlp = module.self_attn, module.mlp
+        return _Layer(
+            module=module,
+            before_attention=_norm(module.input_layernorm),
+            qkv=unpacked(_qkv(module)),
+            head_norm=self._head_norm(attention),
+            out=unpacked([attention.o_proj]),
+            before_mlp=_norm(module.post_attention_layernorm),
+            gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
+            down=unpacked([mlp.down_proj]),
+            cache=cache,
+            seen=_seen(cache, self._num_visible),
+        )
+
+    def _head_norm(self, attention: Any) -> Product | None:
+        if not hasattr(attention, "q_norm"):
+            return None
+        q, k = attention.q_norm, attention.k_norm
+        weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
+        return _rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon))
+
+    def take_over(self) -> None:
+        """Replace the model's weights by this backend's own; the model cannot be run any more.
+
+        One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
+        embeddings stay, if the head is packed beside it.
+        """
+        packer = Packer()
+        for layer in self._layers:
+            module = layer.module
+            layer.qkv = packer.take(_qkv(module))
+            layer.out = packer.take([module.self_attn.o_proj])
+            layer.gate_up = packer.take([module.mlp.gate_proj, module.mlp.up_proj])
+            layer.down = packer.take([module.mlp.down_proj])
+        tied = self._head_module.weight.data_ptr() == self._embeddings.data_ptr()
+        self._head = packer.take([self._head_module], leave=tied)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        prefix_len: int,
+        tree_mask: torch.Tensor | None,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Backend.forward`."""
+        if num_visible != self._num_visible:
+            self._num_visible = num_visible
+            for layer in self._layers:
+                layer.seen = _seen(layer.cache, num_visible)
+        mask = self._masks.build(slots, prefix_len, tree_mask, num_visible)
+        with torch.inference_mode():
+            if self._device.type != "cpu":
+                ids, positions, slots, mask = (
+                    tensor.to(self._device, non_blocking=True)
+                    for tensor in (ids, positions, slots, mask)
+                )
+            if self._group > 1 and len(ids) > 1:
+                mask = mask.repeat_interleave(self._group, dim=2)
+            cos, sin = self._rotations.index_select(1, positions)
+            hidden = F.embedding(ids, self._embeddings)
+            step = _Pass(self._rows(len(ids)), cos, sin, slots, mask)
+            for layer in self._layers:
+                hidden += layer.out(self._attend(layer, layer.before_attention(hidden), step))
+                gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
+                hidden += layer.down(F.silu(gate).mul_(up))
+            if keep is not None:
+                hidden = hidden.index_select(0, keep.to(self._device))
+            if not len(hidden):
+                return hidden.new_empty(0, self._vocab_size)
+            return self._head(self._last_norm(hidden))
+
+    def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
+        """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
+        rows = step.rows
+        rows.heads.copy_(layer.qkv(hidden))
+        if layer.head_norm is not None:
+            rows.turned.copy_(layer.head_norm(rows.turned))
+        torch.cat(rows.halves, dim=-1, out=rows.swapped)
+        rows.turned.mul_(step.cos).addcmul_(rows.swapped, step.sin)
+        layer.cache.index_copy_(1, step.slots, rows.written)
+        num_rows = hidden.shape[0]
+        if num_rows > 1:
+            rows.beside.view_as(rows.query).copy_(rows.query)
+        out = F.scaled_dot_product_attention(
+            rows.beside,
+            *layer.seen,
+            attn_mask=step.mask,
+            scale=self._scale,
+            enable_gqa=rows.is_alone,
+        )
+        if num_rows > 1:
+            out = out.view(rows.query.shape).transpose(0, 1)
+        return out.reshape(num_rows, -1)
+
+    def _rows(self, num_rows: int) -> _Rows:
+        made = self._made.get(num_rows)
+        if made is None:
+            made = self._make_rows(num_rows)
+            if num_rows <= NUM_TREE_SLOTS:
+                self._made[num_rows] = made
+        return made
+
+    def _make_rows(self, num_rows: int) -> _Rows:
+        num_queries, num_keys = self._num_heads, self._num_kv_heads
+        heads = self.cache.new_empty(num_rows, num_queries + 2 * num_keys, self._dim)
+        turned = heads[:, : num_queries + num_keys]
+        first, second = turned.chunk(2, dim=-1)
+        apart = heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim)
+        query = apart.transpose(0, 1)
+        is_half_on_cpu = heads.device.type == "cpu" and heads.dtype != torch.float32
+        is_alone = num_rows == 1 and is_half_on_cpu
+        beside = (1, num_keys, num_rows * self._group, self._dim)
+        if is_alone:
+            beside = (1, num_queries, 1, self._dim)
+        return _Rows(
+            heads=heads.view(num_rows, -1),
+            turned=turned,
+            halves=(second, first),
+            swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
+            written=heads[:, num_queries:].transpose(0, 1),
+            query=query,
+            beside=query.view(beside) if num_rows == 1 else query.new_empty(beside),
+            is_alone=is_alone,
+        )
+
+    def move(self, move: Move) -> None:
+        """See `Backend.move`."""
+        with torch.inference_mode():
+            sources = torch.tensor(move.sources, dtype=torch.int64, device=self._device)
+            targets = torch.tensor(move.targets, dtype=torch.int64, device=self._device)
+            self.cache.index_copy_(2, targets, self.cache.index_select(2, sources))
+
+
+def why_not_fused(model: Any) -> str | None:
+    """Return what of `model` this backend does not cover, or None."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"forward for {config.model_type}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"{config.hidden_act} activation"
+    linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    expected = 7 * len(model.model.layers) + 1
+    if len(linears) != expected or any(type(part) is not torch.nn.Linear for part in linears):
+        return "forward for linear layers of other kinds (quantised, adapted)"
+    if any(part.weight.dtype != model.dtype for part in linears):
+        return "forward for weights of several types"
+    return None
+
+
+def _qkv(module: Any) -> list[torch.nn.Linear]:
+    attention = module.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _seen(cache: torch.Tensor, num_visible: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views of the first slots of one layer's keys and values."""
+    keys, values = cache[None, :, :num_visible].chunk(2, dim=1)
+    return keys, values
+
+
+def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
+    """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half.
+
+    They come from the model's own rotary embedding, whatever its scaling, in the model's type.
+    """
+    positions = torch.arange(num_positions, device=loaded.device)
+    with torch.inference_mode():
+        one = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
+        cos, sin = model.rotary_emb(one, position_ids=positions[None])
+        first, second = sin.chunk(2, dim=-1)
+        return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
+
+
+def _norm(module: Any) -> Product:
+    """Return the root-mean-square norm of one of the model's norm layers."""
+    return _rms_norm(module.weight.detach(), float(module.variance_epsilon))
+
+
+def _rms_norm(weight: torch.Tensor, epsilon: float) -> Product:
+    """Return x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32.
+
+    On a CPU it is the layer norm of [x, -x]: their mean is zero and their variance mean(x^2). That
+    is three operators, where spelling it out takes six.
+    """
+    dim = weight.shape[-1]
+    one = weight if weight.dim() == 1 else None
+    if weight.device.type == "cpu":
+        both, shape = None if one is None else torch.cat((one, one)), (2 * dim,)
+
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            pair = torch.cat((x, x.neg()), -1)
+            return torch.layer_norm(pair, shape, both, None, epsilon).narrow(-1, 0, dim)
+    else:
+
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            return F.rms_norm(x, (dim,), one, epsilon)
+
+    return norm if one is not None else lambda x: norm(x).mul_(weight)
