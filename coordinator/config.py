@@ -36,6 +36,7 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
 VerifyName = Literal["coupled", "token", "block"]
+Backend = Literal["auto", "fused", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
@@ -89,6 +90,7 @@ class PairConfig(_Frozen):
     # "": float32 on a CPU (a small model is faster so), else as dtype
     drafter_dtype: Dtype | Literal[""] = ""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
+    backend: Backend = "auto"
     reproducible: bool = False
     start_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     max_draft_candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 64

@@ -40,6 +40,7 @@ def generate(
     drafter_device: options.DrafterDevice = _PAIR.drafter_device,
     dtype: options.Dtype = _PAIR.dtype,
     drafter_dtype: options.DrafterDtype = _PAIR.drafter_dtype,
+    backend: options.Backend = _PAIR.backend,
     max_model_len: options.MaxModelLen = _PAIR.max_model_len,
     policy: options.Policy = _SPECULATION.policy,
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,

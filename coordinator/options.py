@@ -33,6 +33,13 @@ TargetDevice = Annotated[
 DrafterDevice = Annotated[str, typer.Option(help="As --target-device.")]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
 DrafterDtype = Annotated[str, typer.Option(help="Default: float32 on a CPU, else as --dtype.")]
+Backend = Annotated[
+    str,
+    typer.Option(
+        help="fused (our own forward: llama, mistral, qwen2, qwen3), reference (transformers' "
+        "own), or auto: fused where it agrees with the reference."
+    ),
+]
 MaxModelLen = Annotated[
     int, typer.Option(help="Most tokens of prompt and answer; the cache is made for it.")
 ]

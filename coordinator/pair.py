@@ -74,6 +74,7 @@ class Pair:
             dtype=config.dtype,
             device=target_device,
             max_model_len=config.max_model_len,
+            backend=config.backend,
             fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
             min_forward_ms=config.min_target_pass_ms,
         )
@@ -87,6 +88,7 @@ class Pair:
             dtype=config.drafter_dtype or small_dtype,
             device=drafter_device,
             max_model_len=config.max_model_len,
+            backend=config.backend,
             min_forward_ms=config.min_draft_step_ms,
             max_candidates=config.max_draft_candidates,
         )

@@ -50,6 +50,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             fixed_rows=None,
             warm_rows=WARM_ROWS,
             say=say,
+            backend=config.backend,
         )
     except EngineError as error:
         raise ModelError(str(error)) from error

@@ -322,8 +322,8 @@ def held_out_loss(model: LlamaForCausalLM) -> float:
 
 @torch.inference_mode()
 def distributions(pair: list[LlamaForCausalLM], temperature: float) -> list[Tensor]:
-    """Log p and log q, [N, V], at each position of the target's own text at a temperature (zero is
-    greedy; p and q are then those of 1): 128 tokens after each of 128 held-out prompts of 128."""
+    """Log p and log q, [N, V], of the target's own text at a temperature (0: greedy, p and q as at
+    1): 128 tokens after each of 128 held-out prompts of 128 tokens."""
     tokens = corpus_tokens("held_out")
     starts = torch.linspace(0, len(tokens) - 128, 128).long()
     prompts = tokens[starts[:, None] + torch.arange(128)].to(DEVICE)
@@ -356,8 +356,7 @@ def evaluate(folder: Path) -> None:
         hits = (drafts == (logp + gumbel).argmax(dim=1, keepdim=True)).float().mean(dim=0)
         for num_drafts, rate in enumerate(hits.cumsum(dim=0), start=1):
             table[f"acceptance at {temperature}, coupling, best of {num_drafts}"] = f"{rate:.3f}"
-    for name, value in table.items():
-        print(f"{name:40} {value:>12}")
+    print("\n".join(f"{name:40} {value:>12}" for name, value in table.items()))
 
 
 def export(folder: Path) -> None:

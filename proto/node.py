@@ -53,6 +53,7 @@ class NodeConfig:
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
+    backend         which forward runs: auto, fused or reference
     max_candidates  classical rules: most tokens that a draft is sampled from
     """
 
@@ -68,6 +69,7 @@ class NodeConfig:
     fixed_rows: int = 0
     min_forward_ms: float = 0.0
     max_candidates: int = 64
+    backend: str = "auto"
 
     def to_json(self) -> str:
         """One line."""

@@ -56,6 +56,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             fixed_rows=config.fixed_rows or None,
             warm_rows=(config.fixed_rows,) if config.fixed_rows else WARM_ROWS,
             say=say,
+            backend=config.backend,
         )
     except EngineError as error:
         raise ModelError(str(error)) from error
