@@ -173,6 +173,7 @@ class Drafting:
             self._suspect = 0
         else:
             self._suspect = self._number
+            actions += self._send_unsent()
         return actions
 
     def _is_something_lost(self, message: Verdict, life: int) -> bool:
@@ -217,6 +218,8 @@ class Drafting:
         if len(chain) >= room or len(text) + len(chain) >= self.max_len:
             return None
         if len(self.tree.nodes) >= self.tree.max_nodes:
+            return None
+        if sum(node.score for node in chain) < self.opened.policy.min_score:
             return None
         last = chain[-1].token if chain else text.tokens[-1]
         generated = bool(chain) or len(text) > self.opened.num_prompt
@@ -292,10 +295,17 @@ class Drafting:
 
     def _is_launch_met(self) -> bool:
         """Whether the target can start a pass with the drafts that are there."""
+        return len(self._first_chain()) == self._num_wanted()
+
+    def _num_wanted(self) -> int:
+        """With how many drafts the target starts a pass."""
         assert self.opened is not None
         policy, limits = self.opened.policy, self.opened.limits
-        wanted = min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
-        return len(self.tree.best_chain(wanted)) == wanted
+        return min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
+
+    def _first_chain(self) -> list[Node]:
+        """Those of them that are there."""
+        return self.tree.best_chain(self._num_wanted())
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -304,8 +314,16 @@ class Drafting:
 
         The first draft of a life goes at once: the target waits only for a drafter that it hears.
         """
-        if not self._unsent or (self._number > 0 and not self._is_launch_met()):
+        assert self.opened is not None
+        if not self._unsent:
             return []
+        if self._number > 0:
+            chain = self._first_chain()
+            if any(node.key in self._unsent for node in chain):
+                if len(chain) < self._num_wanted():
+                    return []
+            elif len(self._unsent) < self.opened.policy.group:
+                return []
         nodes = [self.tree.nodes[key] for key in self._unsent]
         first = nodes[0]
         return [self._draft(first.parent, first.position, nodes, self._number + 1, done=False)]

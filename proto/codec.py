@@ -226,9 +226,8 @@ _PROPOSAL = _record(
 _POLICY = _record(
     m.Policy,
     _text(32),
-    _integer(0, m.MAX_WINDOW),
-    _integer(0, m.MAX_WINDOW),
-    _integer(0, m.MAX_WINDOW),
+    *[_integer(0, m.MAX_WINDOW)] * 4,
+    _number(-1e9, 0.0),
 )
 _LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, m.MAX_STOP_IDS))
 _ACK = _record(m.Ack, _integer(0, m.MAX_SOURCES - 1), _INCARNATION, _COUNT)

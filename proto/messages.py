@@ -24,6 +24,7 @@ MAX_WINDOW = 64
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
 MAX_CANDIDATES = 1 << 10
+MIN_SCORE = -3.0
 ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
@@ -119,12 +120,18 @@ class Policy:
     num_speculative_tokens  most drafted tokens in one target pass (K)
     launch_min              drafts under the root at which the target starts a pass
     window                  most tokens that the drafter may be ahead of the last verdict it applied
+    group                   drafts beyond those that start a pass are sent so many at a time: the
+                            target cannot use them before its next verdict
+    min_score               a node is expanded only if the estimated chance of the path to it is at
+                            least so high (natural logarithm): what follows is hardly ever of use
     """
 
     name: str
     num_speculative_tokens: int
     launch_min: int
     window: int
+    group: int = 1
+    min_score: float = -1e9
 
     @property
     def has_drafter(self) -> bool:
@@ -145,9 +152,10 @@ def synchronous(k: int) -> Policy:
 def pipelined(k: int, window: int) -> Policy:
     """`pipelined`: a free-running chain; a pass starts at two drafts and takes all that has come.
 
-    Starting at once leaves most passes without a draft; starting at two was measured best.
+    Starting at once leaves most passes without a draft; starting at two was measured best, as was
+    not to draft below a path whose chance is less than e^-3.
     """
-    return Policy("pipelined", k, min(2, k), window)
+    return Policy("pipelined", k, min(2, k), window, group=k, min_score=MIN_SCORE)
 
 
 @dataclass(frozen=True, slots=True)

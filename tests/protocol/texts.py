@@ -1,6 +1,7 @@
 """Messages about one small text, for the tests of the machines."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proto.messages import (
     Ack,
@@ -21,7 +22,7 @@ SPEC = SamplingSpec()
 STOP = 99
 LIMITS = Limits(max_len=40, stop_ids=(STOP,))
 SYNC_4 = synchronous(4)
-PIPELINED = pipelined(8, 16)
+PIPELINED = replace(pipelined(8, 16), group=1)
 
 
 def name(*path: int) -> int:

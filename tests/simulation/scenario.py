@@ -13,7 +13,7 @@ from proto.messages import (
     synchronous,
 )
 from target_node.patience import WAIT_S_MAX
-from tests.simulation.toys import ToyModel
+from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")
 NUM_TREE_SLOTS = 64
@@ -109,7 +109,8 @@ class Scenario:
             return False
         if policy.window <= policy.launch_min:
             return self.round_trip_s + policy.launch_min * costs.draft_s < WAIT_S_MAX
-        ahead_s = (policy.window - 1) * costs.pass_s
+        window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
+        ahead_s = (window - policy.group) * costs.pass_s
         return ahead_s > self.round_trip_s and costs.pass_s > 1.25 * costs.draft_s
 
     @property
@@ -143,10 +144,17 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
     name = random.choices(POLICIES, (1, 4, 6))[0]
     costs = _costs(random)
     num_tokens = sum(text.limits.max_len - len(text.prompt) for text in texts)
+    chosen = drawn[policy or name]
+    if chosen.window > chosen.launch_min:
+        apart = Random(f"policy {seed}")  # so that the other draws stay as they are
+        group, min_score = apart.choice((1, 1, chosen.num_speculative_tokens)), -1e9
+        if apart.random() < 0.5:
+            min_score = LIKELY * apart.randint(0, 12)
+        chosen = replace(chosen, group=group, min_score=min_score)
     scenario = Scenario(
         seed=seed,
         model=model,
-        policy=drawn[policy or name],
+        policy=chosen,
         texts=texts,
         costs=costs,
         faults=_faults(random, num_tokens * costs.pass_s),

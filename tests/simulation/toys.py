@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from engine.slots import Feed, Move
 from proto.messages import FinishReason, Limits
 
+LIKELY = -0.125  # score of the drafter's first choice
 BITS_64 = (1 << 64) - 1
 
 
@@ -65,7 +66,7 @@ class ToyModel:
         size = self.vocab_size + len(self.stop_ids)
         shift = 0 if (value >> 40) / (1 << 24) < self.agreement else 1 + value % (size - 1)
         tokens = tuple((right + shift + index) % size for index in range(self.num_children))
-        return tokens, tuple(-0.125 - index for index in range(self.num_children))
+        return tokens, tuple(LIKELY - index for index in range(self.num_children))
 
     def complete(
         self, prompt: Sequence[int], limits: Limits
