@@ -31,6 +31,7 @@ PURE = (
     "proto/tree.py",
     "proto/liveness.py",
     "proto/errors.py",
+    "engine/ngram.py",
     "engine/slots.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
