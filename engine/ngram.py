@@ -25,10 +25,9 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
-MAX_NGRAM = 16
-MAX_REFERENCE_LEN = 1 << 16
 BLOCK_LEN = 1 << 16
 
 _BITS_64 = (1 << 64) - 1
@@ -51,18 +50,15 @@ class NgramIndex:
     def __init__(
         self, *, ngram_min: int, ngram_max: int, seed: int, reference: Sequence[int] = ()
     ) -> None:
-        assert 1 <= ngram_min <= ngram_max <= MAX_NGRAM
-        assert len(reference) <= MAX_REFERENCE_LEN
+        assert 1 <= ngram_min <= ngram_max
         self.ngram_min = ngram_min
         self.ngram_max = ngram_max
         self.reference = tuple(reference)
         self.tokens: list[int] = []
         self._key = (seed & _BITS_64).to_bytes(8, "little")
-        self._in_reference: _Table = {}  # never changes
+        self._in_reference = _table(self.reference, ngram_min, ngram_max)
         self._in_text: _Table = {}  # n-grams that end in the block that is being filled
         self._in_text_before: _Table = {}  # and in the one before it
-        for end in range(1, len(self.reference) + 1):
-            self._add(self._in_reference, self.reference, end)
 
     def __len__(self) -> int:
         """Number of tokens of the text."""
@@ -74,7 +70,8 @@ class NgramIndex:
             if len(self.tokens) % BLOCK_LEN == 0:
                 self._in_text_before, self._in_text = self._in_text, {}
             self.tokens.append(token)
-            self._add(self._in_text, self.tokens, len(self.tokens))
+            for _, ngram in self._ngrams(self.tokens):
+                _add(self._in_text, ngram, len(self.tokens))
 
     def find(self, limit: int, path: Sequence[int] = ()) -> Match | None:
         """At most `limit` tokens that may follow the text and `path`, which is not indexed.
@@ -84,31 +81,15 @@ class NgramIndex:
         assert limit >= 1
         length = len(self.tokens) + len(path)
         recent = [*self.tokens[-self.ngram_max :], *path][-self.ngram_max :]
-        for ngram_len, ngram in reversed(self._ngrams(recent, len(recent))):
+        for ngram_len, ngram in reversed(self._ngrams(recent)):
             tokens = self._continuation(ngram, limit, length)
             if tokens:
                 return Match(tokens, ngram_len)
         return None
 
-    def _ngrams(self, tokens: Sequence[int], end: int) -> list[tuple[int, int]]:
-        """Length and value of the n-grams that end at `end`, the shortest first."""
-        found = []
-        ngram = 1
-        for ngram_len in range(1, min(self.ngram_max, end) + 1):
-            ngram = ngram << 32 | tokens[end - ngram_len]
-            if ngram_len >= self.ngram_min:
-                found.append((ngram_len, ngram))
-        return found
-
-    def _add(self, table: _Table, tokens: Sequence[int], end: int) -> None:
-        for _, ngram in self._ngrams(tokens, end):
-            ends = table.get(ngram)
-            if ends is None:
-                table[ngram] = end
-            elif isinstance(ends, int):
-                table[ngram] = [ends, end]
-            else:
-                ends.append(end)
+    def _ngrams(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Length and value of the n-grams that `tokens` end with, the shortest first."""
+        return _ngrams(tokens, len(tokens), self.ngram_min, self.ngram_max)
 
     def _continuation(self, ngram: int, limit: int, length: int) -> tuple[int, ...]:
         """What followed `ngram`, at one of the places where the most did; may be empty."""
@@ -133,8 +114,40 @@ class NgramIndex:
 
     def _draw(self, ngram: int, length: int) -> int:
         """64 random bits that depend on the seed and the text only."""
-        data = struct.pack("<Q", length) + ngram.to_bytes(4 * MAX_NGRAM + 1, "little")
+        data = struct.pack("<Q", length) + ngram.to_bytes(ngram.bit_length() // 8 + 1, "little")
         return int.from_bytes(blake2b(data, digest_size=8, key=self._key).digest(), "little")
+
+
+@lru_cache(maxsize=1)
+def _table(tokens: tuple[int, ...], ngram_min: int, ngram_max: int) -> _Table:
+    """Of a whole text that never changes. One text after another has the same reference."""
+    table: _Table = {}
+    for end in range(1, len(tokens) + 1):
+        for _, ngram in _ngrams(tokens, end, ngram_min, ngram_max):
+            _add(table, ngram, end)
+    return table
+
+
+def _ngrams(
+    tokens: Sequence[int], end: int, ngram_min: int, ngram_max: int
+) -> list[tuple[int, int]]:
+    found = []
+    ngram = 1
+    for ngram_len in range(1, min(ngram_max, end) + 1):
+        ngram = ngram << 32 | tokens[end - ngram_len]
+        if ngram_len >= ngram_min:
+            found.append((ngram_len, ngram))
+    return found
+
+
+def _add(table: _Table, ngram: int, end: int) -> None:
+    ends = table.get(ngram)
+    if ends is None:
+        table[ngram] = end
+    elif isinstance(ends, int):
+        table[ngram] = [ends, end]
+    else:
+        ends.append(end)
 
 
 def _ends(table: _Table, ngram: int) -> Sequence[int]:

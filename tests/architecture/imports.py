@@ -37,6 +37,7 @@ PURE = (
     "drafter_node/events.py",
     "target_node/verifying.py",
     "target_node/events.py",
+    "target_node/lookup.py",
     "target_node/patience.py",
     "target_node/received.py",
     "target_node/reading.py",
