@@ -23,13 +23,16 @@ from proto.messages import (
     MAX_BIASES,
     MAX_CANDIDATES,
     MAX_LOGPROBS,
+    MAX_NGRAM,
     MAX_STOP_IDS,
     MAX_WINDOW,
+    Lookup,
     Policy,
     Rule,
     autoregressive,
     pipelined,
     synchronous,
+    without_drafter,
 )
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -45,6 +48,8 @@ REPRODUCIBLE_ROWS = 16
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
 MAX_SAMPLES = 64
+
+NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 
 AS_FLAGS = "as flags"  # validation context: name settings as the command line does
 
@@ -78,7 +83,10 @@ def _flag(name: str) -> str:
 
 
 class PairConfig(_Frozen):
-    """The two models and where they run."""
+    """The two models and where they run.
+
+    drafter  a model, or NGRAM
+    """
 
     target: Annotated[str, Field(min_length=1)] = str(MODELS / "target")
     drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
@@ -97,6 +105,11 @@ class PairConfig(_Frozen):
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
 
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether drafts come from a model."""
+        return self.drafter != NGRAM
+
 
 def _check_ray_address(address: str) -> str:
     if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
@@ -114,20 +127,59 @@ class LaunchConfig(_Frozen):
 
 
 class SpeculationConfig(_Frozen):
-    """The policy and its numbers."""
+    """The policy and its numbers.
+
+    also_ngram            n-gram drafts besides those of the draft model
+    ngram_max, ngram_min  most and fewest of the last tokens that must have been there before
+    reference             a text file to copy from as well; "": none
+    """
 
     policy: PolicyName = "pipelined"
     num_speculative_tokens: Annotated[int, Field(ge=1, le=48)] = 4
     window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] = 16
     verify: VerifyName = "coupled"
+    also_ngram: bool = False
+    ngram_max: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 4
+    ngram_min: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 2
+    reference: str = ""
 
     @property
     def rule(self) -> Rule:
         """How drafts are verified."""
         return Rule[self.verify.upper()]
 
-    def make(self, *, reproducible: bool) -> Policy:
+    def uses_ngrams(self, pair: PairConfig) -> bool:
+        """Whether the target drafts by itself."""
+        return self.policy != "ar" and (self.also_ngram or not pair.has_draft_model)
+
+    def lookup(self, reference: tuple[int, ...]) -> Lookup:
+        """How it does that, as the target reads it."""
+        return Lookup(self.ngram_min, self.ngram_max, reference)
+
+    def check(self, pair: PairConfig) -> None:
+        """Raises ConfigurationError if these settings do not go together, or not with the pair."""
+        self.make(pair)
+        if self.also_ngram and pair.has_draft_model and self.verify != "coupled":
+            raise ConfigurationError(
+                f"also_ngram needs coupled verification, not {self.verify}: to choose between two "
+                "drafters would bias the text"
+            )
+        if self.ngram_min > self.ngram_max:
+            raise ConfigurationError(
+                f"ngram_min is {self.ngram_min}, which is above ngram_max, {self.ngram_max}"
+            )
+        if self.reference and not self.uses_ngrams(pair):
+            raise ConfigurationError(
+                "reference is a text for n-gram drafts; choose the drafter ngram, or also_ngram, "
+                "and another policy than ar"
+            )
+
+    def make(self, pair: PairConfig) -> Policy:
         """The policy as the nodes read it. Raises ConfigurationError."""
+        policy = self._policy(reproducible=pair.reproducible)
+        return policy if pair.has_draft_model else without_drafter(policy)
+
+    def _policy(self, *, reproducible: bool) -> Policy:
         k = self.num_speculative_tokens
         if reproducible and k >= REPRODUCIBLE_ROWS:
             raise ConfigurationError(

@@ -46,6 +46,10 @@ def generate(
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
     verify: options.Verify = _SPECULATION.verify,
+    also_ngram: options.AlsoNgram = _SPECULATION.also_ngram,
+    ngram_max: options.NgramMax = _SPECULATION.ngram_max,
+    ngram_min: options.NgramMin = _SPECULATION.ngram_min,
+    reference: options.Reference = _SPECULATION.reference,
     max_draft_candidates: options.MaxDraftCandidates = _PAIR.max_draft_candidates,
     temperature: options.Temperature = _REQUEST.temperature,
     top_k: options.TopK = _REQUEST.top_k,
@@ -79,7 +83,9 @@ def generate(
     pair = checked(PairConfig, **_fields(PairConfig, values))
     speculation = checked(SpeculationConfig, **_fields(SpeculationConfig, values))
     launch = checked(LaunchConfig, ray=ray)
-    speculation.make(reproducible=pair.reproducible)
+    speculation.check(pair)
+    if speculation.reference:
+        prompts.text_of(Path(speculation.reference))  # before anything is started
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     _generate(context.obj, pair, speculation, launch, asked, values)
 
@@ -97,7 +103,7 @@ def _generate(
     writer = _writer(speculation.policy, request, values)
     chat = values["chat"]
     with Progress(Console(stderr=True)) as progress:
-        with_drafter = speculation.policy != "ar"
+        with_drafter = speculation.policy != "ar" and pair.has_draft_model
         launcher = _launcher(launch, connect_ray, with_drafter=with_drafter)
         started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:

@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any, get_args
 
 from coordinator.chat import Messages
-from coordinator.config import Dtype, PairConfig, PolicyName, SamplingParams, SpeculationConfig
+from coordinator.config import (
+    NGRAM,
+    Dtype,
+    PairConfig,
+    PolicyName,
+    SamplingParams,
+    SpeculationConfig,
+)
 from coordinator.outputs import RequestOutput
 from coordinator.pair import Pair
 from coordinator.request import Request
@@ -23,6 +30,16 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 _PAIR = PairConfig()
+# What speculative_config may say of the fields of SpeculationConfig; vLLM's names where it has one.
+_SETTINGS = {
+    "num_speculative_tokens": "num_speculative_tokens",
+    "window": "window",
+    "verify": "verify",
+    "also_ngram": "also_ngram",
+    "prompt_lookup_max": "ngram_max",
+    "prompt_lookup_min": "ngram_min",
+    "reference": "reference",
+}
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
 
@@ -39,8 +56,10 @@ class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
     target, drafter     folder or Hugging Face name
-    speculative_config  "method" (ar, sync or pipelined), "num_speculative_tokens", "window", and
-                        "model" as another way to name the drafter
+    speculative_config  "method" (ar, sync, pipelined, or ngram: no draft model),
+                        "num_speculative_tokens", "window", "verify", "model" as another way to name
+                        the drafter; for n-gram drafts "prompt_lookup_max", "prompt_lookup_min",
+                        "reference", and "also_ngram" for both kinds of drafts
     settings            any other field of PairConfig
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
@@ -74,7 +93,7 @@ class LLM:
             drafter_device=drafter_device,
             **settings,
         )
-        self._speculation.make(reproducible=reproducible)
+        self._speculation.check(config)
         self.pair = Pair(config, with_drafter=self._speculation.policy != "ar")
         self._close = weakref.finalize(self, self.pair.close)
 
@@ -221,18 +240,26 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _speculation(config: Mapping[str, Any]) -> tuple[str | None, SpeculationConfig]:
     """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
-    known = ("method", "model", "num_speculative_tokens", "window", "verify")
+    known = ("method", "model", *_SETTINGS)
     if unknown := [name for name in config if name not in known]:
         raise ConfigurationError(
             f"speculative_config has no {unknown[0]!r}; there are {', '.join(known)}"
         )
-    values = {name: config[name] for name in known[2:] if name in config}
+    values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
+    model = config.get("model")
     if "method" in config:
-        methods = get_args(PolicyName)
+        methods = (*get_args(PolicyName), NGRAM)
         if config["method"] not in methods:
             raise ConfigurationError(
                 f'speculative_config["method"] is one of {", ".join(methods)}, '
                 f"not {config['method']!r}"
             )
-        values["policy"] = config["method"]
-    return config.get("model"), SpeculationConfig(**values)
+        if config["method"] != NGRAM:
+            values["policy"] = config["method"]
+        elif model is not None:
+            raise ConfigurationError(
+                f'the method ngram has no model, but {model!r} is given; "also_ngram" uses both'
+            )
+        else:
+            model = NGRAM
+    return model, SpeculationConfig(**values)

@@ -21,7 +21,13 @@ Chat = Annotated[
 ]
 
 Target = Annotated[str, typer.Option(help="Target model: folder or name.")]
-Drafter = Annotated[str, typer.Option(help="Draft model: folder or name.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="Draft model: folder or name. ngram: none; the target drafts what followed its last "
+        "tokens before (prompt lookup)."
+    ),
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
 TargetDevice = Annotated[
     str,
@@ -89,6 +95,22 @@ Verify = Annotated[
 ]
 MaxDraftCandidates = Annotated[
     int, typer.Option(help="--verify token and block: most tokens that a draft is sampled from.")
+]
+
+AlsoNgram = Annotated[
+    bool, typer.Option("--also-ngram", help="N-gram drafts besides those of the draft model.")
+]
+NgramMax = Annotated[
+    int, typer.Option(help="N-gram drafts: so many of the last tokens are looked up first.")
+]
+NgramMin = Annotated[int, typer.Option(help="N-gram drafts: and so many at last.")]
+Reference = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="N-gram drafts: a text to copy from, besides prompt and answer.",
+        show_default=False,
+    ),
 ]
 
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]

@@ -1,18 +1,20 @@
 """Where each token of a text came from (pure).
 
-draft:SOURCE  drafted by SOURCE and accepted by the target
+draft:SOURCE  drafted by SOURCE (model: the draft model; ngram: copied from the text itself or from
+              a reference) and accepted by the target
 recovered     the target's own, in the place of a draft that it rejected
 bonus         the target's own, after a pass in which it accepted every draft
 plain         the target's own, of a pass without drafts
 """
 
 from coordinator.session import Emit
+from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
 
-MODEL = "model"  # the draft model
+SOURCES = {MODEL_SOURCE: "model", NGRAM_SOURCE: "ngram"}
 RECOVERED, BONUS, PLAIN = "recovered", "bonus", "plain"
 
 
-def origins(emit: Emit, source: str = MODEL) -> tuple[str, ...]:
+def origins(emit: Emit) -> tuple[str, ...]:
     """The origin of every token of one pass.
 
     The pass rejected something if and only if it says what. Counts would not do: a text that ended
@@ -21,7 +23,8 @@ def origins(emit: Emit, source: str = MODEL) -> tuple[str, ...]:
     """
     num_own = len(emit.tokens) - emit.num_accepted
     own = RECOVERED if emit.rejected else BONUS if emit.num_drafted else PLAIN
-    return (f"draft:{source}",) * emit.num_accepted + (own,) * num_own
+    sources = emit.sources or (MODEL_SOURCE,) * emit.num_accepted
+    return (*(f"draft:{SOURCES.get(source, source)}" for source in sources), *(own,) * num_own)
 
 
 def shown_rejected(emit: Emit) -> tuple[int, ...]:

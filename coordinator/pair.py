@@ -4,8 +4,10 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 
+from coordinator import prompts
 from coordinator.chat import ChatTemplate, Messages
 from coordinator.config import (
     REPRODUCIBLE_ROWS,
@@ -20,7 +22,15 @@ from coordinator.stops import Ending
 from coordinator.stream import Stream
 from coordinator.tokenization import Decoder, IdStream, Tokenization
 from proto.errors import ConfigurationError, NodeError
-from proto.messages import MAX_BAN_TOKENS, OFF, Hello, Limits, Role, SamplingSpec
+from proto.messages import (
+    MAX_BAN_TOKENS,
+    MAX_REFERENCE_LEN,
+    OFF,
+    Hello,
+    Limits,
+    Role,
+    SamplingSpec,
+)
 from proto.node import NodeConfig
 
 Say = Callable[[dict[Role, str]], None]
@@ -30,7 +40,7 @@ MakeLauncher = Callable[[], NodeLauncher]
 class Pair:
     """Target and drafter, loaded and warm. A context manager: nothing outlives it.
 
-    with_drafter   False starts the target alone (for `ar`)
+    with_drafter   False starts the target alone (for `ar`); so does the drafter `ngram`
     make_launcher  who starts the node processes, and where
 
     Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
@@ -47,11 +57,12 @@ class Pair:
     ) -> None:
         self.config = config
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
+        self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         self._launcher = make_launcher()
         try:
             self.service = Service(self._launcher)
             self.service.start()
-            for node in self._node_configs(with_drafter=with_drafter):
+            for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
                 self.service.launch(node)
             self._wait_until_ready(say)
         except BaseException:
@@ -167,13 +178,17 @@ class Pair:
         self.check(prompt)
         hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if request.seed is None else request.seed
+        lookup = None
+        if speculation.uses_ngrams(self.config):
+            lookup = speculation.lookup(self._reference(speculation.reference))
         max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
         stream = self.service.submit(
             prompt,
             sampling=self._sampling(request, seed, sample_index),
-            policy=speculation.make(reproducible=self.config.reproducible),
+            policy=speculation.make(self.config),
             limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
+            lookup=lookup,
         )
         return stream, seed
 
@@ -227,6 +242,22 @@ class Pair:
                 raise ConfigurationError(
                     f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
                 )
+
+    def _reference(self, file: str) -> tuple[int, ...]:
+        """The tokens of a text to copy from, read once. Raises ConfigurationError."""
+        if file not in self._references:
+            if self.tokenization is None:
+                raise ConfigurationError(
+                    f"{self.config.target} has no tokenizer.json to read {file}"
+                )
+            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            if len(tokens) > MAX_REFERENCE_LEN:
+                raise ConfigurationError(
+                    f"the reference {file} has {len(tokens)} tokens; shorten it to "
+                    f"{MAX_REFERENCE_LEN}"
+                )
+            self._references = {"": (), file: tokens}
+        return self._references[file]
 
     def check(self, prompt: tuple[int, ...]) -> None:
         """Raises ConfigurationError if the target cannot take the prompt."""

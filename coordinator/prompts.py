@@ -31,18 +31,23 @@ def from_argument(prompt: str) -> str:
 
 def from_file(path: Path) -> list[str]:
     """The prompts in a file, at least one. Raises ConfigurationError."""
-    try:
-        with path.open("rb") as file:
-            data = _read(file, str(path))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    numbered = enumerate(_decoded(data, str(path)).split("\n"), start=1)
+    numbered = enumerate(text_of(path).split("\n"), start=1)
     lines = [(number, line.rstrip("\r")) for number, line in numbered if line.strip()]
     if not lines:
         raise ConfigurationError(f"{path} has no prompts: every line is empty")
     if _is_json(path, lines[0][1]):
         return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
     return [line for _, line in lines]
+
+
+def text_of(path: Path) -> str:
+    """All of a file. Raises ConfigurationError."""
+    try:
+        with path.open("rb") as file:
+            data = _read(file, str(path))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    return _decoded(data, str(path))
 
 
 def _read(file: BinaryIO, where: str) -> bytes:

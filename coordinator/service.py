@@ -39,6 +39,7 @@ from proto.messages import (
     Heartbeat,
     Hello,
     Limits,
+    Lookup,
     Message,
     Policy,
     PromptLogprobs,
@@ -135,6 +136,7 @@ class Service:
         policy: Policy,
         limits: Limits,
         rule: Rule = Rule.COUPLED,
+        lookup: Lookup | None = None,
     ) -> Stream:
         """Queue a text; its tokens come through the stream. Raises NodeError, ClosedError.
 
@@ -150,7 +152,14 @@ class Service:
             self._last_session += 1
             number = self._last_session
             machine = s.Session(
-                number, key, prompt, sampling=sampling, policy=policy, limits=limits, rule=rule
+                number,
+                key,
+                prompt,
+                sampling=sampling,
+                policy=policy,
+                limits=limits,
+                rule=rule,
+                lookup=lookup,
             )
             stream = Stream(
                 partial(self._end_soon, _Ending(number, is_complete=False)),

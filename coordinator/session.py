@@ -34,6 +34,7 @@ from proto.messages import (
     FinishReason,
     Limits,
     Logprobs,
+    Lookup,
     Message,
     Open,
     Policy,
@@ -118,7 +119,7 @@ class Emit:
     The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
     recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
     had been missed and is said again comes as several plain ones. `logprobs` of the tokens, if they
-    are wanted.
+    are wanted. `sources` says who drafted the accepted ones; none if all are the drafter's.
     """
 
     tokens: tuple[int, ...]
@@ -126,6 +127,7 @@ class Emit:
     num_drafted: int
     rejected: tuple[int, ...]
     logprobs: Logprobs | None = None
+    sources: tuple[int, ...] = ()
 
     def first(self, num_tokens: int) -> "Emit":
         """The part of it that these tokens are."""
@@ -136,6 +138,7 @@ class Emit:
             tokens=self.tokens[:num_tokens],
             num_accepted=min(self.num_accepted, num_tokens),
             logprobs=self.logprobs and self.logprobs.part(0, num_tokens),
+            sources=self.sources[:num_tokens],
         )
 
 
@@ -194,6 +197,7 @@ class Session:
         policy: Policy,
         limits: Limits,
         rule: Rule = Rule.COUPLED,
+        lookup: Lookup | None = None,
     ) -> None:
         assert 0 < len(prompt) < limits.max_len
         self.session = session
@@ -201,6 +205,7 @@ class Session:
         self.sampling = sampling
         self.policy = policy
         self.limits = limits
+        self.lookup = lookup
         # Greedy texts have one right token everywhere: every rule is equality.
         self.rule = rule if sampling.temperature > 0 else Rule.COUPLED
         self.text = CommittedText(key, prompt)
@@ -290,6 +295,7 @@ class Session:
             limits=self.limits,
             rule=self.rule,
             attempt=self._attempt,
+            lookup=self.lookup if role is Role.TARGET else None,
         )
         return [Send(role, message)]
 
@@ -352,7 +358,8 @@ class Session:
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
         self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted))
         logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
-        emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs)
+        sources = verdict.sources[num_known : num_known + num_accepted]
+        emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs, sources)
         return [emit] if reason is None else [emit, *self._end(Finish(reason))]
 
     def _lacks_logprobs(self, verdict: Verdict) -> bool:

@@ -230,6 +230,12 @@ _POLICY = _record(
     _number(-1e9, 0.0),
 )
 _LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, m.MAX_STOP_IDS))
+_LOOKUP = _record(
+    m.Lookup,
+    _integer(1, m.MAX_NGRAM),
+    _integer(1, m.MAX_NGRAM),
+    _array("i", 0, I31, m.MAX_REFERENCE_LEN),
+)
 _ACK = _record(m.Ack, _integer(0, m.MAX_SOURCES - 1), _INCARNATION, _COUNT)
 _FINGERPRINT = _record(m.Fingerprint, _integer(1, I31), _text(128), _array("i", 0, I31, 256))
 _MARK = _record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
@@ -247,6 +253,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _LIMITS,
         _enum(m.Rule),
         _ATTEMPT,
+        _optional(_LOOKUP),
     ),
     m.Draft: _record(
         m.Draft,
@@ -279,6 +286,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _DRAFTED,
         _ATTEMPT,
         _optional(_LOGPROBS),
+        _array("B", 0, m.MAX_SOURCES - 1, m.MAX_NODES_PER_DRAFT),
     ),
     m.Close: _record(m.Close, _SESSION, _text(200)),
     m.Hello: _record(

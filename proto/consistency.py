@@ -22,6 +22,8 @@ def check(message: m.Message) -> None:
                 raise ValueError("more tokens accepted than drafted")
             if len(message.rejected) > message.num_drafted - message.num_accepted:
                 raise ValueError("more tokens rejected than drafted")
+            if len(message.sources) not in (0, message.num_accepted):
+                raise ValueError("not every accepted token has a source")
             if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
                 raise ValueError("the text is too long")
             if message.logprobs is not None:
@@ -37,6 +39,9 @@ def check(message: m.Message) -> None:
                 raise ValueError("num_prompt must be in 1..number of tokens")
             if len(message.tokens) >= message.limits.max_len:
                 raise ValueError("a text of its greatest length is not opened")
+            lookup = message.lookup
+            if lookup is not None and lookup.ngram_min > lookup.ngram_max:
+                raise ValueError("ngram_min is above ngram_max")
         case _:
             pass
 

@@ -6,7 +6,7 @@ monotonic clock, because clocks of two machines are never subtracted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 from proto.sampling import OFF as OFF
@@ -23,6 +23,8 @@ MAX_TOKENS_PER_VERDICT = 1 << 12
 MAX_WINDOW = 64
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
+MAX_NGRAM = 16
+MAX_REFERENCE_LEN = 1 << 16
 MAX_CANDIDATES = 1 << 10
 MIN_SCORE = -3.0
 ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
@@ -72,6 +74,10 @@ class Rule(IntEnum):
     TOKEN = 1
     BLOCK = 2
     CARELESS = 3
+
+
+# Who drafted a token: the drafter, or the target's own look at what was written before.
+MODEL_SOURCE, NGRAM_SOURCE = 0, 1
 
 
 class FaultCode(StrEnum):
@@ -135,8 +141,13 @@ class Policy:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether anything is drafted at all."""
+        """Whether drafts come from another process."""
         return self.window > 0
+
+
+def without_drafter(policy: Policy) -> Policy:
+    """The same policy for a target that drafts by itself: there is nobody to wait for."""
+    return replace(policy, launch_min=0, window=0)
 
 
 def autoregressive() -> Policy:
@@ -159,6 +170,19 @@ def pipelined(k: int, window: int) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookup:
+    """The target drafts what followed its last tokens before (engine/ngram.py).
+
+    ngram_min, ngram_max  how many of the last tokens must have been there, the most first
+    reference             a text to copy from, besides the one that is written
+    """
+
+    ngram_min: int
+    ngram_max: int
+    reference: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """Coordinator -> node: this is the text now. First start, restart and repair are the same.
 
@@ -168,6 +192,7 @@ class Open:
     key          of the path hashes
     tokens       the committed text
     num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
+    lookup       for the target: it drafts by itself as well; with a drafter only if COUPLED
     """
 
     session: int
@@ -180,6 +205,7 @@ class Open:
     limits: Limits
     rule: Rule = Rule.COUPLED
     attempt: int = 0
+    lookup: Lookup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +270,7 @@ class Verdict:
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
     attempt                    classical rules: grows with every rejection and every new Open of the
                                target; what was drafted in an earlier one is worth nothing
+    sources                    of the accepted drafts, one each; none if all are the drafter's
     """
 
     session: int
@@ -263,6 +290,7 @@ class Verdict:
     rejected: tuple[int, ...] = ()
     attempt: int = 0
     logprobs: Logprobs | None = None
+    sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,14 @@ What becomes of a drafted node depends on where its parent is:
 Advancing along committed tokens moves the root; what hangs below it survives, all else dies.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
-from proto.messages import Proposal
+from proto.messages import Draft, Proposal
 
 EMPTY_HASH = 0
 MAX_ORPHANS = 64  # as many as a drafter may be ahead: one late draft must not lose the others
@@ -122,6 +124,19 @@ class Graft:
     scores: tuple[float, ...]
     proposals: tuple[Proposal, ...] = ()  # one per node, or none at all
 
+    @staticmethod
+    def of(draft: Draft) -> "Graft":
+        """The nodes of a message."""
+        return Graft(
+            draft.source,
+            draft.parent_hash,
+            draft.parent_len,
+            draft.tokens,
+            draft.parents,
+            draft.scores,
+            draft.proposals,
+        )
+
 
 class SpeculationTree:
     """Committed text and the live nodes beyond it.
@@ -163,14 +178,25 @@ class SpeculationTree:
         return None
 
     def best_chain(self, limit: int) -> list[Node]:
-        """The likeliest path down from the root, at most `limit` nodes long."""
+        """The path down from the root, at most `limit` nodes long, of which most may be accepted.
+
+        A chain that goes far beats another one whose first node alone is likelier.
+        """
         chain: list[Node] = []
-        key = self.root
-        while len(chain) < limit and (children := self.children(key)):
-            best = max((self.nodes[child] for child in children), key=lambda node: node.score)
-            chain.append(best)
-            key = best.key
+        children = self._root_children
+        while len(chain) < limit and children:
+            best = children[0]
+            if len(children) > 1:
+                best = max(children, key=partial(self._worth, limit=limit - len(chain)))
+            chain.append(self.nodes[best])
+            children = self.nodes[best].children
         return chain
+
+    def _worth(self, key: int, limit: int) -> float:
+        """How many of at most `limit` nodes from this one on are expected to be accepted."""
+        node = self.nodes[key]
+        worths = [self._worth(child, limit - 1) for child in node.children] if limit > 1 else []
+        return math.exp(node.score) * (1.0 + max(worths, default=0.0))
 
     def below(self, key: int) -> Iterator[Node]:
         """Every node under the root or a live node, parents first."""

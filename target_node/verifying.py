@@ -21,9 +21,9 @@ is (docs/adr/0003): after a rejection a new *attempt* begins, for which the draf
 a node has one child, the first.
 
 A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no
-more); at a deadline made of measured costs (LATE); or at once when no drafter is expected (ALONE,
-QUIET). A drafter that let two deadlines pass is not waited for until it is heard again: a dead one
-costs nothing.
+more, or what `lookup.py` has found is as good); at a deadline made of measured costs (LATE); or at
+once when no drafter is expected (ALONE, QUIET). A drafter that let two deadlines pass is not waited
+for until it is heard again: a dead one costs nothing.
 """
 
 from collections.abc import Sequence
@@ -57,6 +57,7 @@ from target_node.events import (
     Tick,
     WaitUntil,
 )
+from target_node.lookup import LookupSource
 from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt
 from target_node.received import Received
@@ -95,6 +96,7 @@ class Verifying:
         self._received = Received()
         self._patience = Patience()
         self._reports = Reports()
+        self._lookup = LookupSource()
         self._attempt = 0  # drafts of another one are stale; coupled texts have only this one
         self._done_root = 0  # root under which the drafter has nothing more
         self._ready_at = 0.0  # since when the target has been able to start a pass
@@ -158,6 +160,7 @@ class Verifying:
         self._running = None
         self._received = Received()
         self._patience.opened()
+        self._lookup.open(message, tokens)
         self._done_root = self._stale_reported = 0
         self._ready_at = now
         actions: list[Action] = [Allocate(message.limits.max_len)]
@@ -189,17 +192,7 @@ class Verifying:
             self.tree.num_stale += len(message.tokens)
             return
         self._patience.heard(message, now, first_of_life=first_of_life)
-        self.tree.attach(
-            Graft(
-                message.source,
-                message.parent_hash,
-                message.parent_len,
-                message.tokens,
-                message.parents,
-                message.scores,
-                message.proposals,
-            )
-        )
+        self.tree.attach(Graft.of(message))
         if message.done:
             self._done_root = message.parent_hash
 
@@ -265,7 +258,8 @@ class Verifying:
         if most == 0 or not self.opened.policy.has_drafter:
             return Cause.ALONE
         wanted = min(self.opened.policy.launch_min, most)
-        if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
+        is_met = len(self.tree.best_chain(wanted)) == wanted
+        if is_met or self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted):
             return Cause.READY
         if self._patience.is_over:
             return Cause.QUIET
@@ -276,15 +270,15 @@ class Verifying:
         return self._ready_at + self._patience.limit_s(self.opened.policy)
 
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
-        chain = self.tree.best_chain(self._num_drafts_max())
+        most = self._num_drafts_max()
+        self._lookup.grow(self.tree, most)
+        chain = self.tree.best_chain(most)
+        if chain and cause is Cause.ALONE:
+            cause = Cause.READY
+        parents = [None, *(node.key for node in chain)]
         nodes = [
-            (
-                node.key,
-                None if node.parent == self.tree.root else node.parent,
-                node.token,
-                node.position,
-            )
-            for node in chain
+            (node.key, parent, node.token, node.position)
+            for node, parent in zip(chain, parents, strict=False)
         ]
         feed = self.slots.feed(missing, nodes)
         if cause is Cause.LATE:
@@ -347,11 +341,13 @@ class Verifying:
     ) -> list[Action]:
         assert self.opened is not None
         base_len, base_hash = len(self.tree.text), self.tree.root
-        rejected = tuple(self.tree.nodes[key].token for key in (running.nodes or ())[accepted:])
+        chain = [self.tree.nodes[key] for key in running.nodes or ()]
+        self._lookup.judged(chain, accepted)
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)
-        is_new_attempt = self.opened.rule is not Rule.COUPLED and bool(rejected)
+        self._lookup.extend(tokens)
+        is_new_attempt = self.opened.rule is not Rule.COUPLED and accepted < len(chain)
         if is_new_attempt:
             # What was judged and is still there, on a path that came back, is not judged again.
             num_dead += self.tree.clear()
@@ -366,6 +362,8 @@ class Verifying:
         self._ready_at = now
         num_stale = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
+        num_accepted = min(accepted, len(tokens))
+        sources = tuple(node.source for node in chain[:num_accepted])
         verdict = Verdict(
             session=self.opened.session,
             incarnation=self.opened.incarnation,
@@ -374,16 +372,17 @@ class Verifying:
             tokens=tokens,
             acks=self._received.acks(),
             cause=running.cause,
-            num_drafted=len(running.nodes or ()),
-            num_accepted=min(accepted, len(tokens)),
+            num_drafted=len(chain),
+            num_accepted=num_accepted,
             num_rolled_back=num_dead,
             num_stale=num_stale,
             wait_us=wait_us,
             model_us=event.model_us,
             host_us=max(0, round_us - wait_us - event.model_us),
-            rejected=rejected,
+            rejected=tuple(node.token for node in chain[accepted:]),
             attempt=self._attempt,
             logprobs=event.logprobs and event.logprobs.part(0, len(tokens)),
+            sources=sources if any(sources) else (),
         )
         self._reports.add(base_len, verdict.logprobs)
         send: list[Action] = [Send(verdict)]
@@ -395,3 +394,4 @@ class Verifying:
         self.slots.check()
         assert self._stale_reported <= self.tree.num_stale
         self._received.check()
+        self._lookup.check(self.tree)

@@ -50,10 +50,18 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"speculative_config": {"method": "magic"}}, "is one of ar, sync, pipelined, not 'magic'"),
+        ({"speculative_config": {"method": "magic"}}, "one of ar, sync, pipelined, ngram, not 'm"),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
         ({"drafter": "a", "speculative_config": {"model": "b"}}, "named twice"),
+        (
+            {"speculative_config": {"method": "ngram", "model": "b"}},
+            "the method ngram has no model",
+        ),
+        ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
+        ({"speculative_config": {"prompt_lookup_min": 5}}, "ngram_min is 5, which is above ngram"),
+        ({"speculative_config": {"prompt_lookup_max": 17}}, "ngram_max: "),
+        ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
         ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
         ({"max_model_len": 1}, "max_model_len: "),
         ({"tensor_parallel": 2}, "PairConfig has no setting 'tensor_parallel'"),

@@ -46,6 +46,8 @@ def test_a_bonus_whose_drafts_were_known_already_is_a_bonus() -> None:
     assert origins(Emit((1,), 0, 4, ())) == ("bonus",)
     assert origins(Emit((1, 2), 1, 4, (3,))) == ("draft:model", "recovered")
     assert origins(Emit((1, 2, 3), 0, 0, ())) == ("plain",) * 3
+    two_sources = Emit((1, 2, 3), 2, 2, (), sources=(0, 1))
+    assert origins(two_sources) == ("draft:model", "draft:ngram", "bonus")
 
 
 def test_signs_stand_for_what_would_move_the_cursor() -> None:

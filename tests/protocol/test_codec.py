@@ -14,7 +14,8 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 from tests.protocol import wire
 
 LIMITS = m.Limits(max_len=100, stop_ids=(2,))
-OPEN = m.Open(1, 1, bytes(16), (5, 6), 2, m.SamplingSpec(), m.synchronous(4), LIMITS)
+LOOKUP = m.Lookup(2, 4, (7, 8))
+OPEN = m.Open(1, 1, bytes(16), (5, 6), 2, m.SamplingSpec(), m.synchronous(4), LIMITS, lookup=LOOKUP)
 DRAFT = m.Draft(1, 1, 0, 1, 1, 77, 2, (5, 6), (-1, 0), (-0.5, -0.25), False, 10)
 VERDICT = m.Verdict(1, 1, 2, 77, (5, 6), (m.Ack(0, 1, 1),), m.Cause.READY, 2, 1, 1, 0, 1, 2, 3)
 FINGERPRINT = m.Fingerprint(100, "digest", (2,))
@@ -34,6 +35,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     FAULT,
     PROMPT,
 )
+OPTIONAL = {"lookup"}
 NAMES = [type(example).__name__ for example in EXAMPLES]
 
 
@@ -130,6 +132,8 @@ def test_a_field_of_another_type_is_refused(example: m.Message) -> None:
                 continue
             if type(right) is float and type(other) is int:
                 continue
+            if other is None and fields(example)[index].name in OPTIONAL:
+                continue
             wrong = [*body[:index], other, *body[index + 1 :]]
             with pytest.raises(RemoteProtocolError):
                 decode(frame[:1] + msgpack.packb(wrong))
@@ -160,6 +164,22 @@ def test_the_longest_text_fits_into_a_frame() -> None:
     limits = m.Limits(m.MAX_TEXT_LEN, ())
     longest = replace(OPEN, tokens=(wire.I31,) * (m.MAX_TEXT_LEN - 1), limits=limits)
     assert decode(encode(longest)) == longest
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        broken(OPEN, lookup=m.Lookup(0, 4)),
+        broken(OPEN, lookup=m.Lookup(5, 4)),
+        broken(OPEN, lookup=m.Lookup(2, m.MAX_NGRAM + 1)),
+        broken(OPEN, lookup=m.Lookup(2, 4, (0,) * (m.MAX_REFERENCE_LEN + 1))),
+        broken(VERDICT, sources=(0, 0)),
+        broken(VERDICT, sources=(m.MAX_SOURCES,)),
+    ],
+)
+def test_n_gram_drafts_beyond_their_limits_are_refused(message: m.Message) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(message)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from proto.messages import (
     FinishReason,
     Limits,
     Logprobs,
+    Lookup,
     Open,
     Policy,
     PromptLogprobs,
@@ -135,6 +136,23 @@ def test_only_what_is_new_in_a_verdict_is_counted() -> None:
     more = verdict((1, 2), 3, 4, 5, 6, num_drafted=3, num_accepted=3)
     assert said(session, more) == [Emit((5, 6), 1, 3, ())]
     assert session.counts.num_accepted == 1
+
+
+def test_it_is_said_who_drafted_what_is_new() -> None:
+    session = begun(1, 2)
+    said(session, verdict((1, 2), 3, 4))
+    more = verdict((1, 2), 3, 4, 5, 6, num_drafted=4, num_accepted=3)
+    assert said(session, replace(more, sources=(0, 0, 1))) == [Emit((5, 6), 1, 4, (), sources=(1,))]
+
+
+def test_only_the_target_is_told_what_to_copy_from() -> None:
+    lookup = Lookup(2, 4, (7, 8, 9))
+    session = Session(1, KEY, (1, 2), sampling=SPEC, policy=SYNC_4, limits=LIMITS, lookup=lookup)
+    for role, expected in ((Role.DRAFTER, None), (Role.TARGET, lookup)):
+        (send,) = session.handle(NodeJoined(role), 0.0)
+        assert isinstance(send, Send)
+        assert isinstance(send.message, Open)
+        assert send.message.lookup == expected
 
 
 def test_a_verdict_that_comes_twice_changes_nothing() -> None:

@@ -250,6 +250,14 @@ def test_the_best_chain_follows_the_highest_score() -> None:
     assert tree.best_chain(0) == []
 
 
+def test_the_best_chain_prefers_one_that_goes_far_to_one_that_begins_well() -> None:
+    tree = tree_of((1,))
+    tree.attach(Graft(0, name((1,)), 1, (2,), (-1,), (-0.5,)))
+    tree.attach(Graft(1, name((1,)), 1, (3, 4, 5), (-1, 0, 1), (-0.7, -0.1, -0.1)))
+    assert [node.token for node in tree.best_chain(8)] == [3, 4, 5]
+    assert [node.token for node in tree.best_chain(1)] == [2]
+
+
 def test_a_verdict_on_a_live_node_commits_the_path_to_it() -> None:
     tree = tree_of((1,))
     tree.attach(chain((1,), 2, 3))

@@ -90,6 +90,13 @@ fingerprints = st.builds(m.Fingerprint, st.integers(1, I31), texts(128), token_l
 
 
 @st.composite
+def lookups(draw: st.DrawFn) -> m.Lookup:
+    """N-grams of any lengths, with and without a reference."""
+    ngram_max = draw(st.integers(1, m.MAX_NGRAM))
+    return m.Lookup(draw(st.integers(1, ngram_max)), ngram_max, draw(token_lists(20)))
+
+
+@st.composite
 def opens(draw: st.DrawFn) -> m.Open:
     """A text that is not yet of its greatest length."""
     tokens = draw(token_lists(50, least=1))
@@ -102,6 +109,7 @@ def opens(draw: st.DrawFn) -> m.Open:
         sampling=draw(samplings if draw(st.booleans()) else shaped_samplings()),
         policy=draw(policies),
         limits=m.Limits(draw(st.integers(len(tokens) + 1, m.MAX_TEXT_LEN)), draw(token_lists(8))),
+        lookup=draw(st.none() | lookups()),
     )
 
 
@@ -133,6 +141,7 @@ def verdicts(draw: st.DrawFn) -> m.Verdict:
     num_drafted = draw(counts)
     num_accepted = draw(st.integers(0, num_drafted))
     num_rejected = min(m.MAX_NODES_PER_DRAFT, num_drafted - num_accepted)
+    num_sources = num_accepted if num_accepted <= 8 else 0
     acks = st.builds(m.Ack, st.integers(0, m.MAX_SOURCES - 1), incarnations, counts)
     return m.Verdict(
         session=draw(sessions),
@@ -151,6 +160,7 @@ def verdicts(draw: st.DrawFn) -> m.Verdict:
         host_us=draw(microseconds),
         rejected=draw(token_lists(min(num_rejected, 8))),
         logprobs=draw(logprobs(len(tokens))) if draw(st.booleans()) else None,
+        sources=tuple(draw(st.integers(0, m.MAX_SOURCES - 1)) for _ in range(num_sources)),
     )
 
 

@@ -18,9 +18,18 @@ from typing import TYPE_CHECKING, Any
 from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
-from proto.messages import Draft, FinishReason, Message, Open, Role, Verdict
+from proto.messages import (
+    NGRAM_SOURCE,
+    Draft,
+    FinishReason,
+    Message,
+    Open,
+    Role,
+    Verdict,
+)
 from proto.tree import CommittedText
 from target_node import events as target
+from target_node import verifying
 from target_node.patience import WAIT_S_MAX
 from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
@@ -146,6 +155,7 @@ class Judge:
             if isinstance(event, drafter.Arrived) and isinstance(event.message, Verdict):
                 self.liveness.verdict_applied(event.message)
             return
+        self._check_copies(machine, truth)
         for key in machine.tree.nodes:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
         if self._tree is not machine.tree:
@@ -206,6 +216,21 @@ class Judge:
         # The target adds a token itself, so a draft of the very last one is never worth anything.
         assert deepest + 1 < truth.limits.max_len, "the drafter drafts past the longest text"
 
+    def _check_copies(self, machine: verifying.Verifying, truth: Truth) -> None:
+        """What the target drafts by itself stands somewhere in what was written, or given to it."""
+        lookup = self.scenario.lookup
+        for key, node in machine.tree.nodes.items():
+            if node.source == NGRAM_SOURCE and key not in truth.paths:
+                assert lookup is not None, "the target drafts by itself without being told to"
+                known = {*machine.tree.text.tokens, *lookup.reference}
+                assert node.token in known, "the target copies what is not there"
+                digest, length = truth.paths[node.parent]
+                truth.paths[key] = fold(digest, node.token), length + 1
+        if lookup is None or machine.opened is None:
+            return
+        deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
+        assert deepest + 1 < truth.limits.max_len, "the target drafts past the longest text"
+
     def _check_verdict(self, verdict: Verdict) -> None:
         truth = self.truths[verdict.session]
         base_len, tokens = verdict.base_len, verdict.tokens
@@ -222,6 +247,9 @@ class Judge:
         truth.said_len = max(truth.said_len, end)
         if self.scenario.is_oracle and end < len(truth.tokens):
             assert verdict.num_accepted == verdict.num_drafted, "an oracle is contradicted"
+        assert len(verdict.sources) in (0, verdict.num_accepted)
+        if NGRAM_SOURCE in verdict.sources:
+            self.liveness.stats["copied"] += 1
         for ack in verdict.acks:
             come = self._come[ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)

@@ -5,12 +5,14 @@ from random import Random
 
 from proto.messages import (
     Limits,
+    Lookup,
     Policy,
     Role,
     Rule,
     autoregressive,
     pipelined,
     synchronous,
+    without_drafter,
 )
 from target_node.patience import WAIT_S_MAX
 from tests.simulation.toys import LIKELY, ToyModel
@@ -78,6 +80,7 @@ class Scenario:
     rule: Rule
     temperature: float  # only whether it is zero matters here
     blocking: bool  # a node reads its messages only between two forwards, as the real loops do
+    lookup: Lookup | None = None  # how the target drafts by itself
 
     @property
     def capacity(self) -> int:
@@ -86,8 +89,9 @@ class Scenario:
 
     @property
     def is_oracle(self) -> bool:
-        """Whether the drafter is always right and reads the whole text."""
-        return self.model.agreement == 1.0 and self.drafter_max_len >= self.capacity
+        """Whether all drafts are right: the drafter's are, and it reads the whole text."""
+        is_right = self.model.agreement == 1.0 and self.lookup is None
+        return is_right and self.drafter_max_len >= self.capacity
 
     @property
     def healed_at_s(self) -> float:
@@ -169,10 +173,30 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
         # A model with one choice has the same text under every rule.
         model = replace(model, num_children=1)
         scenario = replace(scenario, model=model, rule=classical, temperature=1.0)
+    if not oracle:
+        scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
     return scenario
+
+
+def _with_lookup(scenario: Scenario, random: Random) -> Scenario:
+    """In a third of the scenarios the target drafts by itself: alone, or besides the drafter."""
+    is_alone, is_also = random.random() < 0.15, random.random() < 0.2
+    if not is_alone and (not is_also or scenario.rule is not Rule.COUPLED):
+        return scenario
+    reference: tuple[int, ...] = ()
+    if random.random() < 0.7:
+        # What will be said, with a mistake here and there.
+        text = random.choice(scenario.texts)
+        said, _ = scenario.model.complete(text.prompt, text.limits)
+        rate = random.choice((0.0, 0.05, 0.2))
+        reference = tuple(0 if random.random() < rate else token for token in said)
+    ngram_min = random.randint(1, 3)
+    lookup = Lookup(ngram_min, ngram_min + random.randint(0, 3), reference)
+    policy = without_drafter(scenario.policy) if is_alone else scenario.policy
+    return replace(scenario, lookup=lookup, policy=policy)
 
 
 def _model(random: Random) -> ToyModel:

@@ -18,7 +18,16 @@ import numpy as np
 from scipy.stats import chisquare
 
 from coordinator import session as coordination
-from proto.messages import Limits, Policy, Role, Rule, pipelined, synchronous
+from proto.messages import (
+    Limits,
+    Lookup,
+    Policy,
+    Role,
+    Rule,
+    pipelined,
+    synchronous,
+    without_drafter,
+)
 from tests.simulation.sampled import NUM_SYMBOLS, Sampling
 from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text
 from tests.simulation.toys import ToyModel
@@ -34,22 +43,38 @@ LIMIT_S = 120.0  # of virtual time, for one text
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A rule, a policy, and whether messages are lost and nodes die."""
+    """A rule, a policy, whether messages are lost and nodes die, and what the target drafts."""
 
     rule: Rule
     policy: Policy
     faulty: bool
+    lookup: Lookup | None = None
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.rule.name.lower()} {self.policy.name}{' faults' if self.faulty else ''}"
+        words = [self.rule.name.lower(), self.policy.name]
+        words += ["ngram"] if self.lookup is not None else []
+        words += ["alone"] if not self.policy.has_drafter else []
+        return " ".join(words + ["faults"] * self.faulty)
 
 
 CASES = [
     Case(rule, policy, faulty)
     for rule in (Rule.COUPLED, Rule.TOKEN, Rule.BLOCK)
     for policy in POLICIES.values()
+    for faulty in (False, True)
+]
+# Drafts that the target makes itself: besides a drafter's, and alone under each rule.
+COPIES = Lookup(1, 3, (0, 2, 1, 1, 0, 1, 2, 2, 0, 0, 2, 1, 0))
+CASES += [
+    Case(rule, policy, faulty, COPIES)
+    for rule, policy in (
+        (Rule.COUPLED, POLICIES["pipelined"]),
+        (Rule.COUPLED, without_drafter(POLICIES["sync"])),
+        (Rule.TOKEN, without_drafter(POLICIES["sync"])),
+        (Rule.BLOCK, without_drafter(POLICIES["sync"])),
+    )
     for faulty in (False, True)
 ]
 
@@ -169,6 +194,7 @@ def _scenario(case: Case, num_texts: int, seed: int) -> Scenario:
         rule=case.rule,
         temperature=1.0,
         blocking=True,
+        lookup=case.lookup,
     )
 
 

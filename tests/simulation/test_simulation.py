@@ -46,6 +46,7 @@ def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
     assert seen["texts"] == 80
     assert seen["outlived the bad time"] > 40
     assert seen["accepted again"] > 10
+    assert seen["copied"] > 10
 
 
 def test_a_seed_is_the_same_story_every_time() -> None:

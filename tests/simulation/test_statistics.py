@@ -19,7 +19,8 @@ def assert_exact(case: Case, result: Result) -> None:
     assert result.passes, f"{case.name}: p = {result.p_value}"
     if case.rule.name != "COUPLED":  # where the machine itself compares, nothing is judged here
         assert result.num_judged > result.num_texts
-        assert 0.3 < result.num_accepted / result.num_judged < 0.9
+        least = 0.3 if case.lookup is None else 0.1
+        assert least < result.num_accepted / result.num_judged < 0.9
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)

@@ -240,6 +240,7 @@ class Host:
             policy=self.world.scenario.policy,
             limits=text.limits,
             rule=self.world.scenario.rule,
+            lookup=self.world.scenario.lookup,
         )
         self.world.judge.begun(self.session, text)
         self.handle(coordination.Started())

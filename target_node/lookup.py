@@ -1,0 +1,149 @@
+"""Drafts that the target makes by itself, of what was written before (pure).
+
+Theory of operation
+-------------------
+Right when a pass starts, what followed the text's last tokens earlier (`engine/ngram.py`) joins the
+tree: under the root, and then behind the best chain for as long as there is room, since a draft of
+a model can be continued in this way too. So the source costs nothing while the target computes, and
+is never late. With a drafter besides, both grow one tree, and the pass takes the chain of which
+most is expected to be accepted. That needs coupled verification: there it does not matter which.
+
+How much is expected of a token depends on the length of its n-gram, and is learnt from what became
+of earlier ones. The same is known of the drafter, for one decision: whether to start with what was
+found at once, or to wait for the drafter as usual. What is at least as often right as the drafter
+is worth starting with.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.ngram import Match, NgramIndex
+from proto.messages import NGRAM_SOURCE, Open, Proposal, Rule
+from proto.tree import Graft, Node, SpeculationTree
+
+PRIOR_TRIES = 4.0
+MAX_TRIES = 64.0  # beyond them older tries count less and less
+DRAFTER = 0  # in place of the length of an n-gram
+
+
+@dataclass(slots=True)
+class _Rate:
+    """How often something was right: `hits` of `tries`, with some for a start."""
+
+    hits: float
+    tries: float = PRIOR_TRIES
+
+    @property
+    def chance(self) -> float:
+        return self.hits / self.tries
+
+    def add(self, *, right: bool) -> None:
+        if self.tries >= MAX_TRIES:
+            self.hits *= 1 - 1 / MAX_TRIES
+            self.tries *= 1 - 1 / MAX_TRIES
+        self.hits += right
+        self.tries += 1
+
+
+class LookupSource:
+    """The n-gram drafts of one text; `open` begins another."""
+
+    def __init__(self) -> None:
+        self._index: NgramIndex | None = None  # None: this text is written without them
+        self._is_certain = False  # classical rules: each draft is all that it was sampled from
+        self._rates: dict[int, _Rate] = {}  # by length of the n-gram, and DRAFTER
+        self._ngram_lens: dict[int, int] = {}  # of the nodes that were added for the last pass
+        self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the text is written with such drafts."""
+        return self._index is not None
+
+    def open(self, message: Open, tokens: Sequence[int]) -> None:
+        """A text begins or begins anew."""
+        self._ngram_lens = {}
+        self._found = (0, None)
+        lookup = message.lookup
+        if lookup is None:
+            self._index = None
+            return
+        self._is_certain = message.rule is not Rule.COUPLED
+        self._rates = {DRAFTER: _Rate(0.6 * PRIOR_TRIES)}
+        for n in range(lookup.ngram_min, lookup.ngram_max + 1):
+            self._rates[n] = _Rate(n / (n + 1) * PRIOR_TRIES)
+        self._index = NgramIndex(
+            ngram_min=lookup.ngram_min,
+            ngram_max=lookup.ngram_max,
+            seed=message.sampling.seed,
+            reference=lookup.reference,
+        )
+        self._index.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The text goes on."""
+        if self._index is not None:
+            self._index.extend(tokens)
+
+    def is_worth_starting(self, wanted: int) -> bool:
+        """Whether to start a pass with what is found at the root, without the drafter's drafts."""
+        if self._index is None:
+            return False
+        if self._found[0] != len(self._index):
+            self._found = (len(self._index), self._index.find(wanted))
+        match = self._found[1]
+        if match is None or len(match.tokens) < wanted:
+            return False
+        return self._rates[match.ngram_len].chance >= self._rates[DRAFTER].chance
+
+    def grow(self, tree: SpeculationTree, limit: int) -> None:
+        """Add drafts for a pass that verifies at most `limit` of them."""
+        self._ngram_lens = {}
+        if self._index is None or limit == 0:
+            return
+        self._add(tree, self._index, (), limit)
+        chain = tree.best_chain(limit)
+        while len(chain) < limit and self._add(tree, self._index, chain, limit - len(chain)):
+            chain = tree.best_chain(limit)
+
+    def _add(
+        self, tree: SpeculationTree, index: NgramIndex, chain: Sequence[Node], limit: int
+    ) -> bool:
+        """Add what follows `chain`; returns whether anything new did."""
+        match = index.find(limit, [node.token for node in chain])
+        if match is None:
+            return False
+        number = len(match.tokens)
+        score = math.log(self._rates[match.ngram_len].chance)
+        before = set(tree.nodes)
+        tree.attach(
+            Graft(
+                source=NGRAM_SOURCE,
+                parent_hash=chain[-1].key if chain else tree.root,
+                parent_len=len(tree.text) + len(chain),
+                tokens=match.tokens,
+                parents=tuple(range(-1, number - 1)),
+                scores=(score,) * number,
+                proposals=tuple(Proposal((token,), (1.0,)) for token in match.tokens)
+                if self._is_certain
+                else (),
+            )
+        )
+        new = [key for key in tree.nodes if key not in before]
+        self._ngram_lens.update(dict.fromkeys(new, match.ngram_len))
+        return bool(new)
+
+    def judged(self, nodes: Sequence[Node], num_accepted: int) -> None:
+        """A pass has accepted the first `num_accepted` of these drafts, and not the next one."""
+        if self._index is None:
+            return
+        for index, node in enumerate(nodes[: num_accepted + 1]):
+            kind = DRAFTER if node.source != NGRAM_SOURCE else self._ngram_lens.get(node.key)
+            if kind is not None:
+                self._rates[kind].add(right=index < num_accepted)
+
+    def check(self, tree: SpeculationTree) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert self._index is None or self._index.tokens == tree.text.tokens
+        assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())

@@ -1,0 +1,1 @@
+"""The theory of speculative decoding, in exact numbers."""
