@@ -1,12 +1,12 @@
 """The drafter's machine: whole action lists for the textbook cases."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from drafter_node.drafting import PREFILL_CHUNK, Drafting
-from drafter_node.events import Action, Allocate, Arrived, Compute, Proposed, Send, Tick
+from drafter_node.drafting import PREFILL_CHUNK
+from drafter_node.events import Action, Allocate, Compute, Proposed, Send
 from engine.slots import Feed
-from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, Message, SessionMark
+from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, SessionMark
+from tests.protocol.drafter import Drafter
 from tests.protocol.texts import (
     KEY,
     PIPELINED,
@@ -18,42 +18,6 @@ from tests.protocol.texts import (
     opening,
     verdict,
 )
-
-
-class Drafter:
-    """A machine whose model proposes what the test says; every step checks every invariant."""
-
-    def __init__(self, max_len: int = 100) -> None:
-        self.machine = Drafting(max_len=max_len, num_slots=max_len + 64)
-
-    def hears(self, message: Message) -> list[Action]:
-        """A message comes."""
-        return self._checked(self.machine.handle(Arrived(message), 0.0))
-
-    def ticks(self) -> list[Action]:
-        """All messages have been handled."""
-        return self._checked(self.machine.handle(Tick(), 0.0))
-
-    def proposes(self, ticket: int, *tokens: int) -> list[Action]:
-        """The model has answered."""
-        event = Proposed(ticket, tokens, (-0.5,) * len(tokens), 0)
-        return self._checked(self.machine.handle(event, 0.0))
-
-    def drafts(self, *tokens: int) -> list[Draft]:
-        """Run the model once per token; returns the drafts that were sent."""
-        sent: list[Draft] = []
-        for token in tokens:
-            (compute,) = self.ticks()
-            assert isinstance(compute, Compute)
-            for action in self.proposes(compute.ticket, token):
-                assert isinstance(action, Send)
-                assert isinstance(action.message, Draft)
-                sent.append(action.message)
-        return sent
-
-    def _checked(self, actions: list[Action]) -> list[Action]:
-        self.machine.check()
-        return actions
 
 
 def row(ticket: int, token: int, position: int, prefix_len: int, mask: int = 1) -> Compute:
@@ -369,38 +333,3 @@ def test_verdicts_of_another_session_are_ignored() -> None:
     before: Sequence[int] = list(drafter.machine.tree.text.tokens)
     assert drafter.hears(verdict((1, 2), 3)) == []
     assert drafter.machine.tree.text.tokens == before
-
-
-def test_what_the_target_cannot_use_yet_is_sent_in_groups() -> None:
-    drafter = Drafter()
-    drafter.hears(opening(1, 2, 3, policy=replace(PIPELINED, group=3)))
-    sent = drafter.drafts(4, 5, 6, 7, 8)
-    # The first of a life at once, then the one that starts a pass, then three at a time.
-    assert [draft.tokens for draft in sent] == [(4,), (5,), (6, 7, 8)]
-    (compute,) = drafter.ticks()
-    assert isinstance(compute, Compute)
-    assert drafter.proposes(compute.ticket, 9) == []
-    # A verdict makes what has been held back the next to be verified.
-    (send,) = drafter.hears(verdict((1, 2, 3), 4, 5, 6, 7, acked=3))
-    assert send == Send(draft((1, 2, 3, 4, 5, 6, 7, 8), 9, number=4))
-
-
-def test_a_path_that_is_hardly_ever_taken_is_not_drafted_on() -> None:
-    drafter = Drafter()
-    drafter.hears(opening(1, 2, 3, policy=replace(PIPELINED, min_score=-1.2)))
-    drafter.drafts(4, 5, 6)  # three tokens of e^-0.5 each: e^-1.5 is less than e^-1.2
-    assert drafter.ticks() == []
-    # What has been accepted is certain, so there is room again.
-    drafter.hears(verdict((1, 2, 3), 4, acked=3))
-    (compute,) = drafter.ticks()
-    assert isinstance(compute, Compute)
-
-
-def test_a_drafter_that_gives_up_before_a_pass_can_start_says_so() -> None:
-    drafter = Drafter()
-    drafter.hears(opening(1, 2, 3, policy=replace(PIPELINED, min_score=-0.4)))
-    (first,) = drafter.drafts(4)
-    assert not first.done
-    (send,) = drafter.ticks()
-    assert send == Send(draft((1, 2, 3), 4, number=2, first_number=1, done=True))
-    assert drafter.ticks() == []

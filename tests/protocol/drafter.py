@@ -1,0 +1,41 @@
+"""A drafter's machine whose model is the test."""
+
+from drafter_node.drafting import Drafting
+from drafter_node.events import Action, Arrived, Compute, Proposed, Send, Tick
+from proto.messages import Draft, Message
+
+
+class Drafter:
+    """A machine whose model proposes what the test says; every step checks every invariant."""
+
+    def __init__(self, max_len: int = 100) -> None:
+        self.machine = Drafting(max_len=max_len, num_slots=max_len + 64)
+
+    def hears(self, message: Message) -> list[Action]:
+        """A message comes."""
+        return self._checked(self.machine.handle(Arrived(message), 0.0))
+
+    def ticks(self) -> list[Action]:
+        """All messages have been handled."""
+        return self._checked(self.machine.handle(Tick(), 0.0))
+
+    def proposes(self, ticket: int, *tokens: int) -> list[Action]:
+        """The model has answered."""
+        event = Proposed(ticket, tokens, (-0.5,) * len(tokens), 0)
+        return self._checked(self.machine.handle(event, 0.0))
+
+    def drafts(self, *tokens: int) -> list[Draft]:
+        """Run the model once per token; returns the drafts that were sent."""
+        sent: list[Draft] = []
+        for token in tokens:
+            (compute,) = self.ticks()
+            assert isinstance(compute, Compute)
+            for action in self.proposes(compute.ticket, token):
+                assert isinstance(action, Send)
+                assert isinstance(action.message, Draft)
+                sent.append(action.message)
+        return sent
+
+    def _checked(self, actions: list[Action]) -> list[Action]:
+        self.machine.check()
+        return actions
