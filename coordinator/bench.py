@@ -24,7 +24,7 @@ from proto.errors import NodeError
 
 PEER = "tests.peers.huggingface"
 PEER_START_S = 300.0
-SWEEP_PROMPTS = 3
+SWEEP_PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def best_arm(
     say: Callable[[str], None],
 ) -> tuple[Arm, dict[str, float]]:
     """The fastest of several settings on the first prompts, and the tokens/s of each."""
-    runs = measure(arms, prompts[:SWEEP_PROMPTS], temperature=temperature, repetitions=2, say=say)
+    runs = measure(arms, prompts[:SWEEP_PROMPTS], temperature=temperature, repetitions=1, say=say)
     speeds = {
         arm.name: median(run.text.tokens_per_second for run in runs if run.arm == arm.name)
         for arm in arms

@@ -17,8 +17,8 @@ from coordinator.pair import Pair
 from proto.errors import ConfigurationError
 
 PLAIN, PLAIN_ALL_CORES = "ar, one core", "ar, all cores"
-SYNC_KS = (1, 2, 3, 4, 5, 6, 8)
-ASSISTED_KS = (None, 2, 3, 4, 5, 6)
+SYNC_KS = (1, 2, 3, 4, 5, 6)
+ASSISTED_KS = (None, 2, 3, 5)
 MAX_PROMPT_TOKENS = 256
 
 Say = Callable[[str], None]

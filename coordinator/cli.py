@@ -12,6 +12,7 @@ import typer
 from coordinator.bench_command import bench
 from coordinator.generate_command import generate
 from coordinator.launcher import ConnectRay
+from coordinator.lossless_command import verify_lossless
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"
@@ -48,6 +49,7 @@ def root(
 
 app.command()(generate)
 app.command()(bench)
+app.command()(verify_lossless)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
