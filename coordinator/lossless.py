@@ -9,14 +9,11 @@ The sampled check is Pearson's chi-square test. It is also run against a target 
 (`Rule.CARELESS`), which it must reject: a check that cannot fail says nothing.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-
-import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import chi2, chisquare, ncx2
 
 from coordinator.config import SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
@@ -27,7 +24,6 @@ from proto.sampling import Logprobs
 LEVEL = 1e-4
 TOP_K, LENGTH = 3, 4
 TEMPERATURE = 1.5
-MIN_EXPECTED = 5.0
 # A greedy difference where the target's two best are closer than this is a near tie.
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 POLICIES = (
@@ -155,9 +151,9 @@ def joint(pair: Pair, prompt: Text) -> Joint:
         for text, chance in chances.items():
             (best,) = _write(pair, prompt + text, ALONE, params).best
             likeliest = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:TOP_K]
-            weights = np.exp(np.array([value for _, value in likeliest]) / TEMPERATURE)
-            for (token, _), share in zip(likeliest, weights / weights.sum(), strict=True):
-                longer[(*text, token)] = chance * float(share)
+            weights = [math.exp(value / TEMPERATURE) for _, value in likeliest]
+            for (token, _), weight in zip(likeliest, weights, strict=True):
+                longer[(*text, token)] = chance * weight / sum(weights)
         chances = longer
     return chances
 
@@ -176,7 +172,9 @@ def sampled(
         counts[got.tokens] += 1
         drafted += got.num_drafted
         accepted += got.num_accepted
-    p_value = _p_value(counts, chances)
+    from coordinator.chi_square import p_value as p_value_of  # scipy takes a second to load
+
+    p_value = p_value_of(counts, chances)
     held = p_value >= LEVEL and accepted > 0
     rate = accepted / max(1, drafted)
     detail = f"p = {p_value:.2g}, {rate:.0%} of {drafted} drafts accepted"
@@ -184,22 +182,8 @@ def sampled(
     return Check("sampled", what, held, detail, expected=speculation.rule is not Rule.CARELESS)
 
 
-def detectable(num_texts: int, chances: Joint, power: float = 0.95) -> float:
-    """The effect size (Cohen's w) that so many texts reveal with this probability."""
-    cells = sum(chance * num_texts >= MIN_EXPECTED for chance in chances.values())
-    limit = chi2.isf(LEVEL, cells)
-    return float(brentq(lambda w: ncx2.sf(limit, cells, num_texts * w**2) - power, 1e-3, 10.0))
+def detectable(num_texts: int, chances: Joint) -> float:
+    """The effect size (Cohen's w) that so many texts reveal with a probability of 0.95."""
+    from coordinator.chi_square import detectable as detectable_by
 
-
-def _p_value(counts: Counter[Text], chances: Joint) -> float:
-    """Of Pearson's test; rare texts are counted together."""
-    if not set(counts) <= set(chances):
-        return 0.0  # the target never writes such a text
-    num_texts = sum(counts.values())
-    expected = np.array([chance * num_texts for chance in chances.values()])
-    seen = np.array([counts[text] for text in chances], dtype=float)
-    rare = expected < MIN_EXPECTED
-    expected = np.append(expected[~rare], expected[rare].sum())
-    seen = np.append(seen[~rare], seen[rare].sum())
-    kept = expected > 0
-    return float(chisquare(seen[kept], expected[kept] * seen.sum() / expected.sum()).pvalue)
+    return detectable_by(num_texts, chances, level=LEVEL)

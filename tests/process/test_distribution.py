@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from coordinator import launcher
+from coordinator.chi_square import p_value
 from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from engine.sampling import Sampling, process
@@ -75,23 +74,6 @@ def sample(pair: Pair, speculation: SpeculationConfig, num_texts: int) -> tuple[
         drafted += stream.result.metrics.num_draft_tokens
         accepted += stream.result.metrics.num_accepted_tokens
     return counts, accepted / max(1, drafted)
-
-
-def p_value(counts: Counter, joint: Joint) -> float:  # type: ignore[type-arg]
-    """Of Pearson's test; texts that are expected less than five times are counted together."""
-    num_texts = sum(counts.values())
-    if not set(counts) <= set(joint):
-        return 0.0  # the target never writes such a text
-    expected = np.array([joint[text] * num_texts for text in product_order(joint)])
-    seen = np.array([counts[text] for text in product_order(joint)])
-    rare = expected < 5
-    expected = np.append(expected[~rare], expected[rare].sum())
-    seen = np.append(seen[~rare], seen[rare].sum())
-    return float(chisquare(seen, expected * seen.sum() / expected.sum()).pvalue)
-
-
-def product_order(joint: Joint) -> list[tuple[int, ...]]:
-    return sorted(joint)
 
 
 CASES = [
