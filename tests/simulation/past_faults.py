@@ -9,6 +9,7 @@ import pytest
 from coordinator.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from proto.messages import Policy
+from proto.tree import Node
 from target_node.patience import WAIT_S_MAX, Patience
 from target_node.verifying import Verifying
 from tests.simulation.faults import NO_SPEED, Fault, Patch
@@ -58,12 +59,10 @@ def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None
 
 
 def two_children_count_as_two_drafts_of_a_chain(patch: Patch) -> None:
-    def by_number(self: Drafting) -> bool:
-        assert self.opened is not None
-        room = self.opened.limits.max_drafts(len(self.tree.text))
-        return len(self.tree.nodes) >= min(self.opened.policy.launch_min, room)
+    def by_number(self: Drafting) -> list[Node]:
+        return list(self.tree.nodes.values())[: self._num_wanted()]
 
-    patch.setattr(Drafting, "_is_launch_met", by_number)
+    patch.setattr(Drafting, "_first_chain", by_number)
 
 
 def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
