@@ -12,13 +12,14 @@ from rich.console import Console
 
 from coordinator.bench import Arm, Peer, Run, best_arm, measure, pair_arm, wait_for_quiet
 from coordinator.bench_report import equality, host_time, machine, table
-from coordinator.config import PairConfig, SpeculationConfig, checked
+from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
 from coordinator.pair import Pair
 from proto.errors import ConfigurationError
 
 PLAIN, PLAIN_ALL_CORES = "ar, one core", "ar, all cores"
 SYNC_KS = (1, 2, 3, 4, 5, 6)
 ASSISTED_KS = (None, 2, 3, 5)
+LOOKUP_K = 8
 MAX_PROMPT_TOKENS = 256
 
 Say = Callable[[str], None]
@@ -90,6 +91,8 @@ class _Arms:
         self.pair = stack.enter_context(Pair(config))
         alone = config.model_copy(update={"target_device": "cpu"})
         self.all_cores = stack.enter_context(Pair(alone, with_drafter=False))
+        lookup = config.model_copy(update={"drafter": NGRAM})
+        self.lookup = stack.enter_context(Pair(lookup))
         self.max_tokens = max_tokens
         self.peer = Peer(config, max_tokens) if with_peers else None
         if self.peer is not None:
@@ -99,6 +102,15 @@ class _Arms:
         """A policy on the pair."""
         speculation = checked(SpeculationConfig, policy=policy, **numbers)
         return pair_arm(name, self.pair, speculation, self.max_tokens)
+
+    def ngrams(self) -> list[Arm]:
+        """Drafts that are copied: besides those of the draft model, and alone."""
+        many = checked(SpeculationConfig, num_speculative_tokens=LOOKUP_K)
+        both = many.model_copy(update={"also_ngram": True})
+        return [
+            pair_arm("pipelined + ngram", self.pair, both, self.max_tokens),
+            pair_arm("ngram, no drafter", self.lookup, many, self.max_tokens),
+        ]
 
     def plain(self) -> list[Arm]:
         """The target alone, on its core and on all of them."""
@@ -115,7 +127,7 @@ def _one_temperature(
     """Sweep, measure, print."""
     syncs = [arms.policy(f"sync K={k}", "sync", num_speculative_tokens=k) for k in SYNC_KS]
     sync, sync_speeds = best_arm(syncs, prompts, temperature=value, say=say)
-    chosen = [*arms.plain(), sync, arms.policy("pipelined", "pipelined")]
+    chosen = [*arms.plain(), sync, arms.policy("pipelined", "pipelined"), *arms.ngrams()]
     ours = [arm.name for arm in chosen]
     swept = [sync_speeds]
     if arms.peer is not None:
