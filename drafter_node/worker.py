@@ -20,7 +20,7 @@ from drafter_node.events import (
 from engine.coupling import choose_scored
 from engine.errors import EngineError
 from engine.executor import Executor
-from engine.judging import sample_draft
+from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Processors
 from engine.sampling import Sampling
@@ -144,7 +144,7 @@ class Worker:
                 self._processed(logits[:, : self.vocab_size], action),
                 sampling,
                 seed=spec.seed,
-                life=action.sampled_in,
+                life=life_of(spec.sample_index, action.sampled_in),
                 number=action.ticket,
                 num_valid=self.vocab_size,
                 max_candidates=self.config.max_candidates,

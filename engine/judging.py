@@ -23,6 +23,11 @@ from engine.verification import (
 MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
 
 
+def life_of(sample_index: int, incarnation: int) -> int:
+    """Names a life of one of several texts of a prompt, which share their seed."""
+    return (sample_index << 32) + incarnation
+
+
 def distributions(rows: Floats, sampling: Sampling) -> list[Distribution]:
     """The distribution that is sampled at each row of logits [n, V], float32 on the host."""
     assert not sampling.is_greedy

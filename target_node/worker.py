@@ -8,7 +8,7 @@ import torch
 from engine.coupling import choose
 from engine.errors import EngineError
 from engine.executor import Executor
-from engine.judging import judge
+from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.prepare import Prepared, prepare
 from engine.processors import Processors
@@ -173,7 +173,7 @@ def _judged(
         wanted.drafts,
         [Distribution.of(proposal.ids, proposal.probs) for proposal in wanted.proposals],
         seed=action.sampling.seed,
-        life=wanted.incarnation,
+        life=life_of(action.sampling.sample_index, wanted.incarnation),
         number=action.ticket,
     )
 
