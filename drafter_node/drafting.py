@@ -310,23 +310,27 @@ class Drafting:
     # -- sending ----------------------------------------------------------------------------------
 
     def _send_unsent(self) -> list[Action]:
-        """Send new drafts once the target can start with them; until then they wait.
-
-        The first draft of a life goes at once: the target waits only for a drafter that it hears.
-        """
-        assert self.opened is not None
-        if not self._unsent:
+        """Send new drafts, unless they had better wait for more."""
+        if not self._unsent or self._holds_back():
             return []
-        if self._number > 0:
-            chain = self._first_chain()
-            if any(node.key in self._unsent for node in chain):
-                if len(chain) < self._num_wanted():
-                    return []
-            elif len(self._unsent) < self.opened.policy.group:
-                return []
         nodes = [self.tree.nodes[key] for key in self._unsent]
         first = nodes[0]
         return [self._draft(first.parent, first.position, nodes, self._number + 1, done=False)]
+
+    def _holds_back(self) -> bool:
+        """Whether the target can do nothing with the unsent drafts yet.
+
+        The first draft of a life goes at once: the target waits only for a drafter that it hears.
+        Under the classical rules all do: the end of drafting, which sends what was held back,
+        depends on what was drafted, and then so would which drafts are judged (docs/adr/0003).
+        """
+        assert self.opened is not None
+        if self._number == 0 or self.opened.rule is not Rule.COUPLED:
+            return False
+        chain = self._first_chain()
+        if any(node.key in self._unsent for node in chain):
+            return len(chain) < self._num_wanted()
+        return len(self._unsent) < self.opened.policy.group
 
     def _send_all(self, *, done: bool) -> list[Action]:
         """One message of every live node, in place of all that was sent before."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from drafter_node.events import Compute, Send
+from proto.messages import Rule
 from tests.protocol.drafter import Drafter
 from tests.protocol.texts import PIPELINED, draft, opening, verdict
 
@@ -40,3 +41,10 @@ def test_a_drafter_that_gives_up_before_a_pass_can_start_says_so() -> None:
     (send,) = drafter.ticks()
     assert send == Send(draft((1, 2, 3), 4, number=2, first_number=1, done=True))
     assert drafter.ticks() == []
+
+
+def test_under_the_classical_rules_no_draft_waits_for_a_later_one() -> None:
+    policy = replace(PIPELINED, launch_min=3, group=3)
+    drafter = Drafter()
+    drafter.hears(replace(opening(1, 2, 3, policy=policy), rule=Rule.TOKEN))
+    assert [draft.tokens for draft in drafter.drafts(4, 5, 6, 7)] == [(4,), (5,), (6,), (7,)]

@@ -1,12 +1,13 @@
 """Mistakes that bias every text and leave it plausible: the statistical mode must see each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from drafter_node import events as drafter
+from drafter_node.drafting import Drafting
 from engine.verification import Distribution, Purpose, Trial, uniform
 from proto.messages import Rule
 from proto.tree import Graft, SpeculationTree
@@ -101,7 +102,14 @@ def judged_drafts_stay(patch: Patch) -> None:
     patch.setattr(SpeculationTree, "clear", lambda self: 0)
 
 
+def unlikely_drafts_go_first(patch: Patch) -> None:
+    """A draft is held back for a second one, but not if it is too unlikely to be drafted on."""
+    patch.setattr(Drafting, "_holds_back", lambda self: len(self._unsent) < 2)
+
+
 SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
+# Passes start often while the drafter is at work.
+AT_ONCE = replace(PIPELINED, launch_min=1, min_score=-0.8)
 BIASES = [
     Bias("drafts of low q left out", LeavesOutUnlikely, Case(Rule.TOKEN, SYNC, False)),
     Bias("noise of the position", NoiseOfPosition, Case(Rule.BLOCK, SYNC, False)),
@@ -112,5 +120,11 @@ BIASES = [
         DraftsAgain,
         Case(Rule.TOKEN, SYNC, False),
         the_later_child_is_preferred,
+    ),
+    Bias(
+        "unlikely drafts go first",
+        Sampling,
+        Case(Rule.TOKEN, AT_ONCE, False, draft_s=0.025),
+        unlikely_drafts_go_first,
     ),
 ]

@@ -43,12 +43,13 @@ LIMIT_S = 120.0  # of virtual time, for one text
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A rule, a policy, whether messages are lost and nodes die, and what the target drafts."""
+    """A rule, a policy, whether messages are lost and nodes die, what the target drafts, a pace."""
 
     rule: Rule
     policy: Policy
     faulty: bool
     lookup: Lookup | None = None
+    draft_s: float = 0.01
 
     @property
     def name(self) -> str:
@@ -182,7 +183,7 @@ def _scenario(case: Case, num_texts: int, seed: int) -> Scenario:
         costs=Costs(
             pass_s=0.06,
             row_s=0.002,
-            draft_s=0.01,
+            draft_s=case.draft_s,
             drafter_hop_s=0.004,
             target_hop_s=0.001,
             jitter_s=0.01,

@@ -41,5 +41,6 @@ def test_a_planted_bias_is_rejected(bias: Bias, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_second_draft_of_a_node_does_no_harm_because_the_first_one_wins() -> None:
-    result = run(BIASES[-1].case, NUM_TEXTS_BIASED, DraftsAgain())
+    later = next(bias for bias in BIASES if bias.models is DraftsAgain)
+    result = run(later.case, NUM_TEXTS_BIASED, DraftsAgain())
     assert result.passes
