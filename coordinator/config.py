@@ -213,7 +213,7 @@ class SamplingParams(_Frozen):
     Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
     with or without a space before them; min_tokens come before any stop token or stop string;
     logprobs and prompt_logprobs are numbers of alternatives (0: only the token itself); n is the
-    number of texts, each with noise of its own.
+    number of texts, each with noise of its own. Without speculate the target writes alone.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -245,6 +245,7 @@ class SamplingParams(_Frozen):
     logprobs: NumLogprobs = None
     prompt_logprobs: NumLogprobs = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    speculate: bool = True
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -178,6 +178,8 @@ class Pair:
         self.check(prompt)
         hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if request.seed is None else request.seed
+        if not request.speculate:
+            speculation = SpeculationConfig(policy="ar")
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))

@@ -120,8 +120,6 @@ class Service:
             raise self._failure
         if self._stopping:
             raise ClosedError("the coordinator was closed")
-        if not self._thread.is_alive():
-            raise NodeError("the coordinator's loop has ended unexpectedly")
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
@@ -207,6 +205,8 @@ class Service:
         finally:
             if self._failure is None:
                 self._failure = ClosedError("the coordinator was closed")
+                if not self._stopping:
+                    self._failure = NodeError("the coordinator's loop has ended unexpectedly")
             texts = [self._active, *self._waiting, *self._commands]
             for running in texts:
                 if isinstance(running, _Running):

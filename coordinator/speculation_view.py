@@ -9,7 +9,8 @@ A rejected newline or tab shows as a sign, so that the layout stays that of the 
 plain text the marks end at every newline for the same reason.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from coordinator.origins import shown_rejected
@@ -42,20 +43,42 @@ class Segment:
 
 
 class SpeculationView:
-    """Shows a text pass by pass."""
+    """Shows a text pass by pass.
+
+    What the text holds back (a beginning of a stop string, a part of a character) waits here too,
+    and so does what comes behind it.
+    """
 
     def __init__(self, decoder: Decoder, *, in_colour: bool) -> None:
         self._decoder = decoder
         self._in_colour = in_colour
-        self._last = Kind.OWN  # of the last token: whose text is held back
+        self._last = Kind.OWN  # of the last token: whose text the decoder holds back
+        self._waiting: deque[Segment] = deque()
 
-    def push(self, emit: Emit) -> str:
-        """What a pass shows."""
-        return self._rendered(self._segments(emit))
+    def push(self, emit: Emit, text: str) -> str:
+        """What a pass shows, given what it adds to the text."""
+        self._waiting.extend(self._segments(emit))
+        return self._rendered(self._released(len(text)))
 
-    def finish(self) -> str:
-        """What was held back at the end of the text."""
-        return self._rendered([Segment(self._last, self._decoder.finish())])
+    def finish(self, text: str) -> str:
+        """What the end shows, given what was held back and belongs to the text."""
+        self._waiting.append(Segment(self._last, self._decoder.finish()))
+        return self._rendered(self._released(len(text)))
+
+    def _released(self, room: int) -> list[Segment]:
+        """The segments that wait, as far as the text has come: `room` characters more."""
+        released = []
+        while self._waiting:
+            segment = self._waiting.popleft()
+            if segment.kind is not Kind.REJECTED:
+                released.append(replace(segment, text=segment.text[:room]))
+                if len(segment.text) > room:
+                    self._waiting.appendleft(replace(segment, text=segment.text[room:]))
+                    break
+                room -= len(segment.text)
+            else:
+                released.append(segment)
+        return released
 
     def _segments(self, emit: Emit) -> list[Segment]:
         accepted = "".join(self._decoder.pieces(emit.tokens[: emit.num_accepted]))

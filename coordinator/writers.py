@@ -158,10 +158,10 @@ class TextWriter:
         if part.outputs[0].index != self._text_index:
             self._end_line()
             self._begin_text(part.outputs[0].index)
-        if self._view is None:
-            self._write(part.outputs[0].text)
-        else:
-            self._write(self._view.finish() if emit is None else self._view.push(emit))
+        text = part.outputs[0].text
+        if self._view is not None:
+            text = self._view.finish(text) if emit is None else self._view.push(emit, text)
+        self._write(text)
 
     def break_off(self) -> None:
         """On a terminal, end the line."""

@@ -22,11 +22,11 @@ from engine.errors import EngineError
 from engine.executor import Executor
 from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
-from engine.processors import Processors
+from engine.processors import Newest
 from engine.sampling import Sampling
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import Fingerprint, Hello, Message, Open, Proposal
+from proto.messages import Fingerprint, Hello, Message, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 
@@ -88,7 +88,7 @@ class Worker:
         self.executor: Executor = prepared.executor
         self.num_rows = prepared.loaded.vocab_size  # of the embedding
         self.vocab_size = vocab_size  # ids from here on are never drafted
-        self._processors: tuple[Open, Processors] | None = None  # of the text that was opened last
+        self._processors = Newest()
         self.machine = Drafting(
             max_len=prepared.max_len,
             num_slots=prepared.executor.capacity,
@@ -174,8 +174,5 @@ class Worker:
             return logits
         opened = self.machine.opened
         assert opened is not None
-        if self._processors is None or self._processors[0] is not opened:
-            text, num_prompt = self.machine.tree.text.tokens, opened.num_prompt
-            made = Processors(opened.sampling, text, num_prompt, logits.shape[1])
-            self._processors = opened, made
-        return self._processors[1].apply(logits, [action.drafted])
+        processors = self._processors.of(opened, self.machine.tree.text.tokens, logits.shape[1])
+        return processors.apply(logits, [action.drafted])

@@ -62,7 +62,7 @@ class Executor:
     def take_over(self) -> None:
         """Let the backend lay the weights out as it likes; the loaded model may not run again."""
         assert self._backend is not None, "this executor was freed"
-        self._backend.take_over()
+        self._backend.take_over(timed=self.fixed_rows is None)
 
     def set_total(self, total: int | None) -> None:
         """Let every pass cover `total` slots (rounded up to 64) until told otherwise.

@@ -55,8 +55,11 @@ class Backend(Protocol):
     def move(self, move: Move) -> None:
         """Copy cache slots, all reads before any write."""
 
-    def take_over(self) -> None:
-        """Lay the weights out as suits this backend; the model itself may not run afterwards."""
+    def take_over(self, *, timed: bool = True) -> None:
+        """Lay the weights out as suits this backend; the model itself may not run afterwards.
+
+        timed  clocks may decide how: faster, but every process may then have its own last bits
+        """
 
 
 class HuggingFaceBackend:
@@ -107,8 +110,9 @@ class HuggingFaceBackend:
         with torch.inference_mode():
             self.cache.move(move)
 
-    def take_over(self) -> None:
+    def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""
+        del timed
 
     def _to_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self._device.type == "cpu":

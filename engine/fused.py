@@ -148,13 +148,13 @@ class FusedBackend:
         weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
         return _rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon))
 
-    def take_over(self) -> None:
+    def take_over(self, *, timed: bool = True) -> None:
         """Replace the model's weights by this backend's own; the model cannot be run any more.
 
         One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
-        embeddings stay, if the head is packed beside it.
+        embeddings stay, if the head is packed beside it. `timed` as in `Backend.take_over`.
         """
-        packer = Packer()
+        packer = Packer(timed=timed)
         for layer in self._layers:
             module = layer.module
             layer.qkv = packer.take(_qkv(module))

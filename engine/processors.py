@@ -95,6 +95,33 @@ class Settings(Protocol):
         """The tokens that would end the text."""
 
 
+class Opened(Protocol):
+    """How a text was opened: `proto.messages.Open`."""
+
+    @property
+    def sampling(self) -> Settings:
+        """Its settings."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of its prompt."""
+
+
+class Newest:
+    """The processors of the text that was opened last."""
+
+    def __init__(self) -> None:
+        self._opened: Opened | None = None
+        self._made: Processors | None = None
+
+    def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
+        """Those of a text; `text` as in `Path`."""
+        if self._made is None or self._opened is not opened:
+            self._opened = opened
+            self._made = Processors(opened.sampling, text, opened.num_prompt, vocab_size)
+        return self._made
+
+
 class Processors:
     """The processors of one text, from when it was opened.
 

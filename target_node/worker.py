@@ -11,13 +11,13 @@ from engine.executor import Executor
 from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.prepare import Prepared, prepare
-from engine.processors import Processors
+from engine.processors import Newest
 from engine.sampling import Sampling
 from engine.slots import NUM_TREE_SLOTS
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from proto.codec import encode
 from proto.errors import ModelError
-from proto.messages import OFF, Fingerprint, Hello, Logprobs, Message, Open, Rule
+from proto.messages import OFF, Fingerprint, Hello, Logprobs, Message, Rule
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.transport import Connection
 from target_node.events import (
@@ -88,7 +88,7 @@ class Worker:
         self.heart = heart
         self.executor = executor
         self.machine = Verifying(num_slots=executor.capacity, fixed_rows=config.fixed_rows or None)
-        self._processors: tuple[Open, Processors] | None = None  # of the text that was opened last
+        self._processors = Newest()
 
     def run(self) -> None:
         """Serve for ever; the lifeline ends the process."""
@@ -155,12 +155,9 @@ class Worker:
             return logits
         opened = self.machine.opened
         assert opened is not None
-        if self._processors is None or self._processors[0] is not opened:
-            text, num_prompt = self.machine.tree.text.tokens, opened.num_prompt
-            made = Processors(opened.sampling, text, num_prompt, logits.shape[1])
-            self._processors = opened, made
+        processors = self._processors.of(opened, self.machine.tree.text.tokens, logits.shape[1])
         drafted = action.drafted
-        return self._processors[1].apply(logits, [drafted[:i] for i in range(action.num_asked)])
+        return processors.apply(logits, [drafted[:i] for i in range(action.num_asked)])
 
 
 def _judged(

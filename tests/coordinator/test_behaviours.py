@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +16,10 @@ from coordinator.session import Emit
 from coordinator.stops import Ending
 from coordinator.tokenization import Tokenization
 from engine.coupling import choose, choose_scored
+from engine.judging import distributions, sample_draft
 from engine.model import load_model
 from engine.sampling import Sampling
+from engine.verification import Distribution, token_trial
 from proto.messages import (
     PROTOCOL_VERSION,
     Fault,
@@ -49,6 +52,34 @@ def test_1_a_stop_token_inside_the_budget_beats_the_length() -> None:
 def test_4_a_draft_leaves_room_for_the_targets_own_token() -> None:
     limits = Limits(max_len=10, stop_ids=())
     assert [limits.max_drafts(length) for length in (5, 8, 9, 10)] == [4, 1, 0, 0]
+
+
+def test_6_both_sides_cut_alike_before_a_draft_is_sampled_and_what_is_sent_decided_it() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    sampling = Sampling(1.0, top_k=3)
+    (cut,) = distributions(logits.numpy(), sampling)
+    assert len(cut.ids) == 3
+    seen = set()
+    for number in range(40):
+        token, score, ids, weights = sample_draft(
+            logits, sampling, seed=1, life=0, number=number, max_candidates=2
+        )
+        assert set(ids) < set(cut.ids)
+        assert len(ids) == 2
+        sent = Distribution.of(ids, weights)
+        assert token in sent.ids
+        assert score == pytest.approx(float(np.log(sent.of_token(token))))
+        seen.add(token)
+    assert len(seen) == 2
+
+
+def test_6_no_luck_accepts_what_has_no_chance_and_without_a_rest_p_is_left() -> None:
+    p = Distribution.of((1, 2), (0.5, 0.5))
+    impossible = Distribution.of((3,), (1.0,))
+    trial = token_trial((p, p), (3,), (impossible,))
+    assert trial.num_accepted((0.0,)) == 0
+    alike = token_trial((p, p), (1,), (p,))
+    assert alike.following(0) == p
 
 
 def test_7_equal_logits_go_to_the_lowest_id_on_both_sides() -> None:

@@ -33,8 +33,11 @@ def sentence(drafted: tuple[int, ...], num_tokens: int) -> list[Emit]:
 
 
 def shown(emits: list[Emit], *, in_colour: bool) -> list[str]:
-    view = SpeculationView(Words(WORDS), in_colour=in_colour)
-    return [view.push(emit) for emit in emits] + [view.finish()]
+    words = Words(WORDS)
+    view = SpeculationView(words, in_colour=in_colour)
+    return [view.push(emit, "".join(words.pieces(emit.tokens))) for emit in emits] + [
+        view.finish("")
+    ]
 
 
 def test_a_pass_that_accepts_four_drafts_makes_five_tokens() -> None:

@@ -73,3 +73,15 @@ def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         packer.take(linears(torch.float32, 0, 0))
         packer.take(linears(torch.float32, 0))
     assert seen == [(88, 96), (40, 96)]
+
+
+@pytest.mark.parametrize("is_faster", [0, 1])
+def test_where_every_process_must_do_alike_no_clock_decides(
+    is_faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.linear, "_is_faster", lambda *_: bool(is_faster))
+    packed = []
+    pack = engine.linear._packed
+    monkeypatch.setattr(engine.linear, "_packed", lambda *a: packed.append(pack(*a)) or packed[-1])
+    (part,) = linears(torch.float32, 0)
+    assert Packer(timed=False).take([part]) is packed[0]

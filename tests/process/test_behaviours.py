@@ -363,4 +363,8 @@ def test_13_a_request_may_opt_out_of_speculation(pair: Pair, text: list[int]) ->
     made = answered(pair, SAMPLED, AR).outputs[0]
     assert made.token_ids == text
     assert set(made.token_origins) == {"plain"}
+    opted_out = SAMPLED.model_copy(update={"speculate": False})
+    made = answered(pair, opted_out, PIPELINED).outputs[0]
+    assert made.token_ids == text
+    assert set(made.token_origins) == {"plain"}
     assert num_accepted(answered(pair, SAMPLED, PIPELINED).outputs[0]) > 0

@@ -126,16 +126,16 @@ class Sampling:
 
     # -- the truth --------------------------------------------------------------------------------
 
-    def joint(self, prompt: Sequence[int], length: int) -> np.ndarray:  # type: ignore[type-arg]
-        """The exact chance of every text of `length` symbols after a prompt: [3 ** length]."""
+    def joint(self, prompt: Sequence[int], length: int) -> dict[tuple[int, ...], float]:
+        """The exact chance of every text of `length` symbols after a prompt."""
         start = 0
         for token in prompt:
             start = fold(start, token)
-        chances = []
+        chances = {}
         for text in product(range(NUM_SYMBOLS), repeat=length):
             digest, chance = start, 1.0
             for symbol in text:
                 chance *= self.p(digest).of_token(symbol)
                 digest = fold(digest, symbol)
-            chances.append(chance)
-        return np.array(chances)
+            chances[text] = chance
+        return chances

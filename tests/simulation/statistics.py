@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
-from scipy.stats import chisquare
-
 from coordinator import session as coordination
+from coordinator.chi_square import p_value
 from proto.messages import (
     Limits,
     Lookup,
@@ -36,7 +34,6 @@ from tests.simulation.world import World
 LEVEL = 1e-4
 PROMPT = (0, 2)
 LENGTH = 4
-MIN_EXPECTED = 5.0
 POLICIES = {"sync": synchronous(3), "pipelined": pipelined(3, 6)}
 LIMIT_S = 120.0  # of virtual time, for one text
 
@@ -138,29 +135,14 @@ def run(case: Case, num_texts: int, models: Sampling | None = None, *, seed: int
     world.run()
     recorder = world.judge
     assert isinstance(recorder, Recorder)
+    assert sum(recorder.counts.values()) == num_texts
     return Result(
-        p_value=_p_value(recorder.counts, models, num_texts),
+        p_value=p_value(recorder.counts, models.joint(PROMPT, LENGTH)),
         num_texts=num_texts,
         num_judged=models.num_judged,
         num_accepted=models.num_accepted,
         seconds=time.perf_counter() - started,
     )
-
-
-def _p_value(counts: Counter[tuple[int, ...]], models: Sampling, num_texts: int) -> float:
-    """Of Pearson's test; rare texts are counted together."""
-    assert sum(counts.values()) == num_texts
-    expected = models.joint(PROMPT, LENGTH) * num_texts
-    digits = [NUM_SYMBOLS**i for i in reversed(range(LENGTH))]
-    seen = np.zeros_like(expected)
-    for text, count in counts.items():
-        seen[int(np.dot(text, digits))] = count
-    rare = expected < MIN_EXPECTED
-    seen = np.append(seen[~rare], seen[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    if expected[-1] == 0.0:
-        seen, expected = seen[:-1], expected[:-1]
-    return float(chisquare(seen, expected).pvalue)
 
 
 def _scenario(case: Case, num_texts: int, seed: int) -> Scenario:
