@@ -56,11 +56,6 @@ class LookupSource:
         self._ngram_lens: dict[int, int] = {}  # of the nodes that were added for the last pass
         self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the text is written with such drafts."""
-        return self._index is not None
-
     def open(self, message: Open, tokens: Sequence[int]) -> None:
         """A text begins or begins anew."""
         self._ngram_lens = {}
@@ -145,5 +140,6 @@ class LookupSource:
 
     def check(self, tree: SpeculationTree) -> None:
         """Assert every invariant (for tests and the simulator)."""
-        assert self._index is None or self._index.tokens == tree.text.tokens
+        is_right = self._index is None or self._index.tokens == tree.text.tokens
+        assert is_right, "another text than this one is indexed"
         assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())

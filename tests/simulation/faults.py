@@ -13,6 +13,7 @@ from engine.slots import Feed, SlotMap
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node.events import Computed
+from target_node.lookup import LookupSource
 from target_node.patience import Patience
 from target_node.received import _Source
 from target_node.verifying import Verifying
@@ -287,6 +288,31 @@ def the_drafter_ignores_its_window(patch: Patch) -> None:
 NOT_DRAFTED_THERE = "nobody drafted there"
 NOT_THE_TEXT = "text is wrong|not the target's text"
 BAD_CACHE = "CacheError|IndexError|is not the target's text|its model does not say"
+# -- drafts of the target itself ------------------------------------------------------------------
+
+
+def the_target_copies_more_than_there_is_room_for(patch: Patch) -> None:
+    grow = LookupSource.grow
+
+    def too_much(self: LookupSource, tree: SpeculationTree, limit: int) -> None:
+        grow(self, tree, limit + 2)
+
+    patch.setattr(LookupSource, "grow", too_much)
+
+
+def a_text_that_is_opened_again_is_indexed_behind_what_was_there(patch: Patch) -> None:
+    begin = LookupSource.open
+
+    def go_on(self: LookupSource, message: Open, tokens: Sequence[int]) -> None:
+        index = self._index
+        begin(self, message, tokens)
+        if index is not None and self._index is not None:
+            index.extend(tokens)
+            self._index = index
+
+    patch.setattr(LookupSource, "open", go_on)
+
+
 NO_SPEED = "no draft is accepted"
 
 FAULTS = (
@@ -316,4 +342,6 @@ FAULTS = (
     Fault(an_open_that_was_lost_is_not_sent_again, f"{NO_SPEED}|still missing", oracle=True),
     Fault(the_target_waits_for_ever, "without a deadline", "sync"),
     Fault(the_drafter_ignores_its_window, "beyond its window"),
+    Fault(the_target_copies_more_than_there_is_room_for, "past the longest text"),
+    Fault(a_text_that_is_opened_again_is_indexed_behind_what_was_there, "another text"),
 )
