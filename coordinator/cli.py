@@ -13,6 +13,7 @@ from coordinator.bench_command import bench
 from coordinator.generate_command import generate
 from coordinator.launcher import ConnectRay
 from coordinator.lossless_command import verify_lossless
+from coordinator.profile_command import profile_command
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"
@@ -50,6 +51,7 @@ def root(
 app.command()(generate)
 app.command()(bench)
 app.command()(verify_lossless)
+app.command("profile")(profile_command)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -18,7 +18,17 @@ class PassFigures:
     wait_us: int
     model_us: int
     host_us: int
+    drafter_us: int
     cause: str
+
+    @property
+    def no_model_us(self) -> int:
+        """Of the time of this pass, what neither model was at work for, as far as is known.
+
+        The drafter may have drafted before the wait as well; so with one that runs ahead it is the
+        least that it can have been.
+        """
+        return self.host_us + max(0, self.wait_us - self.drafter_us)
 
     @classmethod
     def of(cls, verdict: Verdict, num_tokens: int, num_accepted: int) -> "PassFigures":
@@ -32,6 +42,7 @@ class PassFigures:
             wait_us=verdict.wait_us,
             model_us=verdict.model_us,
             host_us=verdict.host_us,
+            drafter_us=verdict.drafter_us,
             cause=verdict.cause.name.lower(),
         )
 

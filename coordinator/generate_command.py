@@ -217,4 +217,5 @@ def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool
 def _fields(
     kind: type[PairConfig | SpeculationConfig | SamplingParams], values: dict[str, object]
 ) -> dict[str, object]:
-    return {name: values[name] for name in kind.model_fields}
+    # The command line has a flag for every field but `speculate`, which is `--policy ar`.
+    return {name: values[name] for name in kind.model_fields if name in values}

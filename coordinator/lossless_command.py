@@ -63,7 +63,7 @@ def verify_lossless(
     with Progress(Console(stderr=True)) as progress:
         started = Pair(config, say=progress.say)
     with started as pair:
-        prompts = _prompts(pair, prompt)
+        prompts = prompts_of(pair, prompt)
         chances = lossless.joint(pair, prompts[0])
         power = lossless.detectable(num_texts, chances)
         if not as_json:
@@ -110,8 +110,8 @@ def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
     return [known[name] for name in names or known]
 
 
-def _prompts(pair: Pair, texts: Sequence[str] | None) -> list[Text]:
-    """Token ids where the target has no tokenizer."""
+def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Text]:
+    """The texts, or some of ours, as token ids; also where the target has no tokenizer."""
     if pair.tokenization is None and not texts:
         return [(1, 2, 3), (4, 5), (6, 7, 8, 9)]
     return [pair.encode(text) for text in texts or PROMPTS]

@@ -62,6 +62,7 @@ class Metrics:
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
     host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
+    no_model_ms_per_pass    the same and what of the wait neither model was at work for
     fallbacks               passes that went without (enough) drafts, by cause, and a lost drafter
     speculative_decoding    None if the policy has no drafter
     """
@@ -80,6 +81,7 @@ class Metrics:
     target_busy: float
     wait_s: float
     host_ms_per_pass: float
+    no_model_ms_per_pass: float
     num_rolled_back_tokens: int
     num_stale_tokens: int
     num_reopened: int
@@ -120,6 +122,9 @@ class Metrics:
             target_busy=min(1.0, counts.model_us / 1e6 / elapsed) if elapsed > 0 else 0.0,
             wait_s=counts.wait_us / 1e6,
             host_ms_per_pass=median(counts.host_us) / 1e3 if counts.host_us else 0.0,
+            no_model_ms_per_pass=(
+                median(one.no_model_us for one in counts.passes) / 1e3 if counts.passes else 0.0
+            ),
             num_rolled_back_tokens=counts.num_rolled_back,
             num_stale_tokens=counts.num_stale,
             num_reopened=counts.num_reopened,

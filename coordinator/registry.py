@@ -31,6 +31,7 @@ class Node:
     state     what it says it is doing, for people
     progress  forwards that it has finished
     marks     the sessions that it has open, by its last heartbeat
+    times_us  in each phase of its loop, by its last heartbeat
     """
 
     role: Role
@@ -41,6 +42,7 @@ class Node:
     state: str = "starting"
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
+    times_us: tuple[int, ...] = ()
 
 
 class Registry:

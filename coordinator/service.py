@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from coordinator import session as s
 from coordinator.launcher import NodeLauncher
-from coordinator.metrics import Metrics
 from coordinator.registry import Health, Node, Registry
+from coordinator.running import Running
 from coordinator.stream import Result, Stream
 from proto.codec import decode, encode, kind_of
 from proto.errors import (
@@ -49,6 +49,7 @@ from proto.messages import (
     Verdict,
 )
 from proto.node import HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
+from proto.stopwatch import Phase, Stopwatch
 from proto.transport import Listener
 
 logger = logging.getLogger(__name__)
@@ -64,17 +65,6 @@ class _Ending:
     is_complete: bool
 
 
-@dataclass(slots=True)
-class _Running:
-    """A session and who waits for it."""
-
-    machine: s.Session
-    stream: Stream
-    submitted: float
-    started: float = 0.0  # when the nodes were told
-    emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
-
-
 class Service:
     """The nodes, the sessions, and the thread that joins them."""
 
@@ -85,15 +75,16 @@ class Service:
         self.secret = secrets.token_hex(16)
         self.registry = Registry(self.secret)
         self._identities: dict[Role, bytes] = {}
-        self._active: _Running | None = None  # the text that the nodes work on
-        self._waiting: deque[_Running] = deque()  # submitted, oldest first
+        self._active: Running | None = None  # the text that the nodes work on
+        self._waiting: deque[Running] = deque()  # submitted, oldest first
         # Other threads append a text that begins or the number of one to be ended.
-        self._commands: deque[_Running | _Ending] = deque()
+        self._commands: deque[Running | _Ending] = deque()
         self._lock = threading.Lock()  # guards the next two
         self._num_open = 0  # texts that have been submitted and not ended; <= MAX_SESSIONS
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
+        self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
         self._num_bad_frames = 0
         self._num_dropped = 0  # frames that a queue refused
         self._stopping = False
@@ -164,7 +155,7 @@ class Service:
                 partial(self._end_soon, _Ending(number, is_complete=True)),
                 self.check_alive,
             )
-            self._commands.append(_Running(machine, stream, time.monotonic()))
+            self._commands.append(Running(machine, stream, time.monotonic()))
         self._listener.wake()
         return stream
 
@@ -185,10 +176,15 @@ class Service:
 
     def _run(self) -> None:
         next_beat = next_timer = 0.0
+        enter = self.watch.enter
         try:
             while not self._stopping:
+                enter(Phase.WAIT)
                 for identity, frame in self._listener.receive(TIMER_S):
+                    enter(Phase.DECODE)
                     self._on_frame(identity, frame)
+                    enter(Phase.WAIT)
+                enter(Phase.DECIDE)
                 now = time.monotonic()
                 while self._commands:
                     self._on_command(self._commands.popleft())
@@ -209,7 +205,7 @@ class Service:
                     self._failure = NodeError("the coordinator's loop has ended unexpectedly")
             texts = [self._active, *self._waiting, *self._commands]
             for running in texts:
-                if isinstance(running, _Running):
+                if isinstance(running, Running):
                     running.stream.put(self._failure)
             self._listener.close()
 
@@ -223,14 +219,18 @@ class Service:
         try:
             kind = kind_of(frame)
             if kind is Draft and node.role is Role.DRAFTER:
+                self.watch.enter(Phase.SEND)
                 self._send_frame(Role.TARGET, frame)
                 return
             if kind is Verdict and node.role is Role.TARGET:
+                self.watch.enter(Phase.SEND)
                 self._send_frame(Role.DRAFTER, frame)
+                self.watch.enter(Phase.DECODE)
             message = decode(frame)
         except RemoteProtocolError as error:
             self._on_bad_frame(node, error)
             return
+        self.watch.enter(Phase.DECIDE)
         self._on_message(node, message, now)
 
     def _on_bad_frame(self, node: Node, error: RemoteProtocolError) -> None:
@@ -248,6 +248,7 @@ class Service:
             case Heartbeat():
                 node.state = message.state
                 node.marks = message.marks
+                node.times_us = message.times_us
                 if message.progress != node.progress and node.role is Role.TARGET:
                     self._step(s.Progressed(), now)
                 node.progress = message.progress
@@ -296,8 +297,8 @@ class Service:
 
     # -- one text after another -------------------------------------------------------------------
 
-    def _on_command(self, command: _Running | _Ending) -> None:
-        if isinstance(command, _Running):
+    def _on_command(self, command: Running | _Ending) -> None:
+        if isinstance(command, Running):
             self._waiting.append(command)
             return
         texts = [self._active, *self._waiting]
@@ -307,7 +308,7 @@ class Service:
             for action in running.machine.close("stop" if command.is_complete else "cancelled"):
                 self._perform(running, action, 0.0)
             if command.is_complete:
-                self._end(running, _result(running, FinishReason.STOP))
+                self._end(running, running.result(FinishReason.STOP))
             else:
                 self._end(running, ClosedError("the text was cancelled"))
 
@@ -322,7 +323,7 @@ class Service:
             if self.registry.ready(role) is not None:
                 self._step(s.NodeJoined(role), now)
 
-    def _end(self, running: _Running, last: Result | SlipstreamError) -> None:
+    def _end(self, running: Running, last: Result | SlipstreamError) -> None:
         if running is self._active:
             self._active = None
         else:
@@ -341,7 +342,7 @@ class Service:
         for action in running.machine.handle(event, now):
             self._perform(running, action, now)
 
-    def _perform(self, running: _Running, action: s.Action, now: float) -> None:
+    def _perform(self, running: Running, action: s.Action, now: float) -> None:
         match action:
             case s.Send(role, message):
                 self._send(role, message)
@@ -351,7 +352,7 @@ class Service:
             case s.EmitPrompt():
                 running.stream.put(action)
             case s.Finish(reason):
-                self._end(running, _result(running, reason))
+                self._end(running, running.result(reason))
             case s.Fail(detail):
                 self._end(running, NodeError(detail))
 
@@ -362,39 +363,11 @@ class Service:
                 self._send(role, Heartbeat(marks, 0, ""))
 
     def _send(self, role: Role, message: Message) -> None:
+        self.watch.enter(Phase.SEND)
         self._send_frame(role, encode(message))
+        self.watch.enter(Phase.DECIDE)
 
     def _send_frame(self, role: Role, frame: bytes) -> None:
         identity = self._identities.get(role)
         if identity is not None and not self._listener.send(identity, frame):
             self._num_dropped += 1
-
-
-def _result(running: _Running, reason: FinishReason) -> Result:
-    return Result(reason, _metrics(running), partial(_metrics, running))
-
-
-def _metrics(running: _Running, num_tokens: int | None = None) -> Metrics:
-    """Of the text that has ended, or of its first so many tokens."""
-    counts, emitted = running.machine.counts, running.emitted
-    if num_tokens is not None:
-        counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
-    return Metrics.of(
-        counts,
-        started=running.started,
-        emitted=emitted,
-        drafter_lost_at=running.machine.drafter_lost_at,
-        queued_s=running.started - running.submitted,
-        num_spec_tokens=running.machine.policy.num_speculative_tokens,
-    )
-
-
-def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
-    """The times at which the first tokens came."""
-    times: list[tuple[float, int]] = []
-    for time_s, number in emitted:
-        if num_tokens <= 0:
-            break
-        times.append((time_s, min(number, num_tokens)))
-        num_tokens -= number
-    return times

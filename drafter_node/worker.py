@@ -28,6 +28,7 @@ from proto.codec import encode
 from proto.errors import ModelError
 from proto.messages import Fingerprint, Hello, Message, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
+from proto.stopwatch import Phase
 from proto.transport import Connection
 
 IDLE_S = 1.0
@@ -96,7 +97,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve for ever; the lifeline ends the process."""
-        serve(self.connection, self._on_message, self._on_drained)
+        serve(self.connection, self.heart.watch, self._on_message, self._on_drained)
 
     def _on_message(self, message: Message) -> None:
         self._handle(Arrived(message))
@@ -113,20 +114,28 @@ class Worker:
         return timeout_s
 
     def _perform(self, action: Action) -> float:
+        enter = self.heart.watch.enter
         match action:
             case Send(message):
+                enter(Phase.SEND)
                 self.connection.send(encode(message))
             case Compute():
-                self._handle(self._compute(action))
+                done = self._compute(action)
+                enter(Phase.DECIDE)
+                self._handle(done)
                 return 0.0
             case MoveRows(move):
+                enter(Phase.MOVE)
                 self.executor.move(move)
             case Allocate():
                 pass  # the cache was made for the longest text
+        enter(Phase.DECIDE)
         return IDLE_S
 
     def _compute(self, action: Compute) -> Proposed:
         started = time.perf_counter()
+        enter = self.heart.watch.enter
+        enter(Phase.PREPARE)
         tokens: tuple[int, ...] = ()
         scores: tuple[float, ...] = ()
         ask = () if action.position is None else (len(action.feed.tokens) - 1,)
@@ -135,7 +144,10 @@ class Worker:
             # The target's vocabulary may have a longer padded tail, which means nothing here.
             known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
             feed = replace(feed, tokens=known)
-        logits = self.executor.run(feed, ask)
+        prepared = self.executor.prepare(feed, ask)
+        enter(Phase.MODEL)
+        logits = self.executor.forward(prepared)
+        enter(Phase.CHOOSE)
         spec = action.sampling
         sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         proposals: tuple[Proposal, ...] = ()

@@ -11,6 +11,7 @@ no tree and no message. Two modes:
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,31 @@ import torch
 from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
+from engine.masks import Masks
 from engine.model import LoadedModel, one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
 MASK_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass, ready to run; tensors on the CPU.
+
+    rows         [3, n] int64: token ids, positions and slots
+    mask         [1, 1, n, num_visible] of the model's type: added to the attention scores
+    num_asked    rows whose logits are wanted
+    keep         [num_asked] int64: which; None: the first of them
+    is_padded    n is the fixed number, and the logits of all rows are computed
+    """
+
+    rows: torch.Tensor
+    mask: torch.Tensor
+    num_visible: int
+    num_asked: int
+    keep: torch.Tensor | None
+    is_padded: bool
 
 
 class Executor:
@@ -50,6 +71,7 @@ class Executor:
         self.loaded = loaded
         self.capacity = capacity
         self.fixed_rows = fixed_rows
+        self._masks = Masks(loaded.dtype)
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
         self._backend: Backend | None = _make_backend(backend, loaded, capacity + (fixed_rows or 0))
 
@@ -78,29 +100,44 @@ class Executor:
         Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
         empty: what nobody asks for is not computed (but for padded passes, which are all alike).
         """
-        assert self._backend is not None, "this executor was freed"
+        return self.forward(self.prepare(feed, ask))
+
+    def prepare(self, feed: Feed, ask: Sequence[int]) -> Pass:
+        """The first half of `run`, on the host: from integers to tensors.
+
+        It is valid until the next one is prepared, whose mask may lie in the same memory.
+        """
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         num_visible = self._num_visible(feed)
         rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
-        mask: Any = None
+        tree: Any = None
         keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
         padded = self.fixed_rows is not None and feed.masks is not None
         if feed.masks is not None:
-            mask = unpack_masks(feed.masks)[:, : num_visible - feed.prefix_len]
+            tree = unpack_masks(feed.masks)[:, : num_visible - feed.prefix_len]
         if padded:
-            rows, mask = self._pad(rows, mask)
-        ids, positions, slots = torch.from_numpy(rows)
+            rows, tree = self._pad(rows, tree)
+        tree_mask = None if tree is None else torch.from_numpy(tree)
+        tensors = torch.from_numpy(rows)
+        mask = self._masks.build(tensors[2], feed.prefix_len, tree_mask, num_visible)
+        return Pass(tensors, mask, num_visible, len(ask), keep, padded)
+
+    def forward(self, prepared: Pass) -> torch.Tensor:
+        """The second half of `run`: the model."""
+        assert self._backend is not None, "this executor was freed"
+        keep = prepared.keep
+        ids, positions, slots = prepared.rows
         logits = self._backend.forward(
             ids,
             positions,
             slots,
-            feed.prefix_len,
-            None if mask is None else torch.from_numpy(mask),
-            num_visible=num_visible,
-            keep=None if padded else keep,
+            prepared.mask,
+            num_visible=prepared.num_visible,
+            keep=None if prepared.is_padded else keep,
         )
-        if padded:
-            logits = logits[: len(ask)] if keep is None else logits[keep.to(logits.device)]
+        if prepared.is_padded:
+            num_asked = prepared.num_asked
+            logits = logits[:num_asked] if keep is None else logits[keep.to(logits.device)]
         return logits.float()
 
     def move(self, move: Move) -> None:

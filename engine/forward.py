@@ -1,7 +1,7 @@
 """The one forward signature of the engine, and its reference backend: unmodified transformers.
 
-Owns the attention mask. A backend is anything with `Backend`'s methods; callers never see whether
-it is eager, fused, compiled or captured. It knows rows and slots, no session and no tree.
+A backend is anything with `Backend`'s methods; callers never see whether it is eager, fused,
+compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
@@ -13,10 +13,6 @@ import torch
 from engine.kv_cache import SlotCache
 from engine.model import LoadedModel
 from engine.slots import Move
-
-# A mask is added to the attention scores. Its "hidden" is the type's lowest finite number, as in
-# transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
-_BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
 
 
 class Backend(Protocol):
@@ -32,8 +28,7 @@ class Backend(Protocol):
         ids: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        prefix_len: int,
-        tree_mask: torch.Tensor | None,
+        mask: torch.Tensor,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
@@ -43,9 +38,7 @@ class Backend(Protocol):
         ids          [n] int64, CPU
         positions    [n] int64, CPU: position of each row on its path
         slots        [n] int64, CPU: where each row's key and value go
-        prefix_len   every row sees the slots [0, prefix_len)
-        tree_mask    [n, T] bool, CPU: row j also sees slot prefix_len + t where [j, t]; None is
-                     causal: row j sees [0, slots[j]]
+        mask         [1, 1, n, num_visible] of the model's type, CPU: added to the scores
         num_visible  slots [0, num_visible) take part; it covers all that any row sees
         keep         [k] int64, CPU: rows whose logits are wanted; None is all
 
@@ -71,7 +64,6 @@ class HuggingFaceBackend:
         self._model = loaded.model
         self._device = loaded.device
         self.cache = SlotCache(loaded.model, num_slots, loaded.device)
-        self._masks = Masks(loaded.dtype)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
@@ -80,14 +72,12 @@ class HuggingFaceBackend:
         ids: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        prefix_len: int,
-        tree_mask: torch.Tensor | None,
+        mask: torch.Tensor,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Backend.forward`."""
-        mask = self._masks.build(slots, prefix_len, tree_mask, num_visible)
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         ids, positions, slots, mask = self._to_device(ids, positions, slots, mask)
         self.cache.begin(slots, first_slot, num_visible)
@@ -118,55 +108,6 @@ class HuggingFaceBackend:
         if self._device.type == "cpu":
             return tensors
         return tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
-
-
-class Masks:
-    """Builds additive masks `[1, 1, n, S]`, touching only what changed since the last of a shape.
-
-    From one decode pass to the next the prefix grows by a few slots; everything before it stays
-    visible and everything behind the tree stays hidden. So the work does not grow with the context.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype)
-        integers = torch.from_numpy(np.zeros((), dtype=_BITS[dtype])).dtype
-        self._hidden = lowest.view(integers).numpy()[()]
-        self._lookup = np.array([self._hidden, 0], dtype=_BITS[dtype])
-        # By number of rows, all of one num_visible: the mask, the same memory as integers,
-        # and [prefix_len, end of the tree region] as last written.
-        self._made: dict[int, tuple[torch.Tensor, Any, list[int]]] = {}
-        self._num_visible = 0
-
-    def build(
-        self, slots: torch.Tensor, prefix_len: int, tree_mask: torch.Tensor | None, num_visible: int
-    ) -> torch.Tensor:
-        """Return the mask of one pass, valid until the next call. Arguments as in `Backend`."""
-        if tree_mask is None:
-            visible = np.arange(num_visible) <= slots.numpy()[:, None]
-            return torch.from_numpy(self._lookup[visible.view(np.uint8)]).view(self._dtype)[
-                None, None
-            ]
-        if num_visible != self._num_visible:
-            self._made.clear()
-            self._num_visible = num_visible
-        num_rows = len(slots)
-        if num_rows not in self._made:
-            self._made[num_rows] = self._allocate(num_rows, num_visible)
-        mask, cells, written = self._made[num_rows]
-        end = min(prefix_len + tree_mask.shape[1], num_visible)
-        if prefix_len > written[0]:
-            cells[:, written[0] : prefix_len] = 0
-        if end < written[1]:
-            cells[:, end : written[1]] = self._hidden
-        tree = tree_mask.numpy().view(np.uint8)[:, : end - prefix_len]
-        cells[:, prefix_len:end] = self._lookup[tree]
-        written[0], written[1] = prefix_len, end
-        return mask
-
-    def _allocate(self, num_rows: int, num_visible: int) -> tuple[torch.Tensor, Any, list[int]]:
-        cells = np.full((num_rows, num_visible), self._hidden, dtype=_BITS[self._dtype])
-        return torch.from_numpy(cells).view(self._dtype)[None, None], cells, [0, 0]
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
-from engine.forward import Masks
 from engine.linear import Packer, Product, unpacked
 from engine.model import LoadedModel
 from engine.slots import NUM_TREE_SLOTS, Move
@@ -111,7 +110,6 @@ class FusedBackend:
         self._num_kv_heads = int(config.num_key_value_heads)
         self._group = self._num_heads // self._num_kv_heads
         self._scale = float(attention.scaling)
-        self._masks = Masks(loaded.dtype)
         self._num_visible = num_slots
         shape = (len(model.layers), 2 * self._num_kv_heads, num_slots, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
@@ -169,8 +167,7 @@ class FusedBackend:
         ids: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        prefix_len: int,
-        tree_mask: torch.Tensor | None,
+        mask: torch.Tensor,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
@@ -180,7 +177,6 @@ class FusedBackend:
             self._num_visible = num_visible
             for layer in self._layers:
                 layer.seen = _seen(layer.cache, num_visible)
-        mask = self._masks.build(slots, prefix_len, tree_mask, num_visible)
         with torch.inference_mode():
             if self._device.type != "cpu":
                 ids, positions, slots, mask = (

@@ -19,6 +19,7 @@ import msgpack
 from proto import messages as m
 from proto.consistency import check
 from proto.errors import LocalProtocolError, RemoteProtocolError
+from proto.stopwatch import Phase
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 I31 = (1 << 31) - 1
@@ -282,7 +283,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _several(_ACK, m.MAX_SOURCES),
         _enum(m.Cause),
         *[_COUNT] * 4,
-        *[_MICROSECONDS] * 3,
+        *[_MICROSECONDS] * 4,
         _DRAFTED,
         _ATTEMPT,
         _optional(_LOGPROBS),
@@ -304,7 +305,13 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _MICROSECONDS,
     ),
     m.Welcome: _record(m.Welcome, _integer(1, I31)),
-    m.Heartbeat: _record(m.Heartbeat, _several(_MARK, m.MAX_SESSIONS), _COUNT, _text(200)),
+    m.Heartbeat: _record(
+        m.Heartbeat,
+        _several(_MARK, m.MAX_SESSIONS),
+        _COUNT,
+        _text(200),
+        _array("q", 0, U63, len(Phase)),
+    ),
     m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
     m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),
 }

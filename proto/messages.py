@@ -268,6 +268,7 @@ class Verdict:
     num_rolled_back            tree nodes of the target that died by this verdict
     num_stale                  drafted tokens that came too late or did not fit, since the last one
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
+    drafter_us                 in the drafter's model, by the drafts that came since the last one
     attempt                    classical rules: grows with every rejection and every new Open of the
                                target; what was drafted in an earlier one is worth nothing
     sources                    of the accepted drafts, one each; none if all are the drafter's
@@ -287,6 +288,7 @@ class Verdict:
     wait_us: int
     model_us: int
     host_us: int
+    drafter_us: int = 0
     rejected: tuple[int, ...] = ()
     attempt: int = 0
     logprobs: Logprobs | None = None
@@ -356,11 +358,15 @@ class SessionMark:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Both ways: I am alive; `progress` counts finished forwards, `state` is for people."""
+    """Both ways: I am alive; `progress` counts finished forwards, `state` is for people.
+
+    times_us  of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
+    """
 
     marks: tuple[SessionMark, ...]
     progress: int
     state: str
+    times_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

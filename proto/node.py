@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from proto.messages import (
     SessionMark,
     Welcome,
 )
+from proto.stopwatch import Phase, Stopwatch
 from proto.transport import Connection
 
 logger = logging.getLogger(__name__)
@@ -117,6 +119,7 @@ class Heart:
         self.state = "starting"  # shown to people while the node loads
         self.progress = 0  # forwards finished
         self.mark: SessionMark | None = None
+        self.watch = Stopwatch(time.perf_counter_ns)  # of the node's loop
         self._connection = Connection(config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -126,7 +129,8 @@ class Heart:
         while not self._stop.is_set():
             mark = self.mark
             marks = () if mark is None else (mark,)
-            self._connection.send(encode(Heartbeat(marks, self.progress, self.state)))
+            beat = Heartbeat(marks, self.progress, self.state, self.watch.totals_us)
+            self._connection.send(encode(beat))
             self._stop.wait(HEARTBEAT_INTERVAL_S)
 
     def stop(self) -> None:
@@ -190,6 +194,7 @@ def shake_hands(connection: Connection, hello: Hello) -> Welcome:
 
 def serve(
     connection: Connection,
+    watch: Stopwatch,
     on_message: Callable[[Message], None],
     on_drained: Callable[[], float],
 ) -> NoReturn:
@@ -201,10 +206,15 @@ def serve(
     bad_frames = BadFrames()
     timeout_s = 0.0
     while True:
+        watch.enter(Phase.WAIT)
         for frame in connection.receive(timeout_s):
+            watch.enter(Phase.DECODE)
             message = bad_frames.decode(frame)
+            watch.enter(Phase.DECIDE)
             if message is not None:
                 on_message(message)
+            watch.enter(Phase.WAIT)
+        watch.enter(Phase.DECIDE)
         timeout_s = on_drained()
 
 

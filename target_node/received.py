@@ -30,12 +30,14 @@ class Received:
 
     def __init__(self) -> None:
         self._sources: dict[int, _Source] = {}
+        self._model_us = 0  # that the drafts took which have come since it was asked for
 
     def add(self, draft: Draft) -> bool:
         """Count a draft; returns whether it is the first of its life.
 
         What a draft of an earlier life says is as true as ever; only its numbers mean nothing.
         """
+        self._model_us += draft.model_us
         source = self._sources.get(draft.source)
         is_first = source is None or draft.incarnation > source.incarnation
         if source is None or is_first:
@@ -43,6 +45,11 @@ class Received:
         if draft.incarnation == source.incarnation:
             source.add(draft.first_number, draft.number)
         return is_first
+
+    def take_model_us(self) -> int:
+        """What the drafts took that have come since the last call."""
+        model_us, self._model_us = self._model_us, 0
+        return model_us
 
     def acks(self) -> tuple[Ack, ...]:
         """The highest number without a gap, per source."""

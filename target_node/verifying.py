@@ -379,6 +379,7 @@ class Verifying:
             wait_us=wait_us,
             model_us=event.model_us,
             host_us=max(0, round_us - wait_us - event.model_us),
+            drafter_us=self._received.take_model_us(),
             rejected=tuple(node.token for node in chain[accepted:]),
             attempt=self._attempt,
             logprobs=event.logprobs and event.logprobs.part(0, len(tokens)),

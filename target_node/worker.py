@@ -19,6 +19,7 @@ from proto.codec import encode
 from proto.errors import ModelError
 from proto.messages import OFF, Fingerprint, Hello, Logprobs, Message, Rule
 from proto.node import Heart, NodeConfig, serve, shake_hands
+from proto.stopwatch import Phase
 from proto.transport import Connection
 from target_node.events import (
     Action,
@@ -92,7 +93,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve for ever; the lifeline ends the process."""
-        serve(self.connection, self._on_message, self._on_drained)
+        serve(self.connection, self.heart.watch, self._on_message, self._on_drained)
 
     def _on_message(self, message: Message) -> None:
         self._handle(Arrived(message))
@@ -109,26 +110,37 @@ class Worker:
         return timeout_s
 
     def _perform(self, action: Action) -> float:
+        enter = self.heart.watch.enter
         match action:
             case Send(message):
+                enter(Phase.SEND)
                 self.connection.send(encode(message))
             case Compute():
-                self._handle(self._compute(action))
+                done = self._compute(action)
+                enter(Phase.DECIDE)
+                self._handle(done)
                 return 0.0
             case MoveRows(move):
+                enter(Phase.MOVE)
                 self.executor.move(move)
             case WaitUntil(deadline):
                 return deadline - time.monotonic()
             case Allocate(max_len):
                 if self.config.fixed_rows:
                     self.executor.set_total(max_len + NUM_TREE_SLOTS)
+        enter(Phase.DECIDE)
         return IDLE_S
 
     def _compute(self, action: Compute) -> Computed:
         started = time.perf_counter()
+        enter = self.heart.watch.enter
+        enter(Phase.PREPARE)
         num_rows = len(action.feed.tokens)
         ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
-        logits = self.executor.run(action.feed, ask)
+        prepared = self.executor.prepare(action.feed, ask)
+        enter(Phase.MODEL)
+        logits = self.executor.forward(prepared)
+        enter(Phase.CHOOSE)
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = action.sampling

@@ -30,6 +30,7 @@ PURE = (
     "proto/codec.py",
     "proto/tree.py",
     "proto/liveness.py",
+    "proto/stopwatch.py",
     "proto/errors.py",
     "engine/ngram.py",
     "engine/slots.py",

@@ -148,7 +148,7 @@ def test_a_stop_string_counts_only_after_min_tokens() -> None:
 def test_counts_of_the_first_tokens_leave_out_what_came_after() -> None:
     counts = SessionCounts()
     for num_tokens, num_accepted in ((3, 2), (4, 3), (1, 0)):
-        counts.count(PassFigures(num_tokens, num_accepted, 3, 1, 0, 10, 20, 5, "ready"))
+        counts.count(PassFigures(num_tokens, num_accepted, 3, 1, 0, 10, 20, 5, 4, "ready"))
     first = counts.until(5)
     assert (first.num_passes, first.num_drafted, first.num_accepted) == (2, 6, 4)
     assert first.acceptance == Counter({(3, 2): 2})

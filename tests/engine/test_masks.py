@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.executor import Executor, unpack_masks
-from engine.forward import Masks, _first_of_run
+from engine.forward import _first_of_run
+from engine.masks import Masks
 from engine.slots import Feed
 from tests.engine.conftest import Load
 

@@ -1,0 +1,48 @@
+"""A text that is being written, or waits for it: its session, who reads it, and what it cost."""
+
+from dataclasses import dataclass, field
+
+from coordinator.metrics import Metrics
+from coordinator.session import Session
+from coordinator.stream import Result, Stream
+from proto.messages import FinishReason
+
+
+@dataclass(slots=True)
+class Running:
+    """Times are seconds of a monotonic clock."""
+
+    machine: Session
+    stream: Stream
+    submitted: float
+    started: float = 0.0  # when the nodes were told
+    emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
+
+    def result(self, reason: FinishReason) -> Result:
+        """The end of the text."""
+        return Result(reason, self._metrics(), self._metrics)
+
+    def _metrics(self, num_tokens: int | None = None) -> Metrics:
+        """Of the text that has ended, or of its first so many tokens."""
+        counts, emitted = self.machine.counts, self.emitted
+        if num_tokens is not None:
+            counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
+        return Metrics.of(
+            counts,
+            started=self.started,
+            emitted=emitted,
+            drafter_lost_at=self.machine.drafter_lost_at,
+            queued_s=self.started - self.submitted,
+            num_spec_tokens=self.machine.policy.num_speculative_tokens,
+        )
+
+
+def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
+    """The times at which the first tokens came."""
+    times: list[tuple[float, int]] = []
+    for time_s, number in emitted:
+        if num_tokens <= 0:
+            break
+        times.append((time_s, min(number, num_tokens)))
+        num_tokens -= number
+    return times

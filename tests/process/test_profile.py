@@ -1,0 +1,60 @@
+"""`profile` says where the time goes, and what it says adds up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator import launcher
+from proto.stopwatch import Phase
+from tests.tiny_models import make_model, make_noised
+
+pytestmark = pytest.mark.process
+
+
+def run(*options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator", "profile", *options],
+        cwd=Path(launcher.ROOT),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path: Path) -> None:
+    target = make_model("llama", tmp_path / "target")
+    drafter = make_noised(target, tmp_path / "drafter", 0.1)
+    pair = ["--target", str(target), "--drafter", str(drafter), "--max-tokens", "24"]
+    report = json.loads(run(*pair, "--policy", "sync", "--json"))
+    assert report["num_tokens"] == 3 * 24
+    assert report["mean_acceptance_length"] > 1.2
+    shares = {share["process"]: share for share in report["shares"]}
+    assert list(shares) == ["target", "drafter", "coordinator"]
+    assert (shares["target"]["unit"], shares["drafter"]["unit"]) == ("pass", "step")
+    assert shares["target"]["number"] >= report["num_passes"] > 0
+    assert shares["drafter"]["number"] > shares["target"]["number"]
+    together_s = {}
+    for name, share in shares.items():
+        assert set(share["ms"]) == {phase.name.lower() for phase in Phase}
+        together_s[name] = share["number"] * sum(share["ms"].values()) / 1e3
+        has_model = name != "coordinator"
+        assert (share["ms"]["model"] > 0) == (share["ms"]["choose"] > 0) == has_model
+        assert share["ms"]["decide"] > 0
+        assert share["ms"]["send"] > 0
+    # The same time for all, that in which the texts were written.
+    elapsed_s = report["num_tokens"] / report["tokens_per_second"]
+    assert all(one == pytest.approx(elapsed_s, rel=0.05) for one in together_s.values())
+
+
+def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
+    target = make_model("llama", tmp_path / "target")
+    pair = ["--target", str(target), "--policy", "ar", "--max-tokens", "8"]
+    text = run(*pair)
+    table = text.partition("\n")[2]
+    assert "noise and choice" in table
+    assert max(map(len, table.splitlines())) <= 80
