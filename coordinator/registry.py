@@ -13,6 +13,8 @@ from enum import Enum, auto
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import PROTOCOL_VERSION, Fault, FaultCode, Hello, Role, SessionMark, Welcome
 
+OWN_PAUSE_S = 1.0
+
 
 class Health(Enum):
     """What is known of a node."""
@@ -50,6 +52,7 @@ class Registry:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
+        self._looked_at = 0.0  # when the nodes' silence was last asked for
         self._nodes: dict[bytes, Node] = {}
 
     def expect(self, role: Role, identity: bytes, now: float) -> None:
@@ -100,7 +103,15 @@ class Registry:
         return False
 
     def newly_silent(self, now: float) -> list[Node]:
-        """The ready nodes that have just passed the limit of silence."""
+        """The ready nodes that have just passed the limit of silence. Called all the time.
+
+        Whoever has not called for long was stopped itself and has read nothing since: then silence
+        counts from now on.
+        """
+        if now - self._looked_at > OWN_PAUSE_S:
+            for node in self._nodes.values():
+                node.detector.heard(now)
+        self._looked_at = now
         silent = [
             node
             for node in self._nodes.values()

@@ -13,6 +13,7 @@ import pytest
 from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from proto.errors import IncompatibleError, NodeError, SlipstreamError
+from proto.liveness import SILENCE_LIMIT_S
 from proto.transport import Connection
 from tests.process.reference import generate
 from tests.tiny_models import make_model
@@ -118,6 +119,20 @@ def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(tiny: PairC
     assert stopped.metrics.num_draft_tokens <= 2 * PIPELINED.num_speculative_tokens
     assert stopped.metrics.fallbacks.get("late", 0) <= 2
     assert resumed.metrics.mean_acceptance_length > 2
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_was_stopped_for_long_goes_on(tiny: PairConfig) -> None:
+    """As with Ctrl-Z and fg, or a laptop that sleeps: its nodes have not been silent."""
+    process = start_cli(tiny, "--max-tokens", "40")
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4 * SILENCE_LIMIT_S)
+    process.send_signal(signal.SIGCONT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert len((first + rest).split(",")) == 40
 
 
 def test_a_drafter_fills_its_window_and_stops(tiny: PairConfig) -> None:
