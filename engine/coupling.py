@@ -29,6 +29,7 @@ at most b can only win with noise of at least best - b, which is a limit on its 
 a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -204,10 +205,15 @@ def _tiles(num_rows: int, num_columns: int) -> Iterator[tuple[slice, slice]]:
 
 def _rank(total: Floats, count: int, beta: float) -> tuple[list[int], list[float]]:
     """Return indices and log softmax(beta total) of the `count` largest of one row."""
-    first = np.array([total.argmax()]) if count == 1 else most_likely(total, count)
-    top = total[first[0]]
-    log_sum = np.log(np.exp(np.float32(beta) * (total - top)).sum(dtype=np.float64))
-    values = beta * (total[first] - top).astype(np.float64) - log_sum
+    # What is done after a forward finds the caches full of weights: few calls, few temporaries.
+    best = int(total.argmax())
+    weights = np.subtract(total, total[best])
+    np.multiply(weights, np.float32(beta), out=weights)
+    log_sum = math.log(np.exp(weights, out=weights).sum())
+    if count == 1:
+        return [best], [-log_sum]
+    first = most_likely(total, count)
+    values = beta * (total[first] - total[best]).astype(np.float64) - log_sum
     return first.tolist(), values.tolist()
 
 

@@ -110,17 +110,13 @@ class Executor:
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         num_visible = self._num_visible(feed)
         rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
-        tree: Any = None
         keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
-        padded = self.fixed_rows is not None and feed.masks is not None
-        if feed.masks is not None:
-            tree = unpack_masks(feed.masks)[:, : num_visible - feed.prefix_len]
+        masks = feed.masks
+        padded = self.fixed_rows is not None and masks is not None
         if padded:
-            rows, tree = self._pad(rows, tree)
-        tree_mask = None if tree is None else torch.from_numpy(tree)
-        tensors = torch.from_numpy(rows)
-        mask = self._masks.build(tensors[2], feed.prefix_len, tree_mask, num_visible)
-        return Pass(tensors, mask, num_visible, len(ask), keep, padded)
+            rows, masks = self._pad(rows, feed)
+        mask = self._masks.build(rows[2], feed.prefix_len, masks, num_visible)
+        return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
 
     def forward(self, prepared: Pass) -> torch.Tensor:
         """The second half of `run`: the model."""
@@ -173,25 +169,19 @@ class Executor:
         assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
         return self._total
 
-    def _pad(self, rows: Any, mask: Any) -> tuple[Any, Any]:
+    def _pad(self, rows: Any, feed: Feed) -> tuple[Any, tuple[int, ...]]:
         """Fill up to `fixed_rows` rows: copies of the first that write to scratch slots."""
         assert self.fixed_rows is not None
+        assert feed.masks is not None
         num_rows = rows.shape[1]
         assert num_rows <= self.fixed_rows, (
             f"{num_rows} rows, but reproducible mode is fixed at {self.fixed_rows}"
         )
         index = np.zeros(self.fixed_rows, dtype=np.int64)
         index[:num_rows] = np.arange(num_rows)
-        rows, mask = rows[:, index], mask[index]
+        rows = rows[:, index]
         rows[2, num_rows:] = self.capacity + np.arange(self.fixed_rows - num_rows)
-        return rows, mask
-
-
-def unpack_masks(masks: Sequence[int]) -> Any:
-    """Return a boolean array [n, 64]: element [j, i] is bit i of masks[j]."""
-    words = np.array(masks, dtype="<u8")
-    bits = np.unpackbits(words.view(np.uint8).reshape(len(words), 8), axis=1, bitorder="little")
-    return bits.view(np.bool_)
+        return rows, feed.masks + feed.masks[:1] * (self.fixed_rows - num_rows)
 
 
 def _make_backend(name: str, loaded: LoadedModel, num_slots: int) -> Backend:

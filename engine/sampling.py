@@ -99,7 +99,9 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
     assert logits.dim() == 2
     assert logits.dtype == torch.float32
     rows: Floats = logits.detach().cpu().numpy()[:, :num_valid]
-    if not np.isfinite(rows.max(axis=1)).all():
+    # NaN and infinity show in the maximum. One row, the usual case, needs no array of them.
+    tops = rows.max(axis=1).tolist() if len(rows) != 1 else (float(rows.max()),)
+    if not all(map(math.isfinite, tops)):
         raise EngineError(
             "the model's logits are not finite: float16 overflows in some models, use bfloat16 "
             "or float32; else the weights are damaged"
