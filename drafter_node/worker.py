@@ -23,7 +23,7 @@ from engine.executor import Executor
 from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
-from engine.sampling import Sampling
+from engine.sampling import sampling_of
 from proto.codec import encode
 from proto.errors import ModelError
 from proto.messages import Fingerprint, Hello, Message, Proposal
@@ -149,11 +149,11 @@ class Worker:
         logits = self.executor.forward(prepared)
         enter(Phase.CHOOSE)
         spec = action.sampling
-        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+        sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         proposals: tuple[Proposal, ...] = ()
         if action.position is not None and action.sampled_in is not None:
             token, score, ids, weights = sample_draft(
-                self._processed(logits[:, : self.vocab_size], action),
+                self._processed(logits, action),
                 sampling,
                 seed=spec.seed,
                 life=life_of(spec.sample_index, action.sampled_in),
@@ -165,7 +165,7 @@ class Worker:
             proposals = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),)
         elif action.position is not None:
             chosen, logs = choose_scored(
-                self._processed(logits[:, : self.vocab_size], action),
+                self._processed(logits, action),
                 sampling,
                 spec.seed,
                 spec.sample_index,
@@ -186,5 +186,6 @@ class Worker:
             return logits
         opened = self.machine.opened
         assert opened is not None
+        logits = logits[:, : self.vocab_size]
         processors = self._processors.of(opened, self.machine.tree.text.tokens, logits.shape[1])
         return processors.apply(logits, [action.drafted])

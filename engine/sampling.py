@@ -17,6 +17,7 @@ What depends on the text besides the logits (penalties, bans) comes before all t
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class Sampling:
     def cuts(self) -> bool:
         """Whether some tokens may be left out."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@lru_cache(maxsize=8)
+def sampling_of(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
+    """The same object for the same numbers: every pass asks for it."""
+    return Sampling(temperature, top_k, top_p, min_p)
 
 
 def process(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -12,7 +12,7 @@ from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
-from engine.sampling import Sampling
+from engine.sampling import Sampling, sampling_of
 from engine.slots import NUM_TREE_SLOTS
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from proto.codec import encode
@@ -144,7 +144,7 @@ class Worker:
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = action.sampling
-        sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+        sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         if action.judge is not None:
             processed = self._processed(logits, action)
             num_accepted, tokens = _judged(processed, sampling, action.judge, action)
