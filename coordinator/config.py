@@ -95,8 +95,8 @@ class PairConfig(_Frozen):
     target_device: str = ""  # "": chosen by `default_devices`
     drafter_device: str = ""
     dtype: Dtype = "auto"
-    # "": float32 on a CPU (a small model is faster so), else as dtype
-    drafter_dtype: Dtype | Literal[""] = ""
+    # "": the faster one on a CPU, by timing (it does not decide the text), else as dtype
+    drafter_dtype: Dtype | Literal["", "fastest"] = ""
     max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
     backend: Backend = "auto"
     reproducible: bool = False

@@ -38,7 +38,12 @@ TargetDevice = Annotated[
 ]
 DrafterDevice = Annotated[str, typer.Option(help="As --target-device.")]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
-DrafterDtype = Annotated[str, typer.Option(help="Default: float32 on a CPU, else as --dtype.")]
+DrafterDtype = Annotated[
+    str,
+    typer.Option(
+        help="As --dtype, or fastest: by timing. Default: fastest on a CPU, else --dtype."
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option(

@@ -74,7 +74,7 @@ class Pair:
         devices = default_devices()
         target_device = config.target_device or devices[0]
         drafter_device = config.drafter_device or devices[1]
-        small_dtype = "float32" if drafter_device.startswith("cpu") else config.dtype
+        open_dtype = "fastest" if drafter_device.startswith("cpu") else config.dtype
         target = NodeConfig(
             role=Role.TARGET,
             endpoint=self.service.endpoint,
@@ -96,7 +96,7 @@ class Pair:
             secret=self.service.secret,
             model=config.drafter,
             revision=config.drafter_revision,
-            dtype=config.drafter_dtype or small_dtype,
+            dtype=config.drafter_dtype or open_dtype,
             device=drafter_device,
             max_model_len=config.max_model_len,
             backend=config.backend,

@@ -4,10 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.fastest import FASTEST, fastest_dtype
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
@@ -49,6 +51,7 @@ def prepare(
 ) -> Prepared:
     """Load, check and warm up; `say` is told what is being done.
 
+    dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
     backend  one of `BACKENDS`: which forward runs
 
@@ -57,6 +60,10 @@ def prepare(
     """
     started = time.monotonic()
     pin(device)
+    if dtype == FASTEST:
+        say("timing number types")
+        make = partial(make_executor, backend=backend)
+        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
     max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
