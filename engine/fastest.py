@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 
-from engine.device import cpu_is_fast_in
 from engine.executor import Executor
 from engine.model import LoadedModel, load_model
 from engine.slots import NUM_TREE_SLOTS, Feed
@@ -45,8 +44,8 @@ def fastest_dtype(
         loaded = load_model(model, revision=revision, dtype=name, device=device)
         if loaded.num_parameters > MAX_PARAMETERS:
             return "auto"
-        if name == "auto" and (loaded.dtype == torch.float32 or not cpu_is_fast_in(loaded.dtype)):
-            return "float32"
+        if name == "auto" and loaded.dtype == torch.float32:
+            return "auto"
         seconds = _seconds_of_a_row(make_executor(loaded, _CONTEXT + 1 + NUM_TREE_SLOTS))
         if seconds < best_s:
             best, best_s = name, seconds
