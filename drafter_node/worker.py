@@ -32,7 +32,7 @@ from proto.stopwatch import Phase
 from proto.transport import Connection
 
 IDLE_S = 1.0
-WARM_ROWS = (1, 2, 3)
+WARM_ROWS = (1, 4)
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.compiled import CompiledBackend
 from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
@@ -57,10 +58,12 @@ class Executor:
         *,
         fixed_rows: int | None = None,
         backend: str = "reference",
+        row_counts: Sequence[int] = (),
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
-        backend  reference, or fused (`prepare.make_executor` chooses)
+        backend     reference, fused or compiled (`prepare.make_executor` chooses)
+        row_counts  for which a compiled backend makes programs, ascending (but with `fixed_rows`)
 
         Raises:
             ModelError: the cache does not fit into memory, the model cannot run a token, or the
@@ -73,7 +76,9 @@ class Executor:
         self.fixed_rows = fixed_rows
         self._masks = Masks(loaded.dtype)
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = _make_backend(backend, loaded, capacity + (fixed_rows or 0))
+        self._backend: Backend | None = _make_backend(
+            backend, loaded, capacity, (fixed_rows,) if fixed_rows else tuple(row_counts)
+        )
 
     @property
     def backend(self) -> str:
@@ -112,9 +117,10 @@ class Executor:
         rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
         keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
         masks = feed.masks
-        padded = self.fixed_rows is not None and masks is not None
-        if padded:
-            rows, masks = self._pad(rows, feed)
+        count = None if masks is None else self._count_for(len(masks))
+        padded = count is not None
+        if count is not None:
+            rows, masks = self._pad(rows, feed, count)
         mask = self._masks.build(rows[2], feed.prefix_len, masks, num_visible)
         return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
 
@@ -169,24 +175,36 @@ class Executor:
         assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
         return self._total
 
-    def _pad(self, rows: Any, feed: Feed) -> tuple[Any, tuple[int, ...]]:
-        """Fill up to `fixed_rows` rows: copies of the first that write to scratch slots."""
-        assert self.fixed_rows is not None
+    def _count_for(self, num_rows: int) -> int | None:
+        """Up to how many rows a pass is filled; None: it runs as it is."""
+        if self.fixed_rows is not None:
+            return self.fixed_rows
+        assert self._backend is not None, "this executor was freed"
+        return next((n for n in self._backend.row_counts if n >= num_rows), None)
+
+    def _pad(self, rows: Any, feed: Feed, count: int) -> tuple[Any, tuple[int, ...]]:
+        """Fill up to `count` rows: copies of the first that write to scratch slots."""
         assert feed.masks is not None
         num_rows = rows.shape[1]
-        assert num_rows <= self.fixed_rows, (
-            f"{num_rows} rows, but reproducible mode is fixed at {self.fixed_rows}"
-        )
-        index = np.zeros(self.fixed_rows, dtype=np.int64)
+        assert num_rows <= count, f"{num_rows} rows, but reproducible mode is fixed at {count}"
+        if num_rows == count:
+            return rows, feed.masks
+        index = np.zeros(count, dtype=np.int64)
         index[:num_rows] = np.arange(num_rows)
-        rows = rows[:, index]
-        rows[2, num_rows:] = self.capacity + np.arange(self.fixed_rows - num_rows)
-        return rows, feed.masks + feed.masks[:1] * (self.fixed_rows - num_rows)
+        rows = rows.take(index, axis=1)  # rows[:, index] would lie in memory the other way
+        rows[2, num_rows:] = self.capacity + np.arange(count - num_rows)
+        return rows, feed.masks + feed.masks[:1] * (count - num_rows)
 
 
-def _make_backend(name: str, loaded: LoadedModel, num_slots: int) -> Backend:
-    assert name in ("fused", "reference")
+def _make_backend(
+    name: str, loaded: LoadedModel, capacity: int, row_counts: tuple[int, ...]
+) -> Backend:
+    assert name in ("compiled", "fused", "reference")
+    # Rows that fill a pass up write to slots of their own.
+    num_slots = capacity + max(row_counts, default=0)
     try:
+        if name == "compiled":
+            return CompiledBackend(loaded, num_slots, row_counts)
         if name == "fused":
             return FusedBackend(loaded, num_slots)
         return HuggingFaceBackend(loaded, num_slots)

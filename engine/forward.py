@@ -18,10 +18,12 @@ from engine.slots import Move
 class Backend(Protocol):
     """One model with one cache on one device.
 
-    name  how it is called in messages and options
+    name        how it is called in messages and options
+    row_counts  numbers of rows that it is made for, ascending; none: it takes any as it is
     """
 
     name: str
+    row_counts: tuple[int, ...]
 
     def forward(
         self,
@@ -59,6 +61,7 @@ class HuggingFaceBackend:
     """Any transformers causal language model that takes a four-dimensional mask."""
 
     name = "reference"
+    row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         self._model = loaded.model

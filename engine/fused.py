@@ -94,6 +94,7 @@ class FusedBackend:
     """See `Backend`."""
 
     name = "fused"
+    row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         """Raises ModelError if this backend does not cover the model."""
@@ -113,7 +114,7 @@ class FusedBackend:
         self._num_visible = num_slots
         shape = (len(model.layers), 2 * self._num_kv_heads, num_slots, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
-        self._rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
+        self.rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
         self._layers = [
             self._layer(module, cache)
@@ -185,7 +186,7 @@ class FusedBackend:
                 )
             if self._group > 1 and len(ids) > 1:
                 mask = mask.repeat_interleave(self._group, dim=2)
-            cos, sin = self._rotations.index_select(1, positions)
+            cos, sin = self.rotations.index_select(1, positions)
             hidden = F.embedding(ids, self._embeddings)
             step = _Pass(self._rows(len(ids)), cos, sin, slots, mask)
             for layer in self._layers:

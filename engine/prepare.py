@@ -17,7 +17,7 @@ from engine.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "fused", "reference")
+BACKENDS = ("auto", "fused", "compiled", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def prepare(
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
+    warm_rows  numbers of rows that passes often have, ascending
     backend  one of `BACKENDS`: which forward runs
 
     Raises:
@@ -62,14 +63,18 @@ def prepare(
     pin(device)
     if dtype == FASTEST:
         say("timing number types")
-        make = partial(make_executor, backend=backend)
+        make = partial(make_executor, backend=backend, row_counts=(1,))
         dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
     max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
-    say("checking")
+    say("compiling (takes a minute)" if backend == "compiled" else "checking")
     executor = make_executor(
-        loaded, max_len + NUM_TREE_SLOTS, fixed_rows=fixed_rows, backend=backend
+        loaded,
+        max_len + NUM_TREE_SLOTS,
+        fixed_rows=fixed_rows,
+        backend=backend,
+        row_counts=warm_rows,
     )
     if fixed_rows is not None:
         check_reproducible(executor)
@@ -87,11 +92,17 @@ def prepare(
 
 
 def make_executor(
-    loaded: LoadedModel, capacity: int, *, fixed_rows: int | None = None, backend: str = "auto"
+    loaded: LoadedModel,
+    capacity: int,
+    *,
+    fixed_rows: int | None = None,
+    backend: str = "auto",
+    row_counts: Sequence[int] = (),
 ) -> Executor:
     """Make an executor and hold it to the model's own forward.
 
-    backend  fused, reference, or auto: fused if it covers the model and agrees with it
+    row_counts  as for `Executor`
+    backend  fused, compiled, reference, or auto: fused if it covers the model and agrees with it
 
     The fused backend is checked twice: on the model's weights where they are, while the reference
     can still take its place, and again when it has laid them out anew. After that the model itself
@@ -103,11 +114,14 @@ def make_executor(
     assert backend in BACKENDS
     plain = plain_logits(loaded)
     if backend != "reference":
+        name = "fused" if backend == "auto" else backend
         try:
-            executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="fused")
+            executor = Executor(
+                loaded, capacity, fixed_rows=fixed_rows, backend=name, row_counts=row_counts
+            )
             check_slot_attention(executor, plain)
         except ModelError as error:
-            if backend == "fused":
+            if backend != "auto":
                 raise
             logger.info("the reference forward runs: %s", error)
         else:

@@ -37,7 +37,7 @@ from target_node.events import (
 from target_node.verifying import Verifying
 
 IDLE_S = 1.0
-WARM_ROWS = (1, 2, 3, 5, 9)
+WARM_ROWS = (1, 9)
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
 
 

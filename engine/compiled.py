@@ -1,0 +1,235 @@
+"""The compiled backend, for CPUs: the fused forward as one program, made by torch.compile at load.
+
+The whole pass, norms, rotary embedding, attention and all, becomes C++ with the weights packed into
+the blocks of inductor's own kernels. What is saved is the time between operators, and what they
+write for each other to read: half of a pass of a small target. It costs a C++ compiler, up to half
+a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
+for.
+
+All other passes, prefills among them, run as `fused` does.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import ModelError
+from engine.fused import FusedBackend
+from engine.model import LoadedModel, one_line
+from engine.slots import Move
+
+_SETTINGS: dict[str, Any] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",
+    "cpp_wrapper": True,
+}
+_Program = Callable[..., torch.Tensor]
+
+
+class CompiledBackend:
+    """See `Backend`."""
+
+    name = "compiled"
+
+    def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
+        """Make nothing yet: each program is made when a pass first has so many rows.
+
+        Raises ModelError if this backend does not cover the model, or cannot compile here.
+        """
+        if loaded.device.type != "cpu":
+            raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
+        self._fused = FusedBackend(loaded, num_slots)
+        self._name = loaded.name
+        self.cache = self._fused.cache
+        # One tensor a layer: what is written to a view of an input is copied back whole.
+        self._caches = list(self.cache.unbind())
+        self.row_counts = tuple(row_counts)
+        pass_ = _Pass(loaded, self._fused).eval()
+        self._program = _compiled(pass_)
+        self._made: set[int] = set()  # numbers of rows for which there is a program
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """Nothing to do: the programs have weights of their own, and prefills use the model's."""
+        del timed
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Backend.forward`."""
+        num_rows = len(ids)
+        if num_rows not in self.row_counts or keep is not None:
+            return self._fused.forward(
+                ids, positions, slots, mask, num_visible=num_visible, keep=keep
+            )
+        if num_rows not in self._made:
+            self._made.add(num_rows)
+            return self._compile(ids, positions, slots, mask)
+        with torch.no_grad():
+            return self._program(ids, positions, slots, mask, self._caches)
+
+    def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Make the program for so many rows, and run it."""
+        # Contexts grow; everything else is fixed.
+        torch._dynamo.mark_dynamic(inputs[-1], 3)
+        try:
+            # The settings count when the program is traced, so they are set for all of it.
+            with (
+                torch.compiler.set_stance("default"),
+                torch._inductor.config.patch(_SETTINGS),
+                torch.no_grad(),
+            ):
+                return self._program(*inputs, self._caches)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise ModelError(
+                f"{self._name}: torch.compile fails ({one_line(error)}); use the backend fused"
+            ) from error
+        finally:
+            # What no program fits must not stop a text for half a minute: it runs uncompiled.
+            torch.compiler.set_stance("eager_on_recompile")
+
+    def move(self, move: Move) -> None:
+        """See `Backend.move`."""
+        self._fused.move(move)
+
+
+def _compiled(module: torch.nn.Module) -> _Program:
+    import torch._dynamo
+    import torch._inductor.select_algorithm
+
+    torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
+    # A process runs one model. What was made for another one, to time it, would count as ours.
+    torch._dynamo.reset()
+    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False)
+    return compiled
+
+
+class _Pass(torch.nn.Module):
+    """One pass of the llama family over a slot cache, written for a compiler: plain operators.
+
+    Everything that never changes is a parameter or a buffer, and so becomes part of the program.
+    """
+
+    def __init__(self, loaded: LoadedModel, fused: FusedBackend) -> None:
+        super().__init__()
+        model = loaded.model.model
+        config = model.config
+        attention = model.layers[0].self_attn
+        self.num_heads = int(config.num_attention_heads)
+        self.num_kv_heads = int(config.num_key_value_heads)
+        self.dim = int(attention.head_dim)
+        self.scale = float(attention.scaling)
+        self.num_layers = len(model.layers)
+        self.head = loaded.model.lm_head
+        self.last_norm = model.norm
+        # Not the head's own, if they are tied: what is packed may have no other use.
+        self.embeddings = torch.nn.Parameter(
+            model.embed_tokens.weight.detach().clone(), requires_grad=False
+        )
+        self.layers = model.layers
+        self.register_buffer("rotations", fused.rotations)
+        self.qkv = torch.nn.ModuleList(_stacked(_qkv(layer)) for layer in model.layers)
+        self.gate_up = torch.nn.ModuleList(
+            _stacked([layer.mlp.gate_proj, layer.mlp.up_proj]) for layer in model.layers
+        )
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        caches: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """Return logits [n, V]; arguments as in `Backend.forward`, and the layers' caches."""
+        assert isinstance(self.rotations, torch.Tensor)
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self.embeddings)
+        for number, layer in enumerate(self.layers):
+            qkv = self.qkv[number](_rms_norm(layer.input_layernorm, hidden))
+            out = self._attend(layer.self_attn, qkv, cos, sin, slots, mask, caches[number])
+            hidden = hidden + layer.self_attn.o_proj(out)
+            gate_up = self.gate_up[number](_rms_norm(layer.post_attention_layernorm, hidden))
+            gate, up = gate_up.chunk(2, dim=-1)
+            hidden = hidden + layer.mlp.down_proj(F.silu(gate) * up)
+        logits: torch.Tensor = self.head(_rms_norm(self.last_norm, hidden))
+        return logits
+
+    def _attend(
+        self,
+        attention: Any,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> torch.Tensor:
+        num_rows, heads, kv_heads = qkv.shape[0], self.num_heads, self.num_kv_heads
+        apart = qkv.view(num_rows, heads + 2 * kv_heads, self.dim)
+        turned = apart[:, : heads + kv_heads]
+        if hasattr(attention, "q_norm"):
+            query = _rms_norm(attention.q_norm, turned[:, :heads])
+            turned = torch.cat((query, _rms_norm(attention.k_norm, turned[:, heads:])), dim=1)
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * cos + torch.cat((second, first), dim=-1) * sin
+        written = torch.cat((turned[:, heads:], apart[:, heads + kv_heads :]), dim=1)
+        cache.index_copy_(1, slots, written.transpose(0, 1))
+        keys, values = cache[:, : mask.shape[-1]].chunk(2, dim=0)
+        group = heads // kv_heads
+        query = turned[:, :heads].reshape(num_rows, kv_heads, group, self.dim).transpose(0, 1)
+        query = query.reshape(kv_heads, num_rows * group, self.dim)
+        if num_rows > 1:
+            mask = mask.repeat_interleave(group, dim=2)
+        if num_rows == 1:
+            # Spelt out, both products become loops that read each key and value once.
+            scores = (query.float()[:, :, None] * keys.float()[:, None]).sum(-1)
+            weights = (scores * self.scale + mask[0]).softmax(-1)
+            out = (weights[:, :, :, None] * values.float()[:, None]).sum(2).to(qkv.dtype)
+        else:
+            out = F.scaled_dot_product_attention(
+                query[None], keys[None], values[None], attn_mask=mask, scale=self.scale
+            )
+        out = out.view(kv_heads, num_rows, group, self.dim)
+        return out.transpose(0, 1).reshape(num_rows, heads * self.dim)
+
+
+def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
+    return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _qkv(layer: Any) -> list[torch.nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
+    """Return one layer with the weights of several, one below the other."""
+    weight = torch.cat([part.weight for part in parts]).detach()
+    has_bias = any(part.bias is not None for part in parts)
+    made = torch.nn.Linear(
+        weight.shape[1], weight.shape[0], bias=has_bias, device="meta", dtype=weight.dtype
+    )
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if has_bias:
+        zeros = [weight.new_zeros(part.out_features) for part in parts]
+        biases = [
+            z if p.bias is None else p.bias.detach() for p, z in zip(parts, zeros, strict=True)
+        ]
+        made.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+    return made
