@@ -10,6 +10,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from coordinator.metrics import Metrics, percentiles_ms
 from coordinator.pair import Pair
 from proto.errors import NodeError
 
-PEER = "tests.peers.huggingface"
-PEER_START_S = 300.0
+HUGGING_FACE, LLAMA_CPP = "tests.peers.huggingface", "tests.peers.llamacpp"
+PEER_LIMIT_S = 300.0  # for a peer to start, or to write a text
 SWEEP_PROMPTS = 5
 
 
@@ -59,12 +60,13 @@ class Arm:
 
 
 class Peer:
-    """Hugging Face `generate` in a process of its own."""
+    """Somebody else's engine in a process of its own: a module under tests/peers."""
 
-    def __init__(self, config: PairConfig, max_tokens: int) -> None:
+    def __init__(self, module: str, config: PairConfig, max_tokens: int) -> None:
+        self._module = module
         self._max_tokens = max_tokens
         self._process = subprocess.Popen(
-            [sys.executable, "-m", PEER, config.target, config.drafter, config.dtype],
+            [sys.executable, "-m", module, config.target, config.drafter, config.dtype],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -75,9 +77,12 @@ class Peer:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        too_late = threading.Timer(PEER_LIMIT_S, self._process.kill)
+        too_late.start()
         line = self._process.stdout.readline()
+        too_late.cancel()
         if not line:
-            raise NodeError("the Hugging Face peer ended; run the benchmark with --no-peers")
+            raise NodeError(f"{self._module} ended; run the benchmark with --no-peers")
         record: dict[str, Any] = json.loads(line)
         return record
 

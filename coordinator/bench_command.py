@@ -2,15 +2,28 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from coordinator.bench import Arm, Peer, Run, best_arm, measure, pair_arm, wait_for_quiet
+from coordinator.bench import (
+    HUGGING_FACE,
+    LLAMA_CPP,
+    Arm,
+    Peer,
+    Run,
+    best_arm,
+    measure,
+    pair_arm,
+    wait_for_quiet,
+)
 from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
 from coordinator.pair import Pair
@@ -38,7 +51,13 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option(help="May be given several times. Default: 0 and 0.8.")
     ] = None,
-    peers: Annotated[bool, typer.Option(help="Run Hugging Face generate as well.")] = True,
+    peers: Annotated[
+        bool,
+        typer.Option(help="Run Hugging Face generate as well, and llama.cpp if it is installed."),
+    ] = True,
+    compiled: Annotated[
+        bool, typer.Option(help="Measure the compiled backend as well (minutes to load).")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Keep every run in this JSON file.")] = None,
 ) -> None:
     """Measure every policy and Hugging Face generate in one call, alternating."""
@@ -54,7 +73,10 @@ def bench(
     )
     runs: list[Run] = []
     with ExitStack() as stack, console.status("starting") as status:
-        arms = _Arms(stack, pair, max_tokens, with_peers=peers)
+        can_compile = shutil.which(os.environ.get("CXX", "g++")) is not None
+        arms = _Arms(
+            stack, pair, max_tokens, with_peers=peers, with_compiled=compiled and can_compile
+        )
         prompts = [arms.pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
         for value in temperature or (0.0, 0.8):
             runs += _one_temperature(arms, prompts, value, repetitions, status.update)
@@ -86,17 +108,35 @@ class _Arms:
     """Everything that is measured; processes end with the stack."""
 
     def __init__(
-        self, stack: ExitStack, config: PairConfig, max_tokens: int, *, with_peers: bool
+        self,
+        stack: ExitStack,
+        config: PairConfig,
+        max_tokens: int,
+        *,
+        with_peers: bool,
+        with_compiled: bool,
     ) -> None:
+        self.max_tokens = max_tokens
         self.pair = stack.enter_context(Pair(config))
         alone = config.model_copy(update={"target_device": "cpu"})
         self.all_cores = stack.enter_context(Pair(alone, with_drafter=False))
         lookup = config.model_copy(update={"drafter": NGRAM})
         self.lookup = stack.enter_context(Pair(lookup))
-        self.max_tokens = max_tokens
-        self.peer = Peer(config, max_tokens) if with_peers else None
-        if self.peer is not None:
-            stack.callback(self.peer.close)
+        reference = config.model_copy(update={"backend": "reference"})
+        self.reference = stack.enter_context(Pair(reference, with_drafter=False))
+        self.compiled: Pair | None = None
+        if with_compiled:
+            compiled = config.model_copy(update={"backend": "compiled"})
+            self.compiled = stack.enter_context(Pair(compiled))
+        self.peer = self._peer(stack, HUGGING_FACE, config) if with_peers else None
+        self.llama = None
+        if with_peers and all(find_spec(name) for name in ("llama_cpp", "gguf")):
+            self.llama = self._peer(stack, LLAMA_CPP, config)
+
+    def _peer(self, stack: ExitStack, module: str, config: PairConfig) -> Peer:
+        peer = Peer(module, config, self.max_tokens)
+        stack.callback(peer.close)
+        return peer
 
     def policy(self, name: str, policy: str, **numbers: int) -> Arm:
         """A policy on the pair."""
@@ -112,11 +152,27 @@ class _Arms:
             pair_arm("ngram, no drafter", self.lookup, many, self.max_tokens),
         ]
 
+    def as_programs(self) -> list[Arm]:
+        """The same on the compiled backend."""
+        if self.compiled is None:
+            return []
+        many = checked(SpeculationConfig, num_speculative_tokens=LOOKUP_K, also_ngram=True)
+        policies = {
+            "ar": SpeculationConfig(policy="ar"),
+            "pipelined": SpeculationConfig(),
+            "pipel. + ngram": many,
+        }
+        return [
+            pair_arm(f"compiled {name}", self.compiled, speculation, self.max_tokens)
+            for name, speculation in policies.items()
+        ]
+
     def plain(self) -> list[Arm]:
-        """The target alone, on its core and on all of them."""
+        """The target alone, on its core and on all of them, and as transformers computes it."""
         alone = SpeculationConfig(policy="ar")
         return [
             self.policy(PLAIN, "ar"),
+            pair_arm("ar, reference forward", self.reference, alone, self.max_tokens),
             pair_arm(PLAIN_ALL_CORES, self.all_cores, alone, self.max_tokens),
         ]
 
@@ -128,6 +184,7 @@ def _one_temperature(
     syncs = [arms.policy(f"sync K={k}", "sync", num_speculative_tokens=k) for k in SYNC_KS]
     sync, sync_speeds = best_arm(syncs, prompts, temperature=value, say=say)
     chosen = [*arms.plain(), sync, arms.policy("pipelined", "pipelined"), *arms.ngrams()]
+    chosen += arms.as_programs()
     ours = [arm.name for arm in chosen]
     swept = [sync_speeds]
     if arms.peer is not None:
@@ -137,6 +194,8 @@ def _one_temperature(
         best, speeds = best_arm(assisted, prompts, temperature=value, say=say)
         swept.append(speeds)
         chosen += [arms.peer.arm("HF plain", "plain"), best, arms.peer.arm("HF lookup", "lookup")]
+    if arms.llama is not None:
+        chosen += [arms.llama.arm(f"llama.cpp {mode}", mode) for mode in ("plain", "lookup")]
     runs = measure(chosen, prompts, temperature=value, repetitions=repetitions, say=say)
     names = [arm.name for arm in chosen]
     typer.echo(f"\ntemperature {value:g}")
