@@ -57,6 +57,7 @@ class Cause(IntEnum):
     READY = 1  # enough drafts had come, or the drafter had no more to offer
     LATE = 2  # the deadline passed before enough drafts had come
     QUIET = 3  # the drafter has been silent for so long that it is not waited for
+    CHEAP = 4  # to go on alone promised more than to wait for drafts
 
 
 class Rule(IntEnum):

@@ -16,34 +16,13 @@ is worth starting with.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.ngram import Match, NgramIndex
 from proto.messages import NGRAM_SOURCE, Open, Proposal, Rule
 from proto.tree import Graft, Node, SpeculationTree
+from target_node.rate import MAX_TRIES, PRIOR_TRIES, Rate
 
-PRIOR_TRIES = 4.0
-MAX_TRIES = 64.0  # beyond them older tries count less and less
 DRAFTER = 0  # in place of the length of an n-gram
-
-
-@dataclass(slots=True)
-class _Rate:
-    """How often something was right: `hits` of `tries`, with some for a start."""
-
-    hits: float
-    tries: float = PRIOR_TRIES
-
-    @property
-    def chance(self) -> float:
-        return self.hits / self.tries
-
-    def add(self, *, right: bool) -> None:
-        if self.tries >= MAX_TRIES:
-            self.hits *= 1 - 1 / MAX_TRIES
-            self.tries *= 1 - 1 / MAX_TRIES
-        self.hits += right
-        self.tries += 1
 
 
 class LookupSource:
@@ -52,7 +31,7 @@ class LookupSource:
     def __init__(self) -> None:
         self._index: NgramIndex | None = None  # None: this text is written without them
         self._is_certain = False  # classical rules: each draft is all that it was sampled from
-        self._rates: dict[int, _Rate] = {}  # by length of the n-gram, and DRAFTER
+        self._rates: dict[int, Rate] = {}  # by length of the n-gram, and DRAFTER
         self._ngram_lens: dict[int, int] = {}  # of the nodes that were added for the last pass
         self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
 
@@ -65,9 +44,9 @@ class LookupSource:
             self._index = None
             return
         self._is_certain = message.rule is not Rule.COUPLED
-        self._rates = {DRAFTER: _Rate(0.6 * PRIOR_TRIES)}
+        self._rates = {DRAFTER: Rate(0.6 * PRIOR_TRIES)}
         for n in range(lookup.ngram_min, lookup.ngram_max + 1):
-            self._rates[n] = _Rate(n / (n + 1) * PRIOR_TRIES)
+            self._rates[n] = Rate(n / (n + 1) * PRIOR_TRIES)
         self._index = NgramIndex(
             ngram_min=lookup.ngram_min,
             ngram_max=lookup.ngram_max,

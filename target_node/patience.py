@@ -7,7 +7,8 @@ and nobody would ever learn how late. The first draft of a life answers an `Open
 prefill, and is not measured.
 """
 
-from proto.messages import Draft, Policy
+from proto.messages import Cause, Draft, Open, Policy, Rule
+from target_node.worth import Worth
 
 NUM_LATE_UNTIL_QUIET = 2
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
@@ -25,6 +26,8 @@ class Patience:
         self._pass_s = 0.0  # running mean of a pass; 0: not known, as in the other two
         self._draft_s = 0.0  # of one drafted token
         self._reply_s = 0.0  # of the time from a verdict to the drafts that answer it
+        self._is_waiting = False
+        self._worth = Worth()
 
     @property
     def is_over(self) -> bool:
@@ -44,10 +47,40 @@ class Patience:
             limit_s = min(limit_s, policy.launch_min * self._pass_s)
         return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
+    def reason(self, opened: Open, wanted: int, waited_s: float) -> Cause | None:
+        """Why to start with fewer drafts than `wanted`, after so long a wait. None: wait on."""
+        policy = opened.policy
+        if self.is_over:
+            return Cause.QUIET
+        # One that waits for every verdict brings nothing meanwhile, and under the classical rules
+        # what the target samples alone is hardly ever what was drafted.
+        is_ahead = policy.window > policy.launch_min and opened.rule is Rule.COUPLED
+        if is_ahead and not self._is_waiting:
+            most = policy.num_speculative_tokens
+            if not self._worth.pays(wanted, most, self._pass_s):
+                return Cause.CHEAP
+        self._is_waiting = True
+        return Cause.LATE if waited_s >= self.limit_s(policy) else None
+
+    def started(self, cause: Cause, waited_s: float) -> None:
+        """A pass that verifies drafts, or could have, begins after so long a wait."""
+        if cause is Cause.LATE:
+            self._num_late += 1
+        elif cause is Cause.CHEAP:
+            self._worth.skipped()
+        elif cause is Cause.READY and self._is_waiting:
+            self._worth.waited(waited_s)
+        self._is_waiting = False
+
+    def judged(self, num_drafted: int, num_accepted: int) -> None:
+        """What became of the drafts of a pass."""
+        self._worth.judged(num_drafted, num_accepted)
+
     def opened(self) -> None:
         """A drafter is not waited for before it is heard: the first token must not pay for it."""
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._told_at.clear()
+        self._is_waiting = False
 
     def told(self, root: int, now: float, pass_s: float) -> None:
         """A pass of `pass_s` seconds has ended in a verdict that moves the root."""
@@ -64,10 +97,6 @@ class Patience:
         told_at = self._told_at.get(draft.parent_hash)
         if told_at is not None and not first_of_life:
             self._reply_s = _mean(self._reply_s, now - told_at)
-
-    def waited_in_vain(self) -> None:
-        """A deadline has passed."""
-        self._num_late += 1
 
 
 def _mean(mean: float, value: float) -> float:

@@ -22,8 +22,9 @@ a node has one child, the first.
 
 A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no
 more, or what `lookup.py` has found is as good); at a deadline made of measured costs (LATE); or at
-once when no drafter is expected (ALONE, QUIET). A drafter that let two deadlines pass is not waited
-for until it is heard again: a dead one costs nothing.
+once, when no drafter is expected (ALONE, QUIET) or to wait costs more than it brings (CHEAP, see
+`worth.py`). A drafter that let two deadlines pass is not waited for until it is heard again: a dead
+one costs nothing.
 """
 
 from collections.abc import Sequence
@@ -261,9 +262,7 @@ class Verifying:
         is_met = len(self.tree.best_chain(wanted)) == wanted
         if is_met or self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted):
             return Cause.READY
-        if self._patience.is_over:
-            return Cause.QUIET
-        return Cause.LATE if now >= self._deadline() else None
+        return self._patience.reason(self.opened, wanted, now - self._ready_at)
 
     def _deadline(self) -> float:
         assert self.opened is not None
@@ -281,8 +280,7 @@ class Verifying:
             for node, parent in zip(chain, parents, strict=False)
         ]
         feed = self.slots.feed(missing, nodes)
-        if cause is Cause.LATE:
-            self._patience.waited_in_vain()
+        self._patience.started(cause, now - self._ready_at)
         keys = tuple(node.key for node in chain)
         return self._launch(feed, keys, cause, now, self._judge(chain))
 
@@ -343,6 +341,7 @@ class Verifying:
         base_len, base_hash = len(self.tree.text), self.tree.root
         chain = [self.tree.nodes[key] for key in running.nodes or ()]
         self._lookup.judged(chain, accepted)
+        self._patience.judged(len(chain), accepted)
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)

@@ -40,6 +40,8 @@ PURE = (
     "target_node/events.py",
     "target_node/lookup.py",
     "target_node/patience.py",
+    "target_node/rate.py",
+    "target_node/worth.py",
     "target_node/received.py",
     "target_node/reading.py",
     "target_node/reports.py",

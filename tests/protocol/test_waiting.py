@@ -1,6 +1,6 @@
 """How long the target waits, and which drafts it has counted."""
 
-from proto.messages import Ack
+from proto.messages import Ack, Cause
 from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
 from target_node.received import MAX_GAPS, Received
 from tests.protocol.texts import PIPELINED, SYNC_4, draft, name
@@ -23,9 +23,9 @@ def test_nobody_is_waited_for_before_he_is_heard() -> None:
 def test_two_vain_waits_end_it_and_a_draft_begins_it_again() -> None:
     patience = Patience()
     heard(patience, 1.0)
-    patience.waited_in_vain()
+    patience.started(Cause.LATE, 1.0)
     assert not patience.is_over
-    patience.waited_in_vain()
+    patience.started(Cause.LATE, 1.0)
     assert patience.is_over
     heard(patience, 2.0)
     assert not patience.is_over
