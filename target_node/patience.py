@@ -47,8 +47,8 @@ class Patience:
             limit_s = min(limit_s, policy.launch_min * self._pass_s)
         return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
-    def reason(self, opened: Open, wanted: int, waited_s: float) -> Cause | None:
-        """Why to start with fewer drafts than `wanted`, after so long a wait. None: wait on."""
+    def reason(self, opened: Open, wanted: int, *, is_late: bool) -> Cause | None:
+        """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`."""
         policy = opened.policy
         if self.is_over:
             return Cause.QUIET
@@ -60,7 +60,7 @@ class Patience:
             if not self._worth.pays(wanted, most, self._pass_s):
                 return Cause.CHEAP
         self._is_waiting = True
-        return Cause.LATE if waited_s >= self.limit_s(policy) else None
+        return Cause.LATE if is_late else None
 
     def started(self, cause: Cause, waited_s: float) -> None:
         """A pass that verifies drafts, or could have, begins after so long a wait."""

@@ -262,7 +262,8 @@ class Verifying:
         is_met = len(self.tree.best_chain(wanted)) == wanted
         if is_met or self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted):
             return Cause.READY
-        return self._patience.reason(self.opened, wanted, now - self._ready_at)
+        is_late = now >= self._deadline()
+        return self._patience.reason(self.opened, wanted, is_late=is_late)
 
     def _deadline(self) -> float:
         assert self.opened is not None
