@@ -164,8 +164,8 @@ def synchronous(k: int) -> Policy:
 def pipelined(k: int, window: int) -> Policy:
     """`pipelined`: a free-running chain; a pass starts at two drafts and takes all that has come.
 
-    Starting at once leaves most passes without a draft; starting at two was measured best, as was
-    not to draft below a path whose chance is less than e^-3.
+    Where going on alone promises more than to wait for the two, the target does not wait. Below a
+    path whose chance is less than e^-3 nothing is drafted: that was measured best.
     """
     return Policy("pipelined", k, min(2, k), window, group=k, min_score=MIN_SCORE)
 
