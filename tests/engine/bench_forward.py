@@ -1,6 +1,6 @@
-"""Times the reference and the fused forward in one run, turn by turn.
+"""Times the reference and the fused (or compiled) forward in one run, turn by turn.
 
-    taskset -c 0 python -m tests.engine.bench_forward [--seconds 4] [--context 180]
+    taskset -c 0 python -m tests.engine.bench_forward [--seconds 4] [--context 180] [--compiled]
 
 Prints one line per model, type and number of rows: milliseconds of a pass (quartiles; processor
 time of the thread, so that other processes count as little as they can) and the ratio of the
@@ -21,6 +21,7 @@ from engine.slots import NUM_TREE_SLOTS, Feed
 
 PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))
 ROW_COUNTS = (1, 2, 4, 5, 8, 16)
+PROGRAMS = (1, 9)  # of the compiled backend, as the target has them
 TURN = 25
 WARM = 5  # passes at the start of a turn that do not count
 
@@ -64,14 +65,14 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
     )
 
 
-def compare(name: str, dtype: str, context: int, seconds: float) -> None:
+def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> None:
     """Print the lines of one model."""
     executors = []
-    for backend in ("reference", "fused"):
+    for backend in ("reference", fast):
         started = time.thread_time()
         loaded = load_model(name, dtype=dtype)
         capacity = loaded.max_model_len + NUM_TREE_SLOTS
-        executors.append(make_executor(loaded, capacity, backend=backend))
+        executors.append(make_executor(loaded, capacity, backend=backend, row_counts=PROGRAMS))
         prefill(executors[-1], context)
         print(f"{name} {dtype} {backend}: ready in {time.thread_time() - started:.2f} s")
     one_row = [1.0, 1.0]
@@ -90,7 +91,7 @@ def compare(name: str, dtype: str, context: int, seconds: float) -> None:
             for (low, mid, high), one in zip(rows, one_row, strict=True)
         ]
         ratio = rows[0][1] / rows[1][1]
-        print(f"  {num_rows:2} rows  reference {cells[0]}  fused {cells[1]}  x {ratio:.2f}")
+        print(f"  {num_rows:2} rows  reference {cells[0]}  {fast} {cells[1]}  x {ratio:.2f}")
 
 
 def main() -> None:
@@ -99,11 +100,13 @@ def main() -> None:
     parser.add_argument("model", nargs="*", metavar="MODEL:DTYPE")
     parser.add_argument("--seconds", type=float, default=4.0, help="per line")
     parser.add_argument("--context", type=int, default=180, help="tokens before the rows")
+    parser.add_argument("--compiled", action="store_true", help="in place of fused")
     options = parser.parse_args()
     torch.set_num_threads(1)
     named = [tuple(item.rsplit(":", 1)) for item in options.model]
     for name, dtype in named or PAIR:
-        compare(name, dtype, options.context, options.seconds)
+        fast = "compiled" if options.compiled else "fused"
+        compare(name, dtype, options.context, options.seconds, fast)
 
 
 if __name__ == "__main__":
