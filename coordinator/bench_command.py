@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -27,7 +25,7 @@ from coordinator.bench import (
 from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
 from coordinator.pair import Pair
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, NodeError
 
 PLAIN, PLAIN_ALL_CORES = "ar, one core", "ar, all cores"
 SYNC_KS = (1, 2, 3, 4, 5, 6)
@@ -73,10 +71,7 @@ def bench(
     )
     runs: list[Run] = []
     with ExitStack() as stack, console.status("starting") as status:
-        can_compile = shutil.which(os.environ.get("CXX", "g++")) is not None
-        arms = _Arms(
-            stack, pair, max_tokens, with_peers=peers, with_compiled=compiled and can_compile
-        )
+        arms = _Arms(stack, pair, max_tokens, with_peers=peers, with_compiled=compiled)
         prompts = [arms.pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
         for value in temperature or (0.0, 0.8):
             runs += _one_temperature(arms, prompts, value, repetitions, status.update)
@@ -124,14 +119,27 @@ class _Arms:
         self.lookup = stack.enter_context(Pair(lookup))
         reference = config.model_copy(update={"backend": "reference"})
         self.reference = stack.enter_context(Pair(reference, with_drafter=False))
-        self.compiled: Pair | None = None
-        if with_compiled:
-            compiled = config.model_copy(update={"backend": "compiled"})
-            self.compiled = stack.enter_context(Pair(compiled))
+        self.compiled = self._compiled(stack, config) if with_compiled else None
         self.peer = self._peer(stack, HUGGING_FACE, config) if with_peers else None
-        self.llama = None
-        if with_peers and all(find_spec(name) for name in ("llama_cpp", "gguf")):
-            self.llama = self._peer(stack, LLAMA_CPP, config)
+        has_llama = all(find_spec(name) for name in ("llama_cpp", "gguf"))
+        self.llama = self._llama(stack, config) if with_peers and has_llama else None
+
+    @staticmethod
+    def _compiled(stack: ExitStack, config: PairConfig) -> Pair | None:
+        """None where there is no compiler, or another family of models."""
+        try:
+            return stack.enter_context(Pair(config.model_copy(update={"backend": "compiled"})))
+        except NodeError as error:
+            typer.echo(f"the compiled backend is left out: {error}")
+            return None
+
+    def _llama(self, stack: ExitStack, config: PairConfig) -> Peer | None:
+        """None where it does not take the target."""
+        try:
+            return self._peer(stack, LLAMA_CPP, config)
+        except NodeError:
+            typer.echo("llama.cpp is left out: only targets of the llama family are converted")
+            return None
 
     def _peer(self, stack: ExitStack, module: str, config: PairConfig) -> Peer:
         peer = Peer(module, config, self.max_tokens)

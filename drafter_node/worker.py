@@ -32,7 +32,8 @@ from proto.stopwatch import Phase
 from proto.transport import Connection
 
 IDLE_S = 1.0
-WARM_ROWS = (1, 4)
+WARM_ROWS = (1, 2, 3)
+PROGRAM_ROWS = (1, 4)  # of a compiled backend
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
@@ -52,6 +53,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             warm_rows=WARM_ROWS,
             say=say,
             backend=config.backend,
+            row_counts=PROGRAM_ROWS,
         )
     except EngineError as error:
         raise ModelError(str(error)) from error

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
-from engine.fused import FusedBackend
+from engine.fused import FusedBackend, qkv_of
+from engine.linear import stack
 from engine.model import LoadedModel, one_line
 from engine.slots import Move
 
@@ -107,6 +108,7 @@ class CompiledBackend:
 
 
 def _compiled(module: torch.nn.Module) -> _Program:
+    # They take seconds to import, which only whoever compiles has to pay.
     import torch._dynamo
     import torch._inductor.select_algorithm
 
@@ -132,7 +134,6 @@ class _Pass(torch.nn.Module):
         self.num_kv_heads = int(config.num_key_value_heads)
         self.dim = int(attention.head_dim)
         self.scale = float(attention.scaling)
-        self.num_layers = len(model.layers)
         self.head = loaded.model.lm_head
         self.last_norm = model.norm
         # Not the head's own, if they are tied: what is packed may have no other use.
@@ -141,7 +142,7 @@ class _Pass(torch.nn.Module):
         )
         self.layers = model.layers
         self.register_buffer("rotations", fused.rotations)
-        self.qkv = torch.nn.ModuleList(_stacked(_qkv(layer)) for layer in model.layers)
+        self.qkv = torch.nn.ModuleList(_stacked(qkv_of(layer)) for layer in model.layers)
         self.gate_up = torch.nn.ModuleList(
             _stacked([layer.mlp.gate_proj, layer.mlp.up_proj]) for layer in model.layers
         )
@@ -213,23 +214,11 @@ def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _qkv(layer: Any) -> list[torch.nn.Linear]:
-    attention = layer.self_attn
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
 def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
     """Return one layer with the weights of several, one below the other."""
-    weight = torch.cat([part.weight for part in parts]).detach()
-    has_bias = any(part.bias is not None for part in parts)
-    made = torch.nn.Linear(
-        weight.shape[1], weight.shape[0], bias=has_bias, device="meta", dtype=weight.dtype
-    )
-    made.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if has_bias:
-        zeros = [weight.new_zeros(part.out_features) for part in parts]
-        biases = [
-            z if p.bias is None else p.bias.detach() for p, z in zip(parts, zeros, strict=True)
-        ]
-        made.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+    weight, bias = stack(parts)
+    made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
     return made

@@ -37,7 +37,8 @@ class Pass:
     mask         [1, 1, n, num_visible] of the model's type: added to the attention scores
     num_asked    rows whose logits are wanted
     keep         [num_asked] int64: which; None: the first of them
-    is_padded    n is the fixed number, and the logits of all rows are computed
+    is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
+                 logits of all rows are computed
     """
 
     rows: torch.Tensor

@@ -130,7 +130,7 @@ class FusedBackend:
         return _Layer(
             module=module,
             before_attention=_norm(module.input_layernorm),
-            qkv=unpacked(_qkv(module)),
+            qkv=unpacked(qkv_of(module)),
             head_norm=self._head_norm(attention),
             out=unpacked([attention.o_proj]),
             before_mlp=_norm(module.post_attention_layernorm),
@@ -156,7 +156,7 @@ class FusedBackend:
         packer = Packer(timed=timed)
         for layer in self._layers:
             module = layer.module
-            layer.qkv = packer.take(_qkv(module))
+            layer.qkv = packer.take(qkv_of(module))
             layer.out = packer.take([module.self_attn.o_proj])
             layer.gate_up = packer.take([module.mlp.gate_proj, module.mlp.up_proj])
             layer.down = packer.take([module.mlp.down_proj])
@@ -277,7 +277,8 @@ def why_not_fused(model: Any) -> str | None:
     return None
 
 
-def _qkv(module: Any) -> list[torch.nn.Linear]:
+def qkv_of(module: Any) -> list[torch.nn.Linear]:
+    """Return the projections of a layer whose outputs lie side by side, in their order."""
     attention = module.self_attn
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 

@@ -52,7 +52,7 @@ class Packer:
         What is not used any more of the weights of `parts` is freed (they have no elements
         afterwards), but with `leave`: then somebody else uses them.
         """
-        weight, bias = _stack(parts)
+        weight, bias = stack(parts)
         packed = self._pack(weight, bias)
         if not leave and (packed is not None or len(parts) > 1):
             for part in parts:
@@ -76,7 +76,7 @@ class Packer:
         return packed if self._pays[key] else None
 
 
-def _stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return one weight [sum of out, in] and one bias, if any part has one."""
     if len(parts) == 1:
         return parts[0].weight.detach(), parts[0].bias

@@ -48,12 +48,14 @@ def prepare(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     backend: str = "auto",
+    row_counts: Sequence[int] = (),
 ) -> Prepared:
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
     warm_rows  numbers of rows that passes often have, ascending
+    row_counts  as for `Executor`
     backend  one of `BACKENDS`: which forward runs
 
     Raises:
@@ -74,7 +76,7 @@ def prepare(
         max_len + NUM_TREE_SLOTS,
         fixed_rows=fixed_rows,
         backend=backend,
-        row_counts=warm_rows,
+        row_counts=row_counts,
     )
     if fixed_rows is not None:
         check_reproducible(executor)

@@ -73,7 +73,7 @@ class Patience:
         self._is_waiting = False
 
     def judged(self, num_drafted: int, num_accepted: int) -> None:
-        """What became of the drafts of a pass."""
+        """What became of the drafts of a pass, all of them the drafter's."""
         self._worth.judged(num_drafted, num_accepted)
 
     def opened(self) -> None:

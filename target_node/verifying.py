@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from engine.slots import Feed, SlotMap
 from proto.messages import (
     MAX_TOKENS_PER_VERDICT,
+    NGRAM_SOURCE,
     Cause,
     Close,
     Draft,
@@ -342,7 +343,8 @@ class Verifying:
         base_len, base_hash = len(self.tree.text), self.tree.root
         chain = [self.tree.nodes[key] for key in running.nodes or ()]
         self._lookup.judged(chain, accepted)
-        self._patience.judged(len(chain), accepted)
+        if all(node.source != NGRAM_SOURCE for node in chain):
+            self._patience.judged(len(chain), accepted)
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)

@@ -37,7 +37,8 @@ from target_node.events import (
 from target_node.verifying import Verifying
 
 IDLE_S = 1.0
-WARM_ROWS = (1, 9)
+WARM_ROWS = (1, 2, 3, 5, 9)
+PROGRAM_ROWS = (1, 9)  # of a compiled backend: verifying eight drafts costs it little more than one
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
 
 
@@ -58,6 +59,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             warm_rows=(config.fixed_rows,) if config.fixed_rows else WARM_ROWS,
             say=say,
             backend=config.backend,
+            row_counts=PROGRAM_ROWS,
         )
     except EngineError as error:
         raise ModelError(str(error)) from error

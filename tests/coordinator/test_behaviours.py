@@ -79,7 +79,7 @@ def test_6_no_luck_accepts_what_has_no_chance_and_without_a_rest_p_is_left() -> 
     trial = token_trial((p, p), (3,), (impossible,))
     assert trial.num_accepted((0.0,)) == 0
     alike = token_trial((p, p), (1,), (p,))
-    assert alike.following(0) == p
+    assert alike.following(0) is p
 
 
 def test_7_equal_logits_go_to_the_lowest_id_on_both_sides() -> None:

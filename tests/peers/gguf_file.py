@@ -33,8 +33,9 @@ def write(folder: str, dtype: str, path: Path) -> None:
     kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
     model: Any = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
     config = model.config
-    if config.model_type != "llama":
-        raise SystemExit(f"{folder}: {config.model_type} is not written as GGUF here, only llama")
+    rope = config.rope_parameters
+    if config.model_type != "llama" or rope["rope_type"] != "default":
+        raise SystemExit(f"{folder}: only llama with plain rotary embeddings is written as GGUF")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -45,7 +46,7 @@ def write(folder: str, dtype: str, path: Path) -> None:
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")

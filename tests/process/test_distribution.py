@@ -99,7 +99,7 @@ def pairs(models: PairConfig) -> Iterator[dict[int, Pair]]:
             yield {64: many, 2: few}
 
 
-def check(pairs: dict[int, Pair], joint: Joint, case: tuple, num_texts: int) -> None:  # type: ignore[type-arg]
+def assert_exact(pairs: dict[int, Pair], joint: Joint, case: tuple, num_texts: int) -> None:  # type: ignore[type-arg]
     verify, policy, candidates = case
     speculation = SpeculationConfig(**policy, verify=verify)
     counts, rate = sample(pairs[candidates], speculation, num_texts)
@@ -113,7 +113,7 @@ def test_texts_are_distributed_as_the_targets(
     joint: Joint,
     case: tuple,  # type: ignore[type-arg]
 ) -> None:
-    check(pairs, joint, case, NUM_TEXTS)
+    assert_exact(pairs, joint, case, NUM_TEXTS)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_many_texts_are_distributed_as_the_targets(
     joint: Joint,
     case: tuple,  # type: ignore[type-arg]
 ) -> None:
-    check(pairs, joint, case, NUM_TEXTS_SLOW)
+    assert_exact(pairs, joint, case, NUM_TEXTS_SLOW)
 
 
 @pytest.mark.parametrize("bias", [bias.__name__ for bias in BIASES])

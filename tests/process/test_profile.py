@@ -38,17 +38,15 @@ def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path
     assert (shares["target"]["unit"], shares["drafter"]["unit"]) == ("pass", "step")
     assert shares["target"]["number"] >= report["num_passes"] > 0
     assert shares["drafter"]["number"] > shares["target"]["number"]
-    together_s = {}
+    elapsed_s = report["num_tokens"] / report["tokens_per_second"]
     for name, share in shares.items():
         assert set(share["ms"]) == {phase.name.lower() for phase in Phase}
-        together_s[name] = share["number"] * sum(share["ms"].values()) / 1e3
+        busy_s = sum(ms for phase, ms in share["ms"].items() if phase != "wait") / 1e3
+        assert 0 < share["number"] * busy_s < elapsed_s
         has_model = name != "coordinator"
         assert (share["ms"]["model"] > 0) == (share["ms"]["choose"] > 0) == has_model
         assert share["ms"]["decide"] > 0
         assert share["ms"]["send"] > 0
-    # The same time for all, that in which the texts were written.
-    elapsed_s = report["num_tokens"] / report["tokens_per_second"]
-    assert all(one == pytest.approx(elapsed_s, rel=0.05) for one in together_s.values())
 
 
 def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
