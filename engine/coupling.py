@@ -27,6 +27,8 @@ rounding in 2^29 can show it.
 g falls as `bits` grows. With the best score of a few likely tokens in hand, a token whose logit is
 at most b can only win with noise of at least best - b, which is a limit on its bits: nearly all of
 a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
+
+Logits on a GPU are not brought here: `device_choice.py` computes the same there.
 """
 
 import math
@@ -38,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.device_choice import FACTORS, GOLDEN, choose_there
 from engine.sampling import Floats, Ids, Sampling, candidates, most_likely, scaled, to_host
 
 Words = npt.NDArray[np.uint64]
@@ -47,8 +50,6 @@ BETA_SAMPLED = 1.5
 BETA_GREEDY = 2.0
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _TILE = 8192  # elements hashed at a time: larger temporaries cost page faults
 _LARGE = 16384  # vocabularies from here on are searched by limit
 _NUM_LIKELY = 64
@@ -76,11 +77,14 @@ def choose(
     Raises:
         EngineError: the logits are not finite.
     """
+    assert len(positions) == logits.shape[0]
+    if logits.device.type != "cpu":
+        keys = row_keys(seed, sample_index, positions)
+        return choose_there(logits, sampling, keys, num_valid=num_valid)[0]
     rows = to_host(logits, num_valid)
-    assert len(positions) == rows.shape[0]
     if sampling.is_greedy:
         return rows.argmax(axis=1).tolist()  # type: ignore[no-any-return]
-    keys = _row_keys(seed, sample_index, positions)
+    keys = row_keys(seed, sample_index, positions)
     scores = scaled(rows, sampling)
     if sampling.cuts:
         kept = candidates(scores, sampling)
@@ -108,6 +112,10 @@ def choose_scored(
     The score of a token is log softmax(beta (s + g)) in natural logarithm, over the tokens that
     stay after the cuts; greedy: log softmax(beta logits). It is a drafter's value of a node.
     """
+    if logits.device.type != "cpu":
+        keys = row_keys(seed, sample_index, positions)
+        sharpness = beta or (BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED)
+        return choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
     ids, scores = rank_scored(
         logits, sampling, seed, sample_index, positions, 1, num_valid=num_valid, beta=beta
     )
@@ -136,7 +144,7 @@ def rank_scored(
         ranked = [_rank(row, num_ranked, beta or BETA_GREEDY) for row in rows]
         return [ids for ids, _ in ranked], [scores for _, scores in ranked]
     sharpness = beta or BETA_SAMPLED
-    keys = _row_keys(seed, sample_index, positions)
+    keys = row_keys(seed, sample_index, positions)
     scores = scaled(rows, sampling)
     if not sampling.cuts:
         ranked = [_rank(row, num_ranked, sharpness) for row in _add_noise(scores, keys)]
@@ -152,7 +160,7 @@ def rank_scored(
 
 def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:
     """Return the noise [n, m] float32 of `token_ids` [n, m] at `positions` [n]."""
-    keys = _row_keys(seed, sample_index, positions)
+    keys = row_keys(seed, sample_index, positions)
     assert token_ids.shape[0] == len(keys)
     return np.stack([_gumbel(_bits(key, ids)) for key, ids in zip(keys, token_ids, strict=True)])
 
@@ -222,26 +230,27 @@ def _best(ids: Ids, scores: Floats) -> int:
     return int(ids[scores == scores.max()].min())
 
 
-def _row_keys(seed: int, sample_index: int, positions: Sequence[int]) -> list[int]:
+def row_keys(seed: int, sample_index: int, positions: Sequence[int]) -> list[int]:
+    """Return the 64-bit key of the noise at each position, `row` of the format."""
     stream = _stream(seed & _MASK, sample_index & _MASK)
-    return [_mix_one((stream ^ position) + _GOLDEN) for position in positions]
+    return [_mix_one((stream ^ position) + GOLDEN) for position in positions]
 
 
 @lru_cache(maxsize=1024)
 def _stream(seed: int, sample_index: int) -> int:
-    return _mix_one((_mix_one(seed + _GOLDEN) ^ sample_index) + _GOLDEN)
+    return _mix_one((_mix_one(seed + GOLDEN) ^ sample_index) + GOLDEN)
 
 
 def _bits(key: int, ids: Ids) -> Words:
     """Return the 52 hash bits of `ids` in the row of `key`."""
-    words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
+    words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN) + np.uint64(key)
     return _mix(words) >> np.uint64(12)
 
 
 @lru_cache(maxsize=8)
 def _offsets(vocab_size: int) -> Words:
     """Return (token id + 1) * G for every token."""
-    offsets = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    offsets = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     offsets.flags.writeable = False  # every caller gets this array
     return offsets
 
@@ -249,17 +258,17 @@ def _offsets(vocab_size: int) -> Words:
 def _mix(words: Words) -> Words:
     """Apply mix to every word, in place."""
     words ^= words >> np.uint64(30)
-    words *= np.uint64(_FACTORS[0])
+    words *= np.uint64(FACTORS[0])
     words ^= words >> np.uint64(27)
-    words *= np.uint64(_FACTORS[1])
+    words *= np.uint64(FACTORS[1])
     words ^= words >> np.uint64(31)
     return words
 
 
 def _mix_one(word: int) -> int:
     word &= _MASK
-    word = (word ^ word >> 30) * _FACTORS[0] & _MASK
-    word = (word ^ word >> 27) * _FACTORS[1] & _MASK
+    word = (word ^ word >> 30) * FACTORS[0] & _MASK
+    word = (word ^ word >> 27) * FACTORS[1] & _MASK
     return word ^ word >> 31
 
 

@@ -29,6 +29,11 @@ from engine.errors import EngineError
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
+NOT_FINITE = (
+    "the model's logits are not finite: float16 overflows in some models, use bfloat16 "
+    "or float32; else the weights are damaged"
+)
+
 _FIRST_CANDIDATES = 64
 
 
@@ -109,10 +114,7 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
     # NaN and infinity show in the maximum. One row, the usual case, needs no array of them.
     tops = rows.max(axis=1).tolist() if len(rows) != 1 else (float(rows.max()),)
     if not all(map(math.isfinite, tops)):
-        raise EngineError(
-            "the model's logits are not finite: float16 overflows in some models, use bfloat16 "
-            "or float32; else the weights are damaged"
-        )
+        raise EngineError(NOT_FINITE)
     return rows
 
 

@@ -1,0 +1,73 @@
+"""The choice where the logits are: the same tokens and scores as on the host."""
+
+import math
+
+import pytest
+import torch
+
+from engine.coupling import choose, choose_scored, row_keys
+from engine.device_choice import choose_there
+from engine.errors import EngineError
+from engine.sampling import Sampling
+
+SEED, SAMPLE = 1 << 63 | 12345, 3
+SETTINGS = [
+    Sampling(),
+    Sampling(1.0),
+    Sampling(0.7),
+    Sampling(0.8, top_k=40),
+    Sampling(1.0, top_k=1),
+    Sampling(1.0, top_p=0.9),
+    Sampling(1.3, top_p=1e-6),
+    Sampling(0.9, min_p=0.05),
+    Sampling(0.6, top_k=30, top_p=0.8),
+    Sampling(1.1, top_k=50, top_p=0.95, min_p=0.01),
+]
+
+
+def some_logits(num_rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
+    """Rows as peaked as those of a language model."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab, generator=generator) * 3
+
+
+@pytest.mark.parametrize("vocab", [7, 4096, 20_000])
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_tokens_and_scores_are_those_of_the_host(sampling: Sampling, vocab: int) -> None:
+    num_rows = 64 if vocab < 10_000 else 8
+    logits = some_logits(num_rows, vocab, seed=vocab)
+    positions = range(1000, 1000 + num_rows)
+    keys = row_keys(SEED, SAMPLE, positions)
+    assert any(key >> 63 for key in keys)
+    tokens, scores = choose_there(logits, sampling, keys, beta=1.5)
+    wanted, values = choose_scored(logits, sampling, SEED, SAMPLE, positions, beta=1.5)
+    assert tokens == wanted == choose(logits, sampling, SEED, SAMPLE, positions)
+    assert scores == pytest.approx(values, abs=1e-4)
+    if sampling.temperature and not sampling.cuts:
+        other_keys = row_keys(SEED + 1, SAMPLE, positions)
+        assert choose_there(logits, sampling, other_keys)[0] != tokens
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_ties_rows_ruled_out_and_a_padded_tail(sampling: Sampling) -> None:
+    logits = some_logits(32, 300).round()  # many are equal
+    logits[:, 100:200] = -math.inf
+    logits[0] = -math.inf
+    logits[0, 17] = 0.0
+    logits[:, 250:] += 1000
+    positions = range(32)
+    keys = row_keys(SEED, SAMPLE, positions)
+    tokens, _ = choose_there(logits, sampling, keys, num_valid=250)
+    assert tokens == choose(logits, sampling, SEED, SAMPLE, positions, num_valid=250)
+    assert tokens[0] == 17
+    assert max(tokens) < 250
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
+    logits = some_logits(3, 50)
+    logits[1, 5] = bad
+    with pytest.raises(EngineError, match="not finite"):
+        choose_there(logits, Sampling(0.5), (1, 2, 3))
+    with pytest.raises(EngineError, match="not finite"):
+        choose_there(torch.full((1, 4), -math.inf), Sampling(), (1,))
