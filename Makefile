@@ -8,7 +8,7 @@ PROMPT ?= def read_lines(path, encoding="utf-8"):
 
 PROMPTS ?= ../shared/data/humaneval.jsonl
 
-.PHONY: setup demo test check sim bench clean
+.PHONY: setup demo test check gpu sim bench clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,9 @@ check: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(RUN) -m pytest -m 'not gpu'
+
+gpu: setup
+	$(RUN) -m pytest -m gpu tests/gpu
 
 sim: setup
 	$(RUN) -m tests.simulation $(SEED)

@@ -39,7 +39,7 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
 VerifyName = Literal["coupled", "token", "block"]
-Backend = Literal["auto", "fused", "compiled", "reference"]
+Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`

@@ -47,9 +47,10 @@ DrafterDtype = Annotated[
 Backend = Annotated[
     str,
     typer.Option(
-        help="fused (our own forward: llama, mistral, qwen2, qwen3), compiled (the same as one "
-        "program: faster on a CPU, a minute to load, needs g++), reference (transformers' own), or "
-        "auto: fused where it agrees with the reference."
+        help="fused (our own forward: llama, mistral, qwen2, qwen3), graphs (the same as CUDA "
+        "graphs), compiled (the same as one program: faster on a CPU, a minute to load, needs "
+        "g++), reference (transformers' own), or auto: fused, on a GPU graphs, where that agrees "
+        "with the reference."
     ),
 ]
 MaxModelLen = Annotated[

@@ -20,12 +20,14 @@ class Share:
     """One process while texts were written.
 
     unit    what `number` counts: passes or draft steps, those of prefills included
+    num_uncaptured  of them, those that no captured CUDA graph had room for
     ms      by phase, for one of them; `wait` is what was left of the time
     """
 
     process: str
     unit: str
     number: int
+    num_uncaptured: int
     ms: dict[str, float]
 
 
@@ -52,6 +54,7 @@ class _Reading:
 
     times_us: dict[str, tuple[int, ...]]
     forwards: dict[str, int]
+    uncaptured: dict[str, int]
 
 
 def profile(
@@ -97,7 +100,11 @@ def _read(pair: Pair) -> _Reading:
     there = {name: node for name, node in nodes.items() if node is not None}
     times_us = {name: node.times_us for name, node in there.items()}
     times_us[COORDINATOR] = pair.service.watch.totals_us
-    return _Reading(times_us, {name: node.progress for name, node in there.items()})
+    return _Reading(
+        times_us,
+        {name: node.progress for name, node in there.items()},
+        {name: node.num_uncaptured for name, node in there.items()},
+    )
 
 
 def _share(
@@ -112,4 +119,5 @@ def _share(
     ms = {phase.name.lower(): (end - start) / 1e3 / number for phase, start, end in pairs}
     ms["wait"] = 0.0
     ms["wait"] = max(0.0, elapsed_s * 1e3 / number - sum(ms.values()))
-    return Share(name, unit, number, ms)
+    num_uncaptured = after.uncaptured.get(name, 0) - before.uncaptured.get(name, 0)
+    return Share(name, unit, number, num_uncaptured, ms)

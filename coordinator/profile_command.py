@@ -81,6 +81,12 @@ def profile_command(
         f"{found.mean_acceptance_length:.2f}; in no model: {found.no_model_ms:.3f} ms a pass "
         f"(median),\nof it {found.host_ms:.3f} on the target's host"
     )
+    for share in found.shares:
+        if share.num_uncaptured:
+            typer.echo(
+                f"{share.process}: {share.num_uncaptured} of {share.number} had more rows than any "
+                "CUDA graph, and ran kernel by kernel"
+            )
 
 
 def _table(found: Profile) -> Table:

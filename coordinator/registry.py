@@ -34,6 +34,7 @@ class Node:
     progress  forwards that it has finished
     marks     the sessions that it has open, by its last heartbeat
     times_us  in each phase of its loop, by its last heartbeat
+    num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
     """
 
     role: Role
@@ -45,6 +46,7 @@ class Node:
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
     times_us: tuple[int, ...] = ()
+    num_uncaptured: int = 0
 
 
 class Registry:

@@ -249,6 +249,7 @@ class Service:
                 node.state = message.state
                 node.marks = message.marks
                 node.times_us = message.times_us
+                node.num_uncaptured = message.num_uncaptured
                 if message.progress != node.progress and node.role is Role.TARGET:
                     self._step(s.Progressed(), now)
                 node.progress = message.progress

@@ -33,7 +33,7 @@ from proto.transport import Connection
 
 IDLE_S = 1.0
 WARM_ROWS = (1, 2, 3)
-PROGRAM_ROWS = (1, 4)  # of a compiled backend
+PROGRAM_ROWS = {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 16)}
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
@@ -176,6 +176,7 @@ class Worker:
             )
             tokens, scores = tuple(chosen), tuple(logs)
         self.heart.progress += 1
+        self.heart.num_uncaptured = self.executor.num_uncaptured
         elapsed = time.perf_counter() - started
         if self.config.min_forward_ms > elapsed * 1e3:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)

@@ -36,6 +36,7 @@ class CompiledBackend:
     """See `Backend`."""
 
     name = "compiled"
+    is_captured = False
 
     def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.

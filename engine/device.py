@@ -37,12 +37,14 @@ def torch_device(name: str) -> torch.device:
 
 
 def pin(name: str) -> None:
-    """Keep this process to core N if `name` is `cpu:N`, with one torch thread; else do nothing.
+    """Keep this process to core N with one torch thread for `cpu:N`, to GPU N for `cuda:N`.
 
     Raises:
         ModelError: the name is misspelt, or that core is not there.
     """
-    torch_device(name)
+    device = torch_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     core = _core_of(name)
     if core is None:
         return

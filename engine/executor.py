@@ -3,8 +3,8 @@
 Owns padding and rounding (which shapes reach the model) and the way from integers to tensors. Knows
 no tree and no message. Two modes:
 
-    normal        a pass has as many rows as it was given; the number of visible slots is rounded up
-                  to a multiple of 64
+    normal        a pass has as many rows as it was given, or as many as the backend has a program
+                  for; the number of visible slots is rounded up, to a multiple of 64 or more
     reproducible  `fixed_rows` = R: every pass but a prefill has R rows, the missing ones written to
                   scratch slots behind the cache, and `set_total` fixes the visible slots for a
                   session, so that a row's last bits do not depend on what it is computed with
@@ -21,12 +21,13 @@ from engine.compiled import CompiledBackend
 from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
-from engine.masks import Masks
+from engine.graphs import GraphBackend, captured_len
+from engine.masks import MASK_BITS, Masks, as_words
 from engine.model import LoadedModel, one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
-MASK_BITS = 64
+CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first come
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Pass:
     """A pass, ready to run; tensors on the CPU.
 
     rows         [3, n] int64: token ids, positions and slots
-    mask         [1, 1, n, num_visible] of the model's type: added to the attention scores
+    mask         [1, 1, n, num_visible] of the model's type: added to the attention scores; for a
+                 captured backend [2, n] int64 (`masks.as_words`)
     num_asked    rows whose logits are wanted
     keep         [num_asked] int64: which; None: the first of them
     is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
@@ -63,8 +65,8 @@ class Executor:
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
-        backend     reference, fused or compiled (`prepare.make_executor` chooses)
-        row_counts  for which a compiled backend makes programs, ascending (but with `fixed_rows`)
+        backend     reference, fused, compiled or graphs (`prepare.make_executor` chooses)
+        row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
 
         Raises:
             ModelError: the cache does not fit into memory, the model cannot run a token, or the
@@ -76,6 +78,7 @@ class Executor:
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         self._masks = Masks(loaded.dtype)
+        self.num_uncaptured = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
         self._backend: Backend | None = _make_backend(
             backend, loaded, capacity, (fixed_rows,) if fixed_rows else tuple(row_counts)
@@ -120,9 +123,11 @@ class Executor:
         masks = feed.masks
         count = None if masks is None else self._count_for(len(masks))
         padded = count is not None
+        if masks is not None and not padded and self._is_captured:
+            self.num_uncaptured += 1
         if count is not None:
             rows, masks = self._pad(rows, feed, count)
-        mask = self._masks.build(rows[2], feed.prefix_len, masks, num_visible)
+        mask = self._mask(rows[2], feed.prefix_len, masks, num_visible)
         return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
 
     def forward(self, prepared: Pass) -> torch.Tensor:
@@ -151,21 +156,41 @@ class Executor:
     def warm_up(self, row_counts: Iterable[int]) -> None:
         """Run one pass of each number of rows, so that no session pays for a first time.
 
-        Overwrites the first slots: only before a session.
+        A captured backend runs one of each shape up to `CAPTURED_AT_LOAD` slots. Overwrites the
+        first slots: only before a session.
         """
-        total, self._total = self._total, self._total or self._round_up(1)
-        for num_rows in row_counts:
-            where = tuple(range(num_rows))
-            masks = tuple((2 << i) - 1 for i in where)
-            self.run(Feed((0,) * num_rows, where, where, 0, masks), where)
+        total, row_counts = self._total, tuple(row_counts)
+        totals = [total or self._round_up(1)]
+        if self._is_captured:
+            assert self._backend is not None
+            row_counts = self._backend.row_counts
+            while total is None and totals[-1] < min(self.capacity, CAPTURED_AT_LOAD):
+                totals.append(self._round_up(totals[-1] + 1))
+        for self._total in totals:
+            for num_rows in row_counts:
+                where = tuple(range(num_rows))
+                masks = tuple((2 << i) - 1 for i in where)
+                self.run(Feed((0,) * num_rows, where, where, 0, masks), where)
         self._total = total
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""
         self._backend = None
 
+    @property
+    def _is_captured(self) -> bool:
+        return self._backend is not None and self._backend.is_captured
+
     def _round_up(self, total: int) -> int:
-        return min(-(-total // SLOT_STEP) * SLOT_STEP, self.capacity)
+        rounded = captured_len(total) if self._is_captured else -(-total // SLOT_STEP) * SLOT_STEP
+        return min(rounded, self.capacity)
+
+    def _mask(
+        self, slots: Any, prefix_len: int, masks: Sequence[int] | None, num_visible: int
+    ) -> torch.Tensor:
+        if self._is_captured:
+            return as_words(slots, prefix_len, masks)
+        return self._masks.build(slots, prefix_len, masks, num_visible)
 
     def _num_visible(self, feed: Feed) -> int:
         needed = feed.total
@@ -200,12 +225,14 @@ class Executor:
 def _make_backend(
     name: str, loaded: LoadedModel, capacity: int, row_counts: tuple[int, ...]
 ) -> Backend:
-    assert name in ("compiled", "fused", "reference")
+    assert name in ("compiled", "fused", "graphs", "reference")
     # Rows that fill a pass up write to slots of their own.
     num_slots = capacity + max(row_counts, default=0)
     try:
         if name == "compiled":
             return CompiledBackend(loaded, num_slots, row_counts)
+        if name == "graphs":
+            return GraphBackend(loaded, num_slots, row_counts)
         if name == "fused":
             return FusedBackend(loaded, num_slots)
         return HuggingFaceBackend(loaded, num_slots)

@@ -18,11 +18,14 @@ from engine.slots import Move
 class Backend(Protocol):
     """One model with one cache on one device.
 
-    name        how it is called in messages and options
-    row_counts  numbers of rows that it is made for, ascending; none: it takes any as it is
+    name         how it is called in messages and options
+    is_captured  it runs recordings of a few shapes: it takes words for masks, and `num_visible`
+                 has few values
+    row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
     """
 
     name: str
+    is_captured: bool
     row_counts: tuple[int, ...]
 
     def forward(
@@ -40,7 +43,8 @@ class Backend(Protocol):
         ids          [n] int64, CPU
         positions    [n] int64, CPU: position of each row on its path
         slots        [n] int64, CPU: where each row's key and value go
-        mask         [1, 1, n, num_visible] of the model's type, CPU: added to the scores
+        mask         [1, 1, n, num_visible] of the model's type, CPU: added to the scores; for a
+                     captured backend [2, n] int64, CPU (`masks.as_words`)
         num_visible  slots [0, num_visible) take part; it covers all that any row sees
         keep         [k] int64, CPU: rows whose logits are wanted; None is all
 
@@ -61,6 +65,7 @@ class HuggingFaceBackend:
     """Any transformers causal language model that takes a four-dimensional mask."""
 
     name = "reference"
+    is_captured = False
     row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:

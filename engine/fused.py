@@ -94,6 +94,7 @@ class FusedBackend:
     """See `Backend`."""
 
     name = "fused"
+    is_captured = False
     row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:

@@ -11,6 +11,7 @@ Slots = npt.NDArray[np.int64]
 
 # A mask is added to the attention scores. Its "hidden" is the type's lowest finite number, as in
 # transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
+MASK_BITS = 64
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
 
 
@@ -70,6 +71,27 @@ class Masks:
     def _allocate(self, num_rows: int, num_visible: int) -> tuple[torch.Tensor, Any, list[int]]:
         cells = np.full((num_rows, num_visible), self._hidden, dtype=_BITS[self._dtype])
         return torch.from_numpy(cells).view(self._dtype)[None, None], cells, [0, 0]
+
+
+def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> torch.Tensor:
+    """Return what `Masks.build` takes as integers [2, n] int64, from which a device can make it.
+
+    Row j sees the slots [0, words[0, j]), and behind them where bit t of words[1, j] is set.
+    """
+    if masks is None:
+        return torch.from_numpy(np.stack((slots + 1, np.zeros_like(slots))))
+    bits = np.array(masks, dtype=np.uint64).view(np.int64)
+    return torch.from_numpy(np.stack((np.full_like(bits, prefix_len), bits)))
+
+
+def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [1, 1, n, num_visible] that `words` [2, n] stand for, on their device."""
+    shown, bits = words[:, :, None]
+    behind = torch.arange(num_visible, device=words.device) - shown
+    in_tree = (bits >> behind.clamp(0, MASK_BITS - 1)) & (behind < MASK_BITS)
+    is_hidden = (behind >= 0) & (in_tree & 1 == 0)
+    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=words.device)
+    return mask.masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None]
 
 
 def unpack_masks(masks: Sequence[int]) -> npt.NDArray[np.uint8]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from engine.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "fused", "compiled", "reference")
+BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ def prepare(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     backend: str = "auto",
-    row_counts: Sequence[int] = (),
+    row_counts: Mapping[str, Sequence[int]] | None = None,
 ) -> Prepared:
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
     warm_rows  numbers of rows that passes often have, ascending
-    row_counts  as for `Executor`
+    row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
 
     Raises:
@@ -76,7 +76,7 @@ def prepare(
         max_len + NUM_TREE_SLOTS,
         fixed_rows=fixed_rows,
         backend=backend,
-        row_counts=row_counts,
+        row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
     )
     if fixed_rows is not None:
         check_reproducible(executor)
@@ -104,7 +104,8 @@ def make_executor(
     """Make an executor and hold it to the model's own forward.
 
     row_counts  as for `Executor`
-    backend  fused, compiled, reference, or auto: fused if it covers the model and agrees with it
+    backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
+             and agrees with it, else the reference
 
     The fused backend is checked twice: on the model's weights where they are, while the reference
     can still take its place, and again when it has laid them out anew. After that the model itself
@@ -115,8 +116,7 @@ def make_executor(
     """
     assert backend in BACKENDS
     plain = plain_logits(loaded)
-    if backend != "reference":
-        name = "fused" if backend == "auto" else backend
+    for name in _candidates(backend, loaded):
         try:
             executor = Executor(
                 loaded, capacity, fixed_rows=fixed_rows, backend=name, row_counts=row_counts
@@ -125,7 +125,7 @@ def make_executor(
         except ModelError as error:
             if backend != "auto":
                 raise
-            logger.info("the reference forward runs: %s", error)
+            logger.info("the backend %s is not used: %s", name, error)
         else:
             executor.take_over()
             check_slot_attention(executor, plain)
@@ -133,3 +133,10 @@ def make_executor(
     executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="reference")
     check_slot_attention(executor, plain)
     return executor
+
+
+def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
+    """The backends to try before the reference."""
+    if backend == "auto":
+        return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)
+    return () if backend == "reference" else (backend,)

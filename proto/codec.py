@@ -311,6 +311,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _COUNT,
         _text(200),
         _array("q", 0, U63, len(Phase)),
+        _COUNT,
     ),
     m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
     m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),

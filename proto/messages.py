@@ -13,7 +13,7 @@ from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -361,13 +361,15 @@ class SessionMark:
 class Heartbeat:
     """Both ways: I am alive; `progress` counts finished forwards, `state` is for people.
 
-    times_us  of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
+    times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
+    num_uncaptured  of a node: decode passes so far that no captured graph had room for
     """
 
     marks: tuple[SessionMark, ...]
     progress: int
     state: str
     times_us: tuple[int, ...] = ()
+    num_uncaptured: int = 0
 
 
 @dataclass(frozen=True, slots=True)

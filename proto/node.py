@@ -55,7 +55,7 @@ class NodeConfig:
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
-    backend         which forward runs: auto, fused or reference
+    backend         which forward runs: one of `engine.prepare.BACKENDS`
     max_candidates  classical rules: most tokens that a draft is sampled from
     """
 
@@ -118,6 +118,7 @@ class Heart:
     def __init__(self, config: NodeConfig) -> None:
         self.state = "starting"  # shown to people while the node loads
         self.progress = 0  # forwards finished
+        self.num_uncaptured = 0  # decode passes that no captured graph had room for
         self.mark: SessionMark | None = None
         self.watch = Stopwatch(time.perf_counter_ns)  # of the node's loop
         self._connection = Connection(config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX)
@@ -129,7 +130,9 @@ class Heart:
         while not self._stop.is_set():
             mark = self.mark
             marks = () if mark is None else (mark,)
-            beat = Heartbeat(marks, self.progress, self.state, self.watch.totals_us)
+            beat = Heartbeat(
+                marks, self.progress, self.state, self.watch.totals_us, self.num_uncaptured
+            )
             self._connection.send(encode(beat))
             self._stop.wait(HEARTBEAT_INTERVAL_S)
 

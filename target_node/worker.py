@@ -38,7 +38,8 @@ from target_node.verifying import Verifying
 
 IDLE_S = 1.0
 WARM_ROWS = (1, 2, 3, 5, 9)
-PROGRAM_ROWS = (1, 9)  # of a compiled backend: verifying eight drafts costs it little more than one
+# A program costs half a minute and a copy of the weights, a graph next to nothing.
+PROGRAM_ROWS = {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)}
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
 
 
@@ -157,6 +158,7 @@ class Worker:
             )
         logprobs = _logprobs(logits, tokens, action) if spec.reports else None
         self.heart.progress += 1
+        self.heart.num_uncaptured = self.executor.num_uncaptured
         elapsed = time.perf_counter() - started
         if self.config.min_forward_ms > elapsed * 1e3:
             time.sleep(self.config.min_forward_ms / 1e3 - elapsed)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from proto import messages as m
+from proto.stopwatch import Phase
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 I31 = (1 << 31) - 1
@@ -186,7 +187,14 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         microseconds,
     ),
     st.builds(m.Welcome, st.integers(1, I31)),
-    st.builds(m.Heartbeat, st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple), counts, texts(200)),
+    st.builds(
+        m.Heartbeat,
+        st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple),
+        counts,
+        texts(200),
+        st.lists(counts, max_size=len(Phase)).map(tuple),
+        counts,
+    ),
     st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),
     prompt_logprobs(),
 )

@@ -1,0 +1,146 @@
+"""The backend for GPUs: passes of the fused forward, captured as CUDA graphs of a few shapes.
+
+A decode pass of a small model is a few hundred kernels of some microseconds each, and to launch one
+takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
+the same addresses. So a pass is filled up to one of a few numbers of rows and of visible slots, its
+integers are copied to where the recording reads them, and the mask is made of them on the device;
+what the host does and sends does not grow with the context.
+
+A shape is recorded when it first comes, at load for all that are common. Passes of other shapes run
+kernel by kernel, prefills among them; `Executor` counts them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.errors import ModelError
+from engine.fused import FusedBackend
+from engine.masks import from_words
+from engine.model import LoadedModel, one_line
+from engine.slots import Move
+
+Compute = Callable[[torch.Tensor], torch.Tensor]
+"""Integers of a pass [5, n] on the device (token ids, positions, slots, mask words) -> logits"""
+Record = Callable[[Compute, torch.Tensor], Compute]
+"""(what to record, the integers of a pass on the CPU) -> the same, for integers on the CPU"""
+
+FEWEST_SLOTS = 256
+_NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
+
+
+class GraphBackend:
+    """See `Backend`."""
+
+    name = "graphs"
+    is_captured = True
+
+    def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
+        """Raises ModelError if this backend does not cover the model or its device."""
+        self._record = recorder(loaded.device)
+        self._fused = FusedBackend(loaded, num_slots)
+        self._name = loaded.name
+        self._device = loaded.device
+        self._dtype = loaded.dtype
+        self.cache = self._fused.cache
+        self.row_counts = tuple(row_counts)
+        self._recorded: dict[tuple[int, int], Compute] = {}  # by rows and visible slots
+
+    @property
+    def num_recorded(self) -> int:
+        """Shapes that need not be recorded any more."""
+        return len(self._recorded)
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """See `Backend.take_over`. What was recorded reads weights that are no more."""
+        self._recorded.clear()
+        self._fused.take_over(timed=timed)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Backend.forward`; the logits stand until the next pass of this shape."""
+        with torch.inference_mode():
+            rows = torch.cat((torch.stack((ids, positions, slots)), mask))
+            shape = len(ids), num_visible
+            if keep is not None or len(ids) not in self.row_counts:
+                return self._compute(rows.to(self._device), num_visible, keep)
+            if shape not in self._recorded:
+                self._recorded[shape] = self._recording(rows, num_visible)
+            return self._recorded[shape](rows)
+
+    def _recording(self, rows: torch.Tensor, num_visible: int) -> Compute:
+        try:
+            return self._record(lambda there: self._compute(there, num_visible), rows)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
+                f"({one_line(error)}); use the backend fused"
+            ) from error
+
+    def _compute(
+        self, rows: torch.Tensor, num_visible: int, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        ids, positions, slots = rows[:3].unbind()
+        mask = from_words(rows[3:], num_visible, self._dtype)
+        return self._fused.forward(ids, positions, slots, mask, num_visible=num_visible, keep=keep)
+
+    def move(self, move: Move) -> None:
+        """See `Backend.move`."""
+        self._fused.move(move)
+
+
+def captured_len(needed: int) -> int:
+    """Return how many slots a pass covers that needs so many: 256, 384, 512, 768, 1024, ...
+
+    At most a third of them for nothing, and a text of 32,000 tokens sees fifteen sizes.
+    """
+    size = FEWEST_SLOTS
+    while size < needed:
+        is_power = size & (size - 1) == 0
+        size = size * 3 // 2 if is_power else size * 4 // 3
+    return size
+
+
+def recorder(device: torch.device) -> Record:
+    """Return what records CUDA graphs on `device`, all in one pool of memory.
+
+    Raises ModelError if it is no GPU.
+    """
+    if device.type != "cuda":
+        raise ModelError("CUDA graphs need a GPU; use the backend fused, or compiled")
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+        staging = rows.clone().pin_memory()
+        there = staging.to(device)
+        stream, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            for _ in range(_NUM_WARM):
+                compute(there)
+        stream.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may do what a capture of this one must not.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            logits = compute(there)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+        def replay(rows: torch.Tensor) -> torch.Tensor:
+            copied.synchronize()  # or what the last pass copies might be overwritten
+            staging.copy_(rows)
+            there.copy_(staging, non_blocking=True)
+            copied.record()
+            graph.replay()
+            return logits
+
+        return replay
+
+    return record

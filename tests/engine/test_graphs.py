@@ -1,0 +1,131 @@
+"""The backend for GPUs where there is none: recordings of torch operators stand for CUDA graphs.
+
+A recording has what a graph has: fixed addresses, fixed numbers, no Python when it runs again. What
+only a GPU can show is in tests/gpu.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import engine.graphs
+from engine.errors import ModelError
+from engine.executor import CAPTURED_AT_LOAD, Executor
+from engine.graphs import Compute, GraphBackend, captured_len
+from engine.masks import Masks, as_words, from_words
+from engine.model import load_model
+from engine.prepare import make_executor
+from engine.selfcheck import check_reproducible
+from engine.slots import Feed
+from tests.engine.test_fused import TOLERANCES, save, session_differences
+from tests.tiny_models import make_model
+
+ROW_COUNTS = (1, 2, 4)
+NUM_SLOTS = 400
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let passes be recorded on the CPU; the list has the rows of each recording."""
+    made: list[int] = []
+
+    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+        made.append(rows.shape[1])
+        there = rows.clone()
+        # A recording knows no inference mode, in which its constants would have to be made.
+        with torch.inference_mode(False), torch.no_grad():
+            recorded = make_fx(compute)(there)
+
+        def replay(rows: torch.Tensor) -> torch.Tensor:
+            there.copy_(rows)
+            result: torch.Tensor = recorded(there)
+            return result
+
+        return replay
+
+    monkeypatch.setattr(engine.graphs, "recorder", lambda _device: record)
+    return made
+
+
+def pair(folder: Path, dtype: str = "float32") -> tuple[Executor, Executor]:
+    """The reference, and recordings."""
+    reference = make_executor(load_model(str(folder), dtype=dtype), NUM_SLOTS, backend="reference")
+    graphs = make_executor(
+        load_model(str(folder), dtype=dtype), NUM_SLOTS, backend="graphs", row_counts=ROW_COUNTS
+    )
+    return reference, graphs
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_sessions_get_the_logits_of_the_reference_from_recordings(
+    architecture: str, tmp_path: Path, recordings: list[int]
+) -> None:
+    # Passes of up to 6 rows: some are filled up, the largest run without a recording.
+    reference, graphs = pair(save(architecture, tmp_path, {}))
+    for seed in range(3):
+        for error in session_differences(reference, graphs, seed=seed):
+            assert error < TOLERANCES["float32"]
+    assert set(recordings) == set(ROW_COUNTS)
+    assert isinstance(graphs._backend, GraphBackend)
+    assert graphs._backend.num_recorded <= len(ROW_COUNTS) * 2  # 256 and 384 slots
+    assert graphs.num_uncaptured > 0
+
+
+def test_half_precision_stays_close_to_the_reference(tmp_path: Path, recordings: list[int]) -> None:
+    folder = make_model("llama", tmp_path, scale=0.5)
+    for error in session_differences(*pair(folder, "bfloat16"), seed=1):
+        assert error < TOLERANCES["bfloat16"]
+
+
+def test_all_common_shapes_are_recorded_at_load(tmp_path: Path, recordings: list[int]) -> None:
+    _, graphs = pair(make_model("llama", tmp_path))
+    graphs.warm_up((1,))
+    recorded = len(recordings)
+    for start in (0, 100, 255, 300, NUM_SLOTS - 8):
+        for num_rows in (1, 2, 3, 4):
+            where = tuple(range(start, start + num_rows))
+            masks = tuple((2 << i) - 1 for i in range(num_rows))
+            graphs.run(Feed((5,) * num_rows, where, where, start, masks), range(num_rows))
+    assert len(recordings) == recorded
+    assert graphs.num_uncaptured == 0
+    assert captured_len(CAPTURED_AT_LOAD) == CAPTURED_AT_LOAD
+
+
+def test_fixed_row_counts_are_reproducible(tmp_path: Path, recordings: list[int]) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    executor = make_executor(loaded, 192, backend="graphs", fixed_rows=4)
+    check_reproducible(executor)
+    assert set(recordings) == {4}
+
+
+def test_lengths_grow_by_a_third_or_half() -> None:
+    sizes = sorted({captured_len(n) for n in range(1, 40_000)})
+    assert sizes[:5] == [256, 384, 512, 768, 1024]
+    assert all(size % 64 == 0 for size in sizes)
+    assert all(captured_len(n) >= n for n in range(1, 40_000))
+    assert len(sizes) < 17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_words_make_the_mask_that_the_host_would(dtype: torch.dtype) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        num_rows, prefix_len = int(random.integers(1, 9)), int(random.integers(0, 150))
+        masks = [int(x) for x in random.integers(0, 1 << 64, num_rows, dtype=np.uint64)]
+        slots = prefix_len + np.arange(num_rows)
+        for bits in (masks, None):
+            wanted = Masks(dtype).build(slots, prefix_len, bits, 256)
+            made = from_words(as_words(slots, prefix_len, bits), 256, dtype)
+            assert made.dtype == dtype
+            assert torch.equal(made, wanted)
+            assert 0 < int((made == 0).sum()) < made.numel() or math.prod(made.shape) == 0
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)))
+    with pytest.raises(ModelError, match="CUDA graphs need a GPU; use the backend fused"):
+        make_executor(loaded, 128, backend="graphs", row_counts=ROW_COUNTS)

@@ -1,0 +1,73 @@
+"""Recordings that are CUDA graphs, and choices made on the device: the same as elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.coupling import choose, choose_scored
+from engine.executor import Executor
+from engine.fused import FAMILIES
+from engine.graphs import GraphBackend
+from engine.model import load_model
+from engine.prepare import make_executor
+from engine.sampling import Sampling
+from engine.selfcheck import check_reproducible
+from tests.engine.test_device_choice import SETTINGS, some_logits
+from tests.engine.test_fused import save, session_differences
+from tests.tiny_models import make_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+GPU = "cuda:0"
+ROW_COUNTS = (1, 2, 4)
+# Looser than on a CPU: its matrix products sum in other orders from one number of rows to the next.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
+
+
+def executor(folder: Path, dtype: str, backend: str) -> Executor:
+    loaded = load_model(str(folder), dtype=dtype, device=GPU)
+    return make_executor(loaded, 400, backend=backend, row_counts=ROW_COUNTS)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_graphs_give_the_logits_of_the_reference(
+    architecture: str, dtype: str, tmp_path: Path
+) -> None:
+    if dtype == "float32":
+        folder = save(architecture, tmp_path, {})
+    else:
+        folder = make_model(architecture, tmp_path, scale=0.5)
+    reference = executor(folder, dtype, "reference")
+    graphs = executor(folder, dtype, "auto")
+    assert graphs.backend == "graphs"
+    graphs.warm_up((1,))
+    assert isinstance(graphs._backend, GraphBackend)
+    recorded = graphs._backend.num_recorded
+    assert recorded >= 2 * len(ROW_COUNTS)
+    for seed in range(3):
+        for error in session_differences(reference, graphs, seed=seed):
+            assert error < TOLERANCES[dtype]
+    assert graphs._backend.num_recorded == recorded
+    assert graphs.num_uncaptured > 0  # sessions have passes of up to 6 rows
+
+
+def test_a_row_of_a_reproducible_graph_has_the_same_bits_anywhere(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="bfloat16", device=GPU)
+    check_reproducible(make_executor(loaded, 192, backend="graphs", fixed_rows=4))
+
+
+@pytest.mark.parametrize("vocab", [4096, 151_936])
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_choices_on_the_device_are_those_of_the_host(sampling: Sampling, vocab: int) -> None:
+    logits = some_logits(8, vocab)
+    there, positions = logits.to(GPU), range(8)
+    assert choose(there, sampling, 5, 0, positions) == choose(logits, sampling, 5, 0, positions)
+    tokens, scores = choose_scored(there, sampling, 5, 0, positions)
+    wanted, values = choose_scored(logits, sampling, 5, 0, positions)
+    assert tokens == wanted
+    assert scores == pytest.approx(values, abs=1e-3)
