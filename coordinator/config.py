@@ -1,6 +1,5 @@
 """What a user can set, with its ranges and its defaults: the only home of both."""
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -92,7 +91,7 @@ class PairConfig(_Frozen):
     drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
     target_revision: str | None = None
     drafter_revision: str | None = None
-    target_device: str = ""  # "": chosen by `default_devices`
+    target_device: str = ""  # "": chosen by `devices.default_devices`
     drafter_device: str = ""
     dtype: Dtype = "auto"
     # "": the faster one on a CPU, by timing (it does not decide the text), else as dtype
@@ -263,22 +262,3 @@ class SamplingParams(_Frozen):
 def checked(kind: type[T], **values: object) -> T:
     """Make a config of command line options; raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
-
-
-def default_devices() -> tuple[str, str]:
-    """Devices of target and drafter: a GPU each if there are two, else one core each."""
-    if _num_gpus() >= 2:
-        return "cuda:0", "cuda:1"
-    cores = sorted(os.sched_getaffinity(0))
-    return f"cpu:{cores[0]}", f"cpu:{cores[1 % len(cores)]}"
-
-
-def _num_gpus() -> int:
-    """Counted without torch, which the coordinator never loads."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        return 0

@@ -32,8 +32,9 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
 TargetDevice = Annotated[
     str,
     typer.Option(
-        help="cuda:0, cpu, or cpu:0 (that core, one thread). "
-        "Default: a GPU each if there are two, else one core each."
+        help="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those). "
+        "Default: a GPU each, or both the only one; without a GPU one core for the drafter, all "
+        "others for the target."
     ),
 ]
 DrafterDevice = Annotated[str, typer.Option(help="As --target-device.")]

@@ -14,8 +14,8 @@ from coordinator.config import (
     PairConfig,
     SamplingParams,
     SpeculationConfig,
-    default_devices,
 )
+from coordinator.devices import default_devices
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
 from coordinator.stops import Ending

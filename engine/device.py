@@ -1,6 +1,7 @@
-"""Device names: which torch device a name stands for, and which CPU core a process keeps to.
+"""Device names: which torch device a name stands for, and which CPU cores a process keeps to.
 
-Owns the spelling (`cpu`, `cpu:N`, `cuda:N`) and what this processor can do. Knows no model.
+Owns the spelling (`cpu`, `cpu:0`, `cpu:0-6,8`, `cuda:0`) and what this processor can do. Knows no
+model.
 """
 
 import os
@@ -11,7 +12,8 @@ import torch
 
 from engine.errors import ModelError
 
-_NAME = re.compile(r"cpu|(?P<kind>cpu|cuda):(?P<index>\d{1,4})")
+_RUN = r"\d{1,4}(?:-\d{1,4})?"
+_NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
 
 # Without one of these the type is emulated, several times slower than float32.
 _CPU_FLAGS = {
@@ -28,31 +30,33 @@ def torch_device(name: str) -> torch.device:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ModelError(f"unknown device {name!r}: use cpu, cpu:N (core N) or cuda:N (GPU N)")
-    if match["kind"] == "cuda":
-        _check_cuda(name, int(match["index"]))
+        raise ModelError(
+            f"unknown device {name!r}: use cpu, cpu:N or cpu:N-M (these cores) or cuda:N (GPU N)"
+        )
+    if match["gpu"]:
+        _check_cuda(name, int(match["gpu"]))
         return torch.device(name)
-    _core_of(name)
+    _cores_of(name)
     return torch.device("cpu")
 
 
 def pin(name: str) -> None:
-    """Keep this process to core N with one torch thread for `cpu:N`, to GPU N for `cuda:N`.
+    """Keep this process to the cores of `cpu:...`, a torch thread each, or to GPU N for `cuda:N`.
 
     Raises:
-        ModelError: the name is misspelt, or that core is not there.
+        ModelError: the name is misspelt, or they are not there.
     """
     device = torch_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    core = _core_of(name)
-    if core is None:
+    cores = _cores_of(name)
+    if not cores:
         return
     try:
-        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, cores)
     except OSError as error:
-        raise ModelError(f"device {name}: this process may not use that core; use cpu") from error
-    torch.set_num_threads(1)
+        raise ModelError(f"device {name}: this process may not use it; use cpu") from error
+    torch.set_num_threads(len(cores))
 
 
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:
@@ -78,14 +82,20 @@ def _check_cuda(name: str, index: int) -> None:
         raise ModelError(f"device {name}: the GPUs here are cuda:0 to cuda:{count - 1}")
 
 
-def _core_of(name: str) -> int | None:
-    """Return N of `cpu:N`, or None."""
-    kind, _, index = name.partition(":")
-    if kind != "cpu" or not index:
-        return None
+def _cores_of(name: str) -> set[int]:
+    """Return the cores that `cpu:...` names; none for other names."""
+    kind, _, runs = name.partition(":")
+    if kind != "cpu" or not runs:
+        return set()
     count = os.cpu_count() or 1
-    if int(index) >= count:
+    cores: set[int] = set()
+    for run in runs.split(","):
+        first, _, last = run.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1))
+        if int(last or first) < int(first):
+            raise ModelError(f"device {name}: {run} is no range of cores; the lower number first")
+    if max(cores) >= count:
         raise ModelError(
             f"device {name}: no such core; the cores here are cpu:0 to cpu:{count - 1}"
         )
-    return int(index)
+    return cores

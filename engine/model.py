@@ -65,7 +65,7 @@ def load_model(
     revision  branch, tag or commit on the hub
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
-    device    cpu, cpu:N (see `device.pin`) or cuda:N
+    device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
 
     Sets transformers' own logging to errors only, and its progress bars off.
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.fastest import FASTEST, fastest_dtype
+from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
@@ -69,6 +71,9 @@ def prepare(
         dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    if loaded.device.type == "cpu" and fixed_rows is None and torch.get_num_threads() > 1:
+        say("timing threads")
+        torch.set_num_threads(fastest_num_threads(loaded))
     max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
     say("compiling (takes a minute)" if backend == "compiled" else "checking")
     executor = make_executor(

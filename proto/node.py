@@ -51,7 +51,7 @@ HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
 class NodeConfig:
     """Everything that a node needs to know; written by the coordinator, never changed.
 
-    device          "cpu", "cpu:N" (pinned to core N, one thread) or "cuda:N"
+    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)

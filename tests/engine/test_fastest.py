@@ -1,15 +1,18 @@
-"""The number type of a drafter is the one that takes least time."""
+"""The number type of a drafter, and the number of threads, are those that take least time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import engine.fastest
+import engine.prepare
 from engine.device import cpu_is_fast_in
 from engine.executor import Executor
-from engine.fastest import fastest_dtype
-from engine.prepare import make_executor
+from engine.fastest import fastest_dtype, fastest_num_threads
+from engine.model import load_model
+from engine.prepare import make_executor, prepare
 from tests.tiny_models import make_model
 
 
@@ -62,3 +65,47 @@ def test_the_time_of_a_row_is_measured(model: str) -> None:
         "float32",
     )
     assert all(0 < engine.fastest._seconds_of_a_row(one) < 1 for one in executors)
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({1: 4.0, 2: 2.0, 4: 1.0}, 4),
+        ({1: 4.0, 2: 2.0, 4: 3.0}, 2),
+        ({1: 1.0, 2: 0.99, 4: 0.98}, 1),  # alike: the others are left to whoever needs them
+    ],
+)
+@pytest.mark.usefixtures("four_threads")
+def test_as_many_threads_run_as_are_fastest(
+    seconds: dict[int, float], expected: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(*_: object) -> float:
+        return seconds[torch.get_num_threads()]
+
+    monkeypatch.setattr(engine.fastest, "_seconds_of_a_token", timed)
+    assert fastest_num_threads(load_model(model)) == expected
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize("fixed_rows", [None, 4])
+@pytest.mark.usefixtures("four_threads")
+def test_a_node_runs_with_them_but_where_no_clock_may_decide(
+    fixed_rows: int | None, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.prepare, "fastest_num_threads", lambda _: 2)
+    options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 128}
+    prepare(model, **options, fixed_rows=fixed_rows, warm_rows=(1,), say=print)  # type: ignore[arg-type]
+    assert torch.get_num_threads() == (2 if fixed_rows is None else 4)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_token_is_timed_on_the_model_itself(model: str) -> None:
+    assert fastest_num_threads(load_model(model)) in (1, 2, 4)

@@ -160,9 +160,12 @@ def test_missing_tensors_are_refused_instead_of_drawn_at_random(
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        ("gpu", "unknown device 'gpu': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
-        ("cuda", "unknown device 'cuda': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
-        ("cpu:-1", "unknown device 'cpu:-1': use cpu, cpu:N (core N) or cuda:N (GPU N)"),
+        ("gpu", "unknown device 'gpu': use cpu, cpu:N or cpu:N-M (these cores) or cuda:N (GPU N)"),
+        ("cuda", "unknown device 'cuda': use cpu, cpu:N or cpu:N-M"),
+        ("cpu:-1", "unknown device 'cpu:-1': use cpu, cpu:N or cpu:N-M"),
+        ("cpu:0,", "unknown device 'cpu:0,': use cpu, cpu:N or cpu:N-M"),
+        ("cpu:1-0", "device cpu:1-0: 1-0 is no range of cores; the lower number first"),
+        ("cpu:0-9999", "device cpu:0-9999: no such core; the cores here are cpu:0 to "),
         ("cpu:9999", "device cpu:9999: no such core; the cores here are cpu:0 to "),
     ],
 )
@@ -184,7 +187,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
         torch_device("cuda:2")
 
 
-def test_pinning_keeps_the_process_to_one_core() -> None:
+def test_pinning_keeps_the_process_to_its_cores() -> None:
     allowed = os.sched_getaffinity(0)
     threads = torch.get_num_threads()
     core = max(allowed)
@@ -194,6 +197,11 @@ def test_pinning_keeps_the_process_to_one_core() -> None:
         pin(f"cpu:{core}")
         assert os.sched_getaffinity(0) == {core}
         assert torch.get_num_threads() == 1
+        os.sched_setaffinity(0, allowed)
+        low = min(allowed)
+        pin(f"cpu:{low}-{low},{core}")
+        assert os.sched_getaffinity(0) == {low, core}
+        assert torch.get_num_threads() == len({low, core})
     finally:
         os.sched_setaffinity(0, allowed)
         torch.set_num_threads(threads)

@@ -1,0 +1,59 @@
+"""Where the two models run if nobody says: GPUs first, else the cores shared out."""
+
+import os
+from collections.abc import Sequence, Set
+from importlib.metadata import version
+from pathlib import Path
+
+
+def default_devices() -> tuple[str, str]:
+    """Devices of target and drafter: a GPU each, or the one that there is.
+
+    Without any the drafter gets a core, and the target all others.
+    """
+    if num_gpus := _num_gpus():
+        return "cuda:0", f"cuda:{min(1, num_gpus - 1)}"
+    allowed = os.sched_getaffinity(0)
+    cores = [core for core in sorted(allowed) if _first_sibling(core, allowed) == core]
+    if len(cores) == 1:
+        cores = sorted(allowed)
+    return f"cpu:{_as_runs(cores[:-1] or cores)}", f"cpu:{cores[-1]}"
+
+
+def _first_sibling(core: int, allowed: Set[int]) -> int:
+    """The lowest of the logical cores that share the arithmetic units of this one."""
+    path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    try:
+        runs = path.read_text().strip().split(",")
+        siblings = {
+            sibling
+            for first, _, last in (run.partition("-") for run in runs)
+            for sibling in range(int(first), int(last or first) + 1)
+        }
+    except (OSError, ValueError):
+        return core
+    return min(siblings & allowed, default=core)
+
+
+def _as_runs(cores: Sequence[int]) -> str:
+    """Spell ascending numbers as `0-3,6`."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in runs)
+
+
+def _num_gpus() -> int:
+    """Those that torch can use, counted without it: the coordinator never loads it."""
+    if version("torch").endswith("+cpu"):
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
