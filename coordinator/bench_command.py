@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coordinator import options
 from coordinator.bench import (
     HUGGING_FACE,
     LLAMA_CPP,
@@ -24,10 +25,11 @@ from coordinator.bench import (
 )
 from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
+from coordinator.devices import default_devices
 from coordinator.pair import Pair
 from proto.errors import ConfigurationError, NodeError
 
-PLAIN, PLAIN_ALL_CORES = "ar, one core", "ar, all cores"
+PLAIN, PLAIN_ALL_CORES = "ar", "ar, all cores"
 SYNC_KS = (1, 2, 3, 4, 5, 6)
 ASSISTED_KS = (None, 2, 3, 5)
 LOOKUP_K = 8
@@ -42,6 +44,8 @@ def bench(
     ],
     target: Annotated[str, typer.Option(help="Target model.")] = PairConfig().target,
     drafter: Annotated[str, typer.Option(help="Draft model.")] = PairConfig().drafter,
+    target_device: options.TargetDevice = "",
+    drafter_device: options.DrafterDevice = "",
     dtype: Annotated[str, typer.Option(help="As for generate.")] = "auto",
     num_prompts: Annotated[int, typer.Option(help="How many prompts, spread over the file.")] = 10,
     max_tokens: Annotated[int, typer.Option(help="Tokens per text, end-of-text ignored.")] = 128,
@@ -59,7 +63,15 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Keep every run in this JSON file.")] = None,
 ) -> None:
     """Measure every policy and Hugging Face generate in one call, alternating."""
-    pair = checked(PairConfig, target=target, drafter=drafter, dtype=dtype)
+    defaults = default_devices()
+    pair = checked(
+        PairConfig,
+        target=target,
+        drafter=drafter,
+        dtype=dtype,
+        target_device=target_device or defaults[0],
+        drafter_device=drafter_device or defaults[1],
+    )
     texts = read_prompts(prompt_file, num_prompts)
     console = Console(stderr=True)
     typer.echo(
@@ -67,7 +79,8 @@ def bench(
     )
     typer.echo(
         f"{len(texts)} prompts of {prompt_file.name}, {max_tokens} tokens each, "
-        f"{repetitions} repetitions, dtype {dtype}"
+        f"{repetitions} repetitions, dtype {dtype}, target on {pair.target_device}, drafter on "
+        f"{pair.drafter_device}"
     )
     runs: list[Run] = []
     with ExitStack() as stack, console.status("starting") as status:
@@ -113,13 +126,19 @@ class _Arms:
     ) -> None:
         self.max_tokens = max_tokens
         self.pair = stack.enter_context(Pair(config))
-        alone = config.model_copy(update={"target_device": "cpu"})
-        self.all_cores = stack.enter_context(Pair(alone, with_drafter=False))
+        self.all_cores = self.compiled_alone = None
+        # Plain decoding and copying need no drafter, and could have its core.
+        alone = config.model_copy(update={"target_device": "cpu", "drafter": NGRAM})
+        if on_cpu := config.target_device.startswith("cpu"):
+            self.all_cores = stack.enter_context(Pair(alone))
         lookup = config.model_copy(update={"drafter": NGRAM})
         self.lookup = stack.enter_context(Pair(lookup))
         reference = config.model_copy(update={"backend": "reference"})
         self.reference = stack.enter_context(Pair(reference, with_drafter=False))
-        self.compiled = self._compiled(stack, config) if with_compiled else None
+        self.compiled = None
+        if with_compiled and on_cpu:
+            self.compiled = self._compiled(stack, config)
+            self.compiled_alone = self._compiled(stack, alone) if self.compiled else None
         self.peer = self._peer(stack, HUGGING_FACE, config) if with_peers else None
         has_llama = all(find_spec(name) for name in ("llama_cpp", "gguf"))
         self.llama = self._llama(stack, config) if with_peers and has_llama else None
@@ -142,7 +161,7 @@ class _Arms:
             return None
 
     def _peer(self, stack: ExitStack, module: str, config: PairConfig) -> Peer:
-        peer = Peer(module, config, self.max_tokens)
+        peer = Peer(module, config, self.max_tokens, config.target_device)
         stack.callback(peer.close)
         return peer
 
@@ -170,19 +189,29 @@ class _Arms:
             "pipelined": SpeculationConfig(),
             "pipel. + ngram": many,
         }
-        return [
+        arms = [
             pair_arm(f"compiled {name}", self.compiled, speculation, self.max_tokens)
             for name, speculation in policies.items()
+        ]
+        if self.compiled_alone is None:
+            return arms
+        copies = checked(SpeculationConfig, num_speculative_tokens=LOOKUP_K)
+        return [
+            *arms,
+            pair_arm("compiled ar, all", self.compiled_alone, policies["ar"], self.max_tokens),
+            pair_arm("compiled ngram, all", self.compiled_alone, copies, self.max_tokens),
         ]
 
     def plain(self) -> list[Arm]:
         """The target alone, on its core and on all of them, and as transformers computes it."""
         alone = SpeculationConfig(policy="ar")
-        return [
+        arms = [
             self.policy(PLAIN, "ar"),
             pair_arm("ar, reference forward", self.reference, alone, self.max_tokens),
-            pair_arm(PLAIN_ALL_CORES, self.all_cores, alone, self.max_tokens),
         ]
+        if self.all_cores is not None:
+            arms.append(pair_arm(PLAIN_ALL_CORES, self.all_cores, alone, self.max_tokens))
+        return arms
 
 
 def _one_temperature(

@@ -73,6 +73,7 @@ def generate(
     reproducible: options.Reproducible = _PAIR.reproducible,
     ray: options.Ray = _LAUNCH.ray,
     start_timeout_s: options.StartTimeout = _PAIR.start_timeout_s,
+    busy_poll_us: options.BusyPoll = _PAIR.busy_poll_us,
     min_target_pass_ms: options.MinTargetPass = _PAIR.min_target_pass_ms,
     min_draft_step_ms: options.MinDraftStep = _PAIR.min_draft_step_ms,
     as_json: options.Json = False,

@@ -74,6 +74,13 @@ Ray = Annotated[
     ),
 ]
 StartTimeout = Annotated[float, typer.Option(help="How long the nodes may take to load.")]
+BusyPoll = Annotated[
+    int,
+    typer.Option(
+        help="Every process asks for messages without pause for so many microseconds before it "
+        "sleeps: a shorter way, where each process has a core to burn."
+    ),
+]
 MinTargetPass = Annotated[
     float, typer.Option(help="Emulate a slower target: a pass takes at least so long.")
 ]

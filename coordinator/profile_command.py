@@ -36,6 +36,7 @@ def profile_command(
     drafter_device: options.DrafterDevice = _PAIR.drafter_device,
     dtype: options.Dtype = _PAIR.dtype,
     backend: options.Backend = _PAIR.backend,
+    busy_poll_us: options.BusyPoll = _PAIR.busy_poll_us,
     policy: options.Policy = _SPECULATION.policy,
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
@@ -54,6 +55,7 @@ def profile_command(
         drafter_device=drafter_device,
         dtype=dtype,
         backend=backend,
+        busy_poll_us=busy_poll_us,
     )
     speculation = checked(
         SpeculationConfig,

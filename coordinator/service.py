@@ -68,9 +68,9 @@ class _Ending:
 class Service:
     """The nodes, the sessions, and the thread that joins them."""
 
-    def __init__(self, launcher: NodeLauncher, endpoint: str | None = None) -> None:
+    def __init__(self, launcher: NodeLauncher, *, busy_poll_s: float = 0.0) -> None:
         self._launcher = launcher
-        self._listener = Listener(endpoint or launcher.endpoint)
+        self._listener = Listener(launcher.endpoint, busy_poll_s=busy_poll_s)
         self.endpoint = self._listener.endpoint
         self.secret = secrets.token_hex(16)
         self.registry = Registry(self.secret)

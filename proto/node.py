@@ -56,6 +56,7 @@ class NodeConfig:
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
     backend         which forward runs: one of `engine.prepare.BACKENDS`
+    busy_poll_us    so long it asks for messages without pause before it sleeps
     max_candidates  classical rules: most tokens that a draft is sampled from
     """
 
@@ -72,6 +73,7 @@ class NodeConfig:
     min_forward_ms: float = 0.0
     max_candidates: int = 64
     backend: str = "auto"
+    busy_poll_us: int = 0
 
     def to_json(self) -> str:
         """One line."""
@@ -228,7 +230,9 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
     try:
         config = read_config()
-        connection = Connection(config.endpoint, config.identity.encode())
+        connection = Connection(
+            config.endpoint, config.identity.encode(), busy_poll_s=config.busy_poll_us / 1e6
+        )
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -11,6 +11,7 @@ import ipaddress
 import math
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import zmq
@@ -64,10 +65,45 @@ def _milliseconds(timeout_s: float) -> int:
     return math.ceil(max(0.0, timeout_s) * 1000)
 
 
+class _Frames:
+    """Whether a socket has frames. To poll costs a third of asking for a frame in vain.
+
+    busy_poll_s  so long a wait asks again and again before it sleeps
+    """
+
+    def __init__(self, sock: "zmq.Socket[bytes]", busy_poll_s: float) -> None:
+        self._poller = zmq.Poller()
+        self._poller.register(sock, zmq.POLLIN)
+        self._busy_poll_s = busy_poll_s
+
+    def are_there(self) -> bool:
+        """Now."""
+        return bool(self._poller.poll(0))
+
+    def come(self, timeout_s: float) -> bool:
+        """Now, or while this asks for them without pause."""
+        if self.are_there():
+            return True
+        spin_s = min(timeout_s, self._busy_poll_s)
+        if spin_s > 0:
+            end = time.perf_counter() + spin_s
+            while time.perf_counter() < end:
+                if self.are_there():
+                    return True
+        return False
+
+    def come_later(self, timeout_s: float) -> bool:
+        """The same, and asleep for the rest of the time."""
+        return self.come(timeout_s) or (
+            timeout_s > 0 and bool(self._poller.poll(_milliseconds(timeout_s)))
+        )
+
+
 class Listener:
     """The coordinator's end. One thread uses it; any thread may call `wake`."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, busy_poll_s: float = 0.0) -> None:
+        """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
         check_endpoint(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -89,6 +125,7 @@ class Listener:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
+        self._frames = _Frames(self._socket, busy_poll_s)
 
     def wake(self) -> None:
         """Make a waiting `receive` return (from any thread)."""
@@ -97,14 +134,13 @@ class Listener:
 
     def receive(self, timeout_s: float) -> Iterator[tuple[bytes, bytes]]:
         """All frames that are there, as (identity, frame); waits for the first at most so long."""
-        ready = dict(self._poller.poll(_milliseconds(timeout_s)))
-        if self._woken.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(4096)
-        if self._socket not in ready:
-            return
+        if not self._frames.come(timeout_s):
+            ready = dict(self._poller.poll(_milliseconds(timeout_s)))
+            if self._woken.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
         with contextlib.suppress(zmq.Again):
-            while True:
+            while self._frames.are_there():
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 if len(parts) == 2:
                     yield parts[0], parts[1]
@@ -127,7 +163,8 @@ class Listener:
 class Connection:
     """A node's end. Used by one thread; a heartbeat thread makes its own."""
 
-    def __init__(self, endpoint: str, identity: bytes) -> None:
+    def __init__(self, endpoint: str, identity: bytes, *, busy_poll_s: float = 0.0) -> None:
+        """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
         check_endpoint(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -138,13 +175,15 @@ class Connection:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise TransportError(f"cannot connect to {endpoint}: {error.strerror}") from error
+        self._frames = _Frames(self._socket, busy_poll_s)
 
-    def receive(self, timeout_s: float | None) -> Iterator[bytes]:
-        """All frames that are there; waits for the first at most so long (None: not at all)."""
-        if timeout_s is not None and not self._socket.poll(_milliseconds(timeout_s)):
+    def receive(self, timeout_s: float) -> Iterator[bytes]:
+        """All frames that are there; waits for the first at most so long."""
+        if not self._frames.come_later(timeout_s):
             return
         with contextlib.suppress(zmq.Again):
-            while True:
+            yield self._socket.recv(zmq.NOBLOCK)
+            while self._frames.are_there():
                 yield self._socket.recv(zmq.NOBLOCK)
 
     def send(self, frame: bytes) -> bool:

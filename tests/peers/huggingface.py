@@ -1,10 +1,11 @@
 """Hugging Face `generate` as a peer for the benchmark: JSON lines in, JSON lines out.
 
-    python -m tests.peers.huggingface TARGET DRAFTER DTYPE
+    python -m tests.peers.huggingface TARGET DRAFTER DTYPE DEVICE
 
-It runs on all cores that it is given. Each request line {"mode": "plain" | "assisted" | "lookup",
-"prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or null} is answered by
-{"tokens": [...], "times": [seconds since the request, per call of the streamer], "counts": [...]}.
+DEVICE is a GPU, or cpu: all cores that it is given. Each request line {"mode": "plain" |
+"assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or null} is
+answered by {"tokens": [...], "times": [seconds since the request, per call of the streamer],
+"counts": [...]}.
 """
 
 import json
@@ -41,10 +42,13 @@ class Clock(BaseStreamer):  # type: ignore[misc, no-untyped-call]
 class Peer:
     """The pair under transformers."""
 
-    def __init__(self, target: str, drafter: str, dtype: str) -> None:
+    def __init__(self, target: str, drafter: str, dtype: str, device: str) -> None:
+        self.device = device
         kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
-        self.target: Any = hf.AutoModelForCausalLM.from_pretrained(target, dtype=kind).eval()
-        self.drafter: Any = hf.AutoModelForCausalLM.from_pretrained(drafter, dtype=kind).eval()
+        self.target: Any = hf.AutoModelForCausalLM.from_pretrained(target, dtype=kind)
+        self.drafter: Any = hf.AutoModelForCausalLM.from_pretrained(drafter, dtype=kind)
+        for model in (self.target, self.drafter):
+            model.eval().to(device)
         self._default = self.drafter.generation_config.num_assistant_tokens
         self._schedule = self.drafter.generation_config.num_assistant_tokens_schedule
 
@@ -67,7 +71,7 @@ class Peer:
         clock = Clock()
         with torch.inference_mode():
             text = self.target.generate(
-                torch.tensor([request["prompt"]]),
+                torch.tensor([request["prompt"]], device=self.device),
                 max_new_tokens=request["max_tokens"],
                 eos_token_id=None,
                 pad_token_id=0,
@@ -81,7 +85,7 @@ class Peer:
 def main() -> None:
     """Serve until standard input ends."""
     hf.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    peer = Peer(*sys.argv[1:4])
+    peer = Peer(*sys.argv[1:5])
     peer.answer(
         {"mode": "assisted", "prompt": [1, 2], "max_tokens": 8, "temperature": 0, "setting": None}
     )

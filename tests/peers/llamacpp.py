@@ -1,7 +1,7 @@
 """llama.cpp as a peer for the benchmark, where `llama-cpp-python` and `gguf` are installed.
 
     pip install llama-cpp-python gguf
-    python -m tests.peers.llamacpp TARGET DRAFTER DTYPE
+    python -m tests.peers.llamacpp TARGET DRAFTER DTYPE DEVICE
 
 It speaks as `tests.peers.huggingface` does. Modes: plain, and lookup (its prompt lookup decoding).
 The target is converted to GGUF in DTYPE, so that both compute with the same weights.
@@ -24,9 +24,10 @@ MAX_LEN = 1024
 
 
 class Peer:
-    """The target under llama.cpp, on all cores that it is given."""
+    """The target under llama.cpp, on a GPU or on all cores that it is given."""
 
-    def __init__(self, target: str, dtype: str) -> None:
+    def __init__(self, target: str, dtype: str, device: str) -> None:
+        self.num_gpu_layers = -1 if device.startswith("cuda") else 0
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "target.gguf"
             gguf_file.write(target, dtype, path)
@@ -35,12 +36,12 @@ class Peer:
                 "lookup": self._model(path, LlamaPromptLookupDecoding(num_pred_tokens=10)),
             }
 
-    @staticmethod
-    def _model(path: Path, draft: Any) -> Any:
+    def _model(self, path: Path, draft: Any) -> Any:
         cores = len(os.sched_getaffinity(0))
         return llama_cpp.Llama(
             str(path),
             n_ctx=MAX_LEN,
+            n_gpu_layers=self.num_gpu_layers,
             n_threads=cores,
             n_threads_batch=cores,
             flash_attn=True,
@@ -70,8 +71,8 @@ class Peer:
 
 def main() -> None:
     """Serve until standard input ends."""
-    target, _, dtype = sys.argv[1:4]
-    peer = Peer(target, dtype)
+    target, _, dtype, device = sys.argv[1:5]
+    peer = Peer(target, dtype, device)
     peer.answer({"mode": "plain", "prompt": [1, 2], "max_tokens": 8, "temperature": 0})
     print(json.dumps({"ready": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:

@@ -12,13 +12,14 @@ from proto.messages import MAX_FRAME_BYTES
 from proto.transport import MAX_IPC_PATH_BYTES, Connection, Listener, check_endpoint
 
 PATIENCE_S = 5.0
+BUSY_S = 0.02
 
 
-@pytest.fixture(params=["ipc", "tcp"])
+@pytest.fixture(params=["ipc", "tcp", "busy"])
 def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listener]:
-    """A listening coordinator."""
-    tcp = "tcp://127.0.0.1:*"
-    listening = Listener(tcp if request.param == "tcp" else f"ipc://{tmp_path}/socket")
+    """A listening coordinator, the third one without sleep."""
+    endpoint = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+    listening = Listener(endpoint, busy_poll_s=BUSY_S if request.param == "busy" else 0.0)
     yield listening
     listening.close()
 
@@ -42,6 +43,20 @@ def test_frames_go_both_ways_in_order(listener: Listener, connection: Connection
     assert received == [b"%d" % number for number in range(100)]
     assert connection.send(b"back")
     assert list(listener.receive(PATIENCE_S)) == [(b"node", b"back")]
+
+
+def test_a_busy_node_hears_at_once_and_falls_asleep_in_the_end(listener: Listener) -> None:
+    connection = Connection(listener.endpoint, b"busy", busy_poll_s=BUSY_S)
+    connection.send(b"hello")
+    assert next(listener.receive(PATIENCE_S)) == (b"busy", b"hello")
+    # Later than it asks without pause: what wakes it then is the socket.
+    threading.Timer(3 * BUSY_S, listener.send, (b"busy", b"late")).start()
+    before = time.thread_time()
+    assert list(connection.receive(PATIENCE_S)) == [b"late"]
+    assert time.thread_time() - before < 2 * BUSY_S
+    assert listener.send(b"busy", b"soon")
+    assert list(connection.receive(PATIENCE_S)) == [b"soon"]
+    connection.close()
 
 
 def test_a_frame_of_the_greatest_length_arrives(listener: Listener, connection: Connection) -> None:
@@ -72,7 +87,7 @@ def test_waiting_ends_at_the_timeout(listener: Listener, connection: Connection)
 
 
 def test_a_node_may_look_without_waiting(connection: Connection) -> None:
-    assert list(connection.receive(None)) == []
+    assert list(connection.receive(0.0)) == []
 
 
 def test_wake_ends_a_wait_from_another_thread(listener: Listener) -> None:
