@@ -10,6 +10,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
+from engine.model import load_model
+from engine.prepare import make_executor
 from models.inflate import (
     DOWN,
     EMBEDDINGS,
@@ -23,8 +25,6 @@ from models.inflate import (
     inflate,
     main,
 )
-from engine.model import load_model
-from engine.prepare import make_executor
 from tests.engine.test_fused import save
 from tests.engine.test_slot_cache import difference
 from tests.tiny_tokenizer import save_bytewise_tokenizer

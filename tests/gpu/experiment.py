@@ -30,13 +30,13 @@ from coordinator.bench import Arm, best_arm, measure, pair_arm
 from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import MODELS, PairConfig, SpeculationConfig
 from coordinator.pair import Pair
-from models.inflate import Shape, inflate
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
 from engine.model import LoadedModel, load_model
 from engine.prepare import BACKENDS, make_executor
 from engine.slots import NUM_TREE_SLOTS, Feed
+from models.inflate import Shape, inflate
 from proto.errors import SlipstreamError
 
 PARTS = ("a", "b", "c")
