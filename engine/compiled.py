@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
 from engine.fused import FusedBackend, qkv_of
 from engine.linear import stack
@@ -114,6 +115,7 @@ def _compiled(module: torch.nn.Module) -> _Program:
     import torch._inductor.select_algorithm
 
     torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
+    make_source_repeatable()
     # A process runs one model. What was made for another one, to time it, would count as ours.
     torch._dynamo.reset()
     compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False)
