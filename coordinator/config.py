@@ -1,6 +1,7 @@
 """What a user can set, with its ranges and its defaults: the only home of both."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -132,6 +133,7 @@ class SpeculationConfig(_Frozen):
     also_ngram            n-gram drafts besides those of the draft model
     ngram_max, ngram_min  most and fewest of the last tokens that must have been there before
     reference             a text file to copy from as well; "": none
+    adaptive              pipelined: the drafter rests where plain decoding is measured to be faster
     """
 
     policy: PolicyName = "pipelined"
@@ -142,6 +144,7 @@ class SpeculationConfig(_Frozen):
     ngram_max: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 4
     ngram_min: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 2
     reference: str = ""
+    adaptive: bool = True
 
     @property
     def rule(self) -> Rule:
@@ -192,7 +195,8 @@ class SpeculationConfig(_Frozen):
             case "sync":
                 return synchronous(k)
             case "pipelined":
-                return pipelined(k, max(k, self.window))
+                policy = pipelined(k, max(k, self.window))
+                return policy if self.adaptive else replace(policy, rest_after=0)
 
 
 def _listed(value: object) -> object:

@@ -45,6 +45,7 @@ def generate(
     policy: options.Policy = _SPECULATION.policy,
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
+    adaptive: options.Adaptive = _SPECULATION.adaptive,
     verify: options.Verify = _SPECULATION.verify,
     also_ngram: options.AlsoNgram = _SPECULATION.also_ngram,
     ngram_max: options.NgramMax = _SPECULATION.ngram_max,

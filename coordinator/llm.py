@@ -34,6 +34,7 @@ _PAIR = PairConfig()
 _SETTINGS = {
     "num_speculative_tokens": "num_speculative_tokens",
     "window": "window",
+    "adaptive": "adaptive",
     "verify": "verify",
     "also_ngram": "also_ngram",
     "prompt_lookup_max": "ngram_max",
@@ -57,9 +58,9 @@ class LLM:
 
     target, drafter     folder or Hugging Face name
     speculative_config  "method" (ar, sync, pipelined, or ngram: no draft model),
-                        "num_speculative_tokens", "window", "verify", "model" as another way to name
-                        the drafter; for n-gram drafts "prompt_lookup_max", "prompt_lookup_min",
-                        "reference", and "also_ngram" for both kinds of drafts
+                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as
+                        another way to name the drafter; for n-gram drafts "prompt_lookup_max",
+                        "prompt_lookup_min", "reference", and "also_ngram" for both kinds
     settings            any other field of PairConfig
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.

@@ -132,7 +132,7 @@ class Metrics:
             fallbacks={
                 cause: number
                 for cause, number in counts.causes.items()
-                if cause in ("late", "quiet")
+                if cause in ("late", "quiet", "resting")
             },
             drafter_lost_at=drafter_lost_at,
             queued_s=queued_s,

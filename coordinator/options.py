@@ -98,6 +98,14 @@ Policy = Annotated[
 NumSpeculativeTokens = Annotated[
     int, typer.Option(help="K: most drafted tokens in one target pass.")
 ]
+Adaptive = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive/--no-adaptive",
+        help="pipelined: measure now and then whether the target is faster alone, and let the "
+        "drafter rest where it is.",
+    ),
+]
 Window = Annotated[
     int, typer.Option(help="Most tokens the drafter may be ahead of the last verdict.")
 ]

@@ -40,6 +40,7 @@ def profile_command(
     policy: options.Policy = _SPECULATION.policy,
     num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
     window: options.Window = _SPECULATION.window,
+    adaptive: options.Adaptive = _SPECULATION.adaptive,
     also_ngram: options.AlsoNgram = _SPECULATION.also_ngram,
     temperature: options.Temperature = _REQUEST.temperature,
     max_tokens: options.MaxTokens = 256,
@@ -62,6 +63,7 @@ def profile_command(
         policy=policy,
         num_speculative_tokens=num_speculative_tokens,
         window=window,
+        adaptive=adaptive,
         also_ngram=also_ngram,
     )
     speculation.check(config)

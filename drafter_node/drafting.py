@@ -10,7 +10,7 @@ The drafter holds a copy of the speculation tree and runs ahead of the last verd
     Arrived(Open)     start from the coordinator's text, keeping the cached prefix -> Allocate
 
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
-credit to go on, and below a token that ends the text.
+credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING).
 
 Several queued verdicts are handled before the next Tick, so only the last one is expanded. A result
 is named by the ticket of its Compute; a ticket of an earlier life means nothing any more.
@@ -41,6 +41,7 @@ from drafter_node.events import (
 )
 from engine.slots import SlotMap
 from proto.messages import (
+    Cause,
     Close,
     Draft,
     Fault,
@@ -88,6 +89,7 @@ class Drafting:
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._model_us = 0  # spent since the last draft
         self._attempt = 0  # of the newest verdict
+        self._rests = False  # by the newest verdict
 
     def handle(self, event: Event, _now: float) -> list[Action]:
         """The actions that an event asks for. The drafter never waits, so the time is unused."""
@@ -136,6 +138,7 @@ class Drafting:
             first_child_wins=message.rule is not Rule.COUPLED,
         )
         self._attempt = message.attempt
+        self._rests = False
         self._in_flight = None
         self._unsent = []
         self._number = self._acked = self._suspect = 0
@@ -158,6 +161,7 @@ class Drafting:
         if news is None:
             return [self._gap(opened.session, opened.incarnation)]
         path, _ = self.tree.advance(news)
+        self._rests = message.cause is Cause.RESTING
         is_new_attempt = message.attempt != self._attempt
         if is_new_attempt:
             self._attempt = message.attempt
@@ -228,7 +232,7 @@ class Drafting:
         return chain[-1].key if chain else self.tree.root
 
     def _tick(self) -> list[Action]:
-        if self.opened is None or self._in_flight is not None:
+        if self.opened is None or self._in_flight is not None or self._rests:
             return []
         tip = self._tip()
         if tip is None:

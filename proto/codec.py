@@ -229,6 +229,7 @@ _POLICY = _record(
     _text(32),
     *[_integer(0, m.MAX_WINDOW)] * 4,
     _number(-1e9, 0.0),
+    _COUNT,
 )
 _LIMITS = _record(m.Limits, _LENGTH, _array("i", 0, I31, m.MAX_STOP_IDS))
 _LOOKUP = _record(

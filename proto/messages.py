@@ -27,6 +27,7 @@ MAX_NGRAM = 16
 MAX_REFERENCE_LEN = 1 << 16
 MAX_CANDIDATES = 1 << 10
 MIN_SCORE = -3.0
+REST_AFTER = 96  # passes; long enough to know what drafts are worth on such text
 ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
@@ -58,6 +59,7 @@ class Cause(IntEnum):
     LATE = 2  # the deadline passed before enough drafts had come
     QUIET = 3  # the drafter has been silent for so long that it is not waited for
     CHEAP = 4  # to go on alone promised more than to wait for drafts
+    RESTING = 5  # the target is faster alone, as measured: the drafter rests while it reads this
 
 
 class Rule(IntEnum):
@@ -129,6 +131,8 @@ class Policy:
     window                  most tokens that the drafter may be ahead of the last verdict it applied
     group                   drafts beyond those that start a pass are sent so many at a time: the
                             target cannot use them before its next verdict
+    rest_after              passes after which the target tries whether it is faster alone, where
+                            the drafter then rests; 0: never
     min_score               a node is expanded only if the estimated chance of the path to it is at
                             least so high (natural logarithm): what follows is hardly ever of use
     """
@@ -139,6 +143,7 @@ class Policy:
     window: int
     group: int = 1
     min_score: float = -1e9
+    rest_after: int = 0
 
     @property
     def has_drafter(self) -> bool:
@@ -161,13 +166,16 @@ def synchronous(k: int) -> Policy:
     return Policy("sync", k, k, k)
 
 
-def pipelined(k: int, window: int) -> Policy:
+def pipelined(k: int, window: int, *, rest_after: int = REST_AFTER) -> Policy:
     """`pipelined`: a free-running chain; a pass starts at two drafts and takes all that has come.
 
     Where going on alone promises more than to wait for the two, the target does not wait. Below a
     path whose chance is less than e^-3 nothing is drafted: that was measured best.
     """
-    return Policy("pipelined", k, min(2, k), window, group=k, min_score=MIN_SCORE)
+    launch_min = min(2, k)
+    return Policy(
+        "pipelined", k, launch_min, window, group=k, min_score=MIN_SCORE, rest_after=rest_after
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ prefill, and is not measured.
 """
 
 from proto.messages import Cause, Draft, Open, Policy, Rule
+from target_node.resting import Resting, kind_of
 from target_node.worth import Worth
 
 NUM_LATE_UNTIL_QUIET = 2
@@ -28,6 +29,7 @@ class Patience:
         self._reply_s = 0.0  # of the time from a verdict to the drafts that answer it
         self._is_waiting = False
         self._worth = Worth()
+        self._resting = Resting()
 
     @property
     def is_over(self) -> bool:
@@ -76,11 +78,25 @@ class Patience:
         """What became of the drafts of a pass, all of them the drafter's."""
         self._worth.judged(num_drafted, num_accepted)
 
-    def opened(self) -> None:
+    def without_drafter(self, policy: Policy, most: int) -> Cause | None:
+        """Why no drafter is expected, if a pass verifies at most so many drafts. None: one is."""
+        if most == 0 or not policy.has_drafter:
+            return Cause.ALONE
+        return Cause.RESTING if self._resting.now else None
+
+    def opened(self, message: Open) -> None:
         """A drafter is not waited for before it is heard: the first token must not pay for it."""
+        self._resting.opened(kind_of(message), message.policy.rest_after)
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._told_at.clear()
         self._is_waiting = False
+
+    def passed(self, num_tokens: int, seconds: float) -> None:
+        """A pass has made so many tokens, so long after it could have started."""
+        rested = self._resting.now
+        self._resting.passed(num_tokens, seconds)
+        if rested and not self._resting.now:
+            self._num_late = NUM_LATE_UNTIL_QUIET  # the drafter has much to read first
 
     def told(self, root: int, now: float, pass_s: float) -> None:
         """A pass of `pass_s` seconds has ended in a verdict that moves the root."""

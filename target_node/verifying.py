@@ -22,9 +22,9 @@ a node has one child, the first.
 
 A pass starts when the launch rule is met (enough drafts under the root, or the drafter has no
 more, or what `lookup.py` has found is as good); at a deadline made of measured costs (LATE); or at
-once, when no drafter is expected (ALONE, QUIET) or to wait costs more than it brings (CHEAP, see
-`worth.py`). A drafter that let two deadlines pass is not waited for until it is heard again: a dead
-one costs nothing.
+once, when no drafter is expected (ALONE, QUIET), when to wait costs more than it brings (CHEAP, see
+`worth.py`) or to draft at all (RESTING, see `resting.py`). A drafter that let two deadlines pass is
+not waited for until it is heard again: a dead one costs nothing.
 """
 
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ class Verifying:
         self._attempt = message.attempt
         self._running = None
         self._received = Received()
-        self._patience.opened()
+        self._patience.opened(message)
         self._lookup.open(message, tokens)
         self._done_root = self._stale_reported = 0
         self._ready_at = now
@@ -257,8 +257,8 @@ class Verifying:
         """The launch rule. None: wait."""
         assert self.opened is not None
         most = self._num_drafts_max()
-        if most == 0 or not self.opened.policy.has_drafter:
-            return Cause.ALONE
+        if (cause := self._patience.without_drafter(self.opened.policy, most)) is not None:
+            return cause
         wanted = min(self.opened.policy.launch_min, most)
         is_met = len(self.tree.best_chain(wanted)) == wanted
         if is_met or self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted):
@@ -361,6 +361,7 @@ class Verifying:
         round_us = round((now - self._ready_at) * 1e6)
         wait_us = round((running.started - self._ready_at) * 1e6)
         self._patience.told(self.tree.root, now, now - running.started)
+        self._patience.passed(len(tokens), now - self._ready_at)
         self._ready_at = now
         num_stale = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
@@ -388,8 +389,7 @@ class Verifying:
             sources=sources if any(sources) else (),
         )
         self._reports.add(base_len, verdict.logprobs)
-        send: list[Action] = [Send(verdict)]
-        return send if move is None else [*send, MoveRows(move)]
+        return [Send(verdict)] if move is None else [Send(verdict), MoveRows(move)]
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -41,6 +41,7 @@ PURE = (
     "target_node/lookup.py",
     "target_node/patience.py",
     "target_node/rate.py",
+    "target_node/resting.py",
     "target_node/worth.py",
     "target_node/received.py",
     "target_node/reading.py",

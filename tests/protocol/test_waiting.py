@@ -3,7 +3,7 @@
 from proto.messages import Ack, Cause
 from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
 from target_node.received import MAX_GAPS, Received
-from tests.protocol.texts import PIPELINED, SYNC_4, draft, name
+from tests.protocol.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
 def heard(patience: Patience, now: float, *, first_of_life: bool = False) -> None:
@@ -16,7 +16,7 @@ def test_nobody_is_waited_for_before_he_is_heard() -> None:
     assert patience.is_over
     heard(patience, 1.0)
     assert not patience.is_over
-    patience.opened()
+    patience.opened(opening(1, 2))
     assert patience.is_over
 
 

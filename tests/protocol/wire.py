@@ -35,6 +35,7 @@ policies = st.builds(
     st.integers(0, m.MAX_WINDOW),
     st.integers(0, m.MAX_WINDOW),
     st.integers(0, m.MAX_WINDOW),
+    rest_after=counts,
 )
 samplings = st.builds(
     m.SamplingSpec,

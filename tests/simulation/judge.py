@@ -250,6 +250,7 @@ class Judge:
         assert len(verdict.sources) in (0, verdict.num_accepted)
         if NGRAM_SOURCE in verdict.sources:
             self.liveness.stats["copied"] += 1
+        self.liveness.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
             come = self._come[ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from proto.messages import (
+    REST_AFTER,
     Limits,
     Lookup,
     Policy,
@@ -154,7 +155,9 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
         group, min_score = apart.choice((1, 1, chosen.num_speculative_tokens)), -1e9
         if apart.random() < 0.5:
             min_score = LIKELY * apart.randint(0, 12)
-        chosen = replace(chosen, group=group, min_score=min_score)
+        # A rest of an oracle would be lost time.
+        rest_after = 0 if oracle else apart.choice((0, apart.randint(1, 10), REST_AFTER))
+        chosen = replace(chosen, group=group, min_score=min_score, rest_after=rest_after)
     scenario = Scenario(
         seed=seed,
         model=model,

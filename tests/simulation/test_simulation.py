@@ -49,6 +49,14 @@ def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
     assert seen["copied"] > 10
 
 
+def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        seen += simulate(seed, "pipelined")
+    assert seen["cause RESTING"] > 30
+    assert seen["cause READY"] > 100
+
+
 def test_a_seed_is_the_same_story_every_time() -> None:
     first: list[Line] = []
     second: list[Line] = []

@@ -1,0 +1,119 @@
+"""Whether the drafter should rest, because the target writes faster alone (pure).
+
+Theory of operation
+-------------------
+A drafter that runs beside the target costs it something: cores, memory bandwidth, a share of a GPU,
+messages; and rows in its passes. If few drafts are right that is more than they bring, and no model
+of the costs says so in advance. So both ways are measured, in stretches of passes: tokens per
+second with the drafter, and now and then a short trial without it, or the other way round. What was
+faster goes on, for twice as long as before each time that a trial confirms it, so that trials cost
+less and less: under 4 % where nothing changes.
+
+The first passes of a stretch do not count: the drafter hears of it with the next verdict, and has
+what it missed to read. What is known is kept for each kind of text (policy and temperature), since
+they accept differently.
+
+Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
+texts ask, whose tokens do not depend on what is drafted.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from proto.messages import Open, Rule
+
+SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count
+LONGEST_STRETCH = 1536
+MEASURED = 96  # passes at the end of a stretch that count
+TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
+CLEARLY = 1.05  # so many times faster the other way must be
+MAX_KINDS = 16
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is known of one kind of text.
+
+    rests    the drafter is to rest now
+    other    tokens per second of the way that a trial is compared with; 0: this is no trial
+    first    passes of the first stretch, and of one that begins with a change
+    stretch  of the next stretch that is no trial
+    """
+
+    first: int
+    stretch: int
+    rests: bool = False
+    other: float = 0.0
+    num_passes: int = 0  # of this stretch
+    num_tokens: int = 0  # of its passes that count
+    seconds: float = 0.0  # likewise
+
+    @property
+    def length(self) -> int:
+        """Passes of this stretch that may count."""
+        if not self.other:
+            return self.stretch
+        return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)
+
+    def passed(self, num_tokens: int, seconds: float) -> None:
+        """A pass has ended."""
+        self.num_passes += 1
+        settle = min(self.first, SETTLE_RESTING if self.rests else SETTLE_DRAFTING)
+        left = settle + self.length - self.num_passes
+        if self.num_passes <= settle or not 0 <= left < MEASURED:
+            return
+        self.num_tokens += num_tokens
+        self.seconds += seconds
+        if left == 0 and self.seconds > 0:
+            self._next(self.num_tokens / self.seconds)
+
+    def _next(self, rate: float) -> None:
+        """A stretch has ended: try the other way, or judge what was tried."""
+        if not self.other:
+            self.other = rate
+            self.rests = not self.rests
+        else:
+            if rate > CLEARLY * self.other:
+                self.stretch = self.first
+            else:
+                self.rests = not self.rests
+                self.stretch = min(2 * self.stretch, LONGEST_STRETCH)
+            self.other = 0.0
+        self.num_passes = self.num_tokens = 0
+        self.seconds = 0.0
+
+
+def kind_of(opened: Open) -> Hashable | None:
+    """What a text is taken for; None where the drafter never rests."""
+    policy = opened.policy
+    if not (policy.rest_after and policy.has_drafter and opened.rule is Rule.COUPLED):
+        return None
+    return policy, opened.sampling.temperature, opened.lookup is None
+
+
+class Resting:
+    """What is known of all kinds of texts, of the newest ones at least."""
+
+    def __init__(self) -> None:
+        self._courses: dict[Hashable, _Course] = {}
+        self._course: _Course | None = None
+
+    def opened(self, kind: Hashable | None, first_stretch: int) -> None:
+        """A text begins, or goes on here. None: of a kind for which the drafter never rests."""
+        if kind is None:
+            self._course = None
+            return
+        course = self._courses.pop(kind, None) or _Course(first_stretch, first_stretch)
+        self._courses[kind] = self._course = course  # the newest comes last
+        if len(self._courses) > MAX_KINDS:
+            del self._courses[next(iter(self._courses))]
+
+    @property
+    def now(self) -> bool:
+        """Whether the drafter is to rest."""
+        return self._course is not None and self._course.rests
+
+    def passed(self, num_tokens: int, seconds: float) -> None:
+        """A pass that could have verified drafts has made so many tokens, waits included."""
+        if self._course is not None:
+            self._course.passed(num_tokens, seconds)
