@@ -36,6 +36,8 @@ check: setup
 	$(RUN) -m pytest -m 'not gpu'
 
 gpu: setup
+	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
+	  || { echo "no GPU that this torch can use" >&2; exit 1; }
 	$(RUN) -m pytest -m gpu tests/gpu
 
 sim: setup

@@ -101,7 +101,7 @@ class PairConfig(_Frozen):
     backend: Backend = "auto"
     reproducible: bool = False
     start_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    busy_poll_us: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    busy_poll_us: Annotated[int, Field(ge=0, le=10_000)] = 0
     max_draft_candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 64
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0

@@ -1,6 +1,8 @@
 """Where the two models run if nobody says: GPUs first, else the cores shared out."""
 
+import math
 import os
+import re
 from collections.abc import Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +19,17 @@ def default_devices() -> tuple[str, str]:
     cores = [core for core in sorted(allowed) if _first_sibling(core, allowed) == core]
     if len(cores) == 1:
         cores = sorted(allowed)
+    cores = cores[: max(2, _quota())]
     return f"cpu:{_as_runs(cores[:-1] or cores)}", f"cpu:{cores[-1]}"
+
+
+def _quota() -> int:
+    """How many cores' worth of time a container may take; a large number if nothing limits it."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # another version, or "max"
+        return 1 << 16
 
 
 def _first_sibling(core: int, allowed: Set[int]) -> int:
@@ -50,10 +62,8 @@ def _num_gpus() -> int:
     """Those that torch can use, counted without it: the coordinator never loads it."""
     if version("torch").endswith("+cpu"):
         return 0
+    there = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        return 0
+    if visible is None or not there:
+        return len(there)
+    return len([name for name in visible.split(",") if re.match(r"\s*(\d|GPU-|MIG-)", name)])

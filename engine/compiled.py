@@ -38,6 +38,8 @@ class CompiledBackend:
 
     name = "compiled"
     is_captured = False
+    is_loading = True
+    num_uncaptured = 0
 
     def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.

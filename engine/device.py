@@ -59,6 +59,13 @@ def pin(name: str) -> None:
     torch.set_num_threads(len(cores))
 
 
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `tensor` on `device`, without waiting for what a GPU still does."""
+    if tensor.device == device or device.type == "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:
     """Whether this processor multiplies matrices of `dtype` in hardware."""
     return dtype not in _CPU_FLAGS or bool(_CPU_FLAGS[dtype] & cpu_flags())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.device import send
 from engine.errors import EngineError
 from engine.sampling import NOT_FINITE, Sampling
 
@@ -43,7 +44,7 @@ def choose_there(
         scores = rows
         if not sampling.is_greedy:
             # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
-            scores = rows / torch.tensor(sampling.temperature, device=rows.device)
+            scores = rows / torch.full((), sampling.temperature, device=rows.device)
             if sampling.cuts:
                 scores, ids = _cut(scores, sampling)
             scores = scores + _gumbel(_bits(keys, ids))
@@ -62,7 +63,7 @@ def _cut(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.
     scores, ids = scores.sort(dim=1, descending=True, stable=True)
     first = scores[:, :1]
     if sampling.min_p > 0.0:
-        is_out = scores - first < torch.tensor(math.log(sampling.min_p), device=scores.device)
+        is_out = scores - first < torch.full((), math.log(sampling.min_p), device=scores.device)
         scores = scores.masked_fill(is_out, -math.inf)
     if sampling.top_k > 0:
         scores, ids = scores[:, : sampling.top_k], ids[:, : sampling.top_k]
@@ -77,7 +78,7 @@ def _cut(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.
 
 def _bits(keys: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
     """Return the 52 hash bits of `ids` [n, m], each row under its key."""
-    words = torch.tensor([_signed(key) for key in keys], device=ids.device)[:, None]
+    words = send(torch.tensor([_signed(key) for key in keys]), ids.device)[:, None]
     mixed = (ids + 1) * _signed(GOLDEN) + words
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)

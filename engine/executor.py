@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engine.compiled import CompiledBackend
+from engine.device import send
 from engine.errors import ModelError
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
@@ -78,7 +79,7 @@ class Executor:
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         self._masks = Masks(loaded.dtype)
-        self.num_uncaptured = 0  # decode passes of more rows than any graph has
+        self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
         self._backend: Backend | None = _make_backend(
             backend, loaded, capacity, (fixed_rows,) if fixed_rows else tuple(row_counts)
@@ -89,6 +90,12 @@ class Executor:
         """The name of the forward that runs."""
         assert self._backend is not None, "this executor was freed"
         return self._backend.name
+
+    @property
+    def num_uncaptured(self) -> int:
+        """Decode passes that a captured backend had no recording for."""
+        backend = self._backend
+        return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
 
     def take_over(self) -> None:
         """Let the backend lay the weights out as it likes; the loaded model may not run again."""
@@ -124,7 +131,7 @@ class Executor:
         count = None if masks is None else self._count_for(len(masks))
         padded = count is not None
         if masks is not None and not padded and self._is_captured:
-            self.num_uncaptured += 1
+            self._num_too_large += 1
         if count is not None:
             rows, masks = self._pad(rows, feed, count)
         mask = self._mask(rows[2], feed.prefix_len, masks, num_visible)
@@ -145,7 +152,7 @@ class Executor:
         )
         if prepared.is_padded:
             num_asked = prepared.num_asked
-            logits = logits[:num_asked] if keep is None else logits[keep.to(logits.device)]
+            logits = logits[:num_asked] if keep is None else logits[send(keep, logits.device)]
         return logits.float()
 
     def move(self, move: Move) -> None:
@@ -172,6 +179,8 @@ class Executor:
                 masks = tuple((2 << i) - 1 for i in where)
                 self.run(Feed((0,) * num_rows, where, where, 0, masks), where)
         self._total = total
+        if self._backend is not None:
+            self._backend.is_loading = False
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""

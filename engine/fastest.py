@@ -23,7 +23,8 @@ MAX_PARAMETERS = 1_500_000_000  # larger ones stay as the checkpoint has them: m
 _CONTEXT = 64
 _WARM, _TIMED = 5, 30
 _CLEARLY_LESS = 0.97
-_LONGEST_S = 1.0  # for one number of threads, or one pass if that takes longer
+_STEADY_S = 0.2  # for one number of threads; quotas are by tenths of a second
+_PARAMETERS_OF_A_THREAD = 50_000_000
 
 MakeExecutor = Callable[[LoadedModel, int], Executor]
 
@@ -78,17 +79,22 @@ def fastest_num_threads(loaded: LoadedModel) -> int:
     return best
 
 
+def usual_num_threads(loaded: LoadedModel) -> int:
+    """The same without a clock: a thread for so many parameters, up to those that are set."""
+    return min(torch.get_num_threads(), 1 + loaded.num_parameters // _PARAMETERS_OF_A_THREAD)
+
+
 def _seconds_of_a_token(loaded: LoadedModel, token: torch.Tensor) -> float:
-    best, end = math.inf, time.perf_counter() + _LONGEST_S
+    """The mean of some time: where a quota holds a process back, the best of it would deceive."""
     with torch.inference_mode():
-        for _ in range(_WARM + _TIMED):
-            started = time.perf_counter()
+        loaded.model(token, use_cache=False)
+        started = now = time.perf_counter()
+        num_passes = 0
+        while now - started < _STEADY_S:
             loaded.model(token, use_cache=False)
             now = time.perf_counter()
-            best = min(best, now - started)
-            if now > end:
-                break
-    return best
+            num_passes += 1
+    return (now - started) / num_passes
 
 
 def _seconds_of_a_row(executor: Executor) -> float:

@@ -21,11 +21,15 @@ class Backend(Protocol):
     name         how it is called in messages and options
     is_captured  it runs recordings of a few shapes: it takes words for masks, and `num_visible`
                  has few values
+    is_loading   set by whoever has warmed it up: from then on it is expected to be ready
+    num_uncaptured  decode passes that a captured backend had no recording for
     row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
     """
 
     name: str
     is_captured: bool
+    is_loading: bool
+    num_uncaptured: int
     row_counts: tuple[int, ...]
 
     def forward(
@@ -66,6 +70,8 @@ class HuggingFaceBackend:
 
     name = "reference"
     is_captured = False
+    is_loading = True
+    num_uncaptured = 0
     row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:

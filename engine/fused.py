@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.device import send
 from engine.errors import ModelError
 from engine.linear import Packer, Product, unpacked
 from engine.model import LoadedModel
@@ -95,6 +96,8 @@ class FusedBackend:
 
     name = "fused"
     is_captured = False
+    is_loading = True
+    num_uncaptured = 0
     row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
@@ -182,8 +185,7 @@ class FusedBackend:
         with torch.inference_mode():
             if self._device.type != "cpu":
                 ids, positions, slots, mask = (
-                    tensor.to(self._device, non_blocking=True)
-                    for tensor in (ids, positions, slots, mask)
+                    send(tensor, self._device) for tensor in (ids, positions, slots, mask)
                 )
             if self._group > 1 and len(ids) > 1:
                 mask = mask.repeat_interleave(self._group, dim=2)
@@ -195,7 +197,7 @@ class FusedBackend:
                 gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
                 hidden += layer.down(F.silu(gate).mul_(up))
             if keep is not None:
-                hidden = hidden.index_select(0, keep.to(self._device))
+                hidden = hidden.index_select(0, send(keep, self._device))
             if not len(hidden):
                 return hidden.new_empty(0, self._vocab_size)
             return self._head(self._last_norm(hidden))

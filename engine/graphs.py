@@ -7,13 +7,14 @@ integers are copied to where the recording reads them, and the mask is made of t
 what the host does and sends does not grow with the context.
 
 A shape is recorded when it first comes, at load for all that are common. Passes of other shapes run
-kernel by kernel, prefills among them; `Executor` counts them.
+kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.device import send
 from engine.errors import ModelError
 from engine.fused import FusedBackend
 from engine.masks import from_words
@@ -34,6 +35,7 @@ class GraphBackend:
 
     name = "graphs"
     is_captured = True
+    is_loading = True  # recordings are expected
 
     def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
         """Raises ModelError if this backend does not cover the model or its device."""
@@ -45,6 +47,7 @@ class GraphBackend:
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
         self._recorded: dict[tuple[int, int], Compute] = {}  # by rows and visible slots
+        self.num_uncaptured = 0  # decode passes that had to be recorded first, or could not be
 
     @property
     def num_recorded(self) -> int:
@@ -54,6 +57,7 @@ class GraphBackend:
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self._recorded.clear()
+        self._record = recorder(self._device)  # a pool whose graphs have gone is not used again
         self._fused.take_over(timed=timed)
 
     def forward(
@@ -66,24 +70,37 @@ class GraphBackend:
         num_visible: int,
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `Backend.forward`; the logits stand until the next pass of this shape."""
+        """See `Backend.forward`."""
         with torch.inference_mode():
             rows = torch.cat((torch.stack((ids, positions, slots)), mask))
             shape = len(ids), num_visible
             if keep is not None or len(ids) not in self.row_counts:
-                return self._compute(rows.to(self._device), num_visible, keep)
+                return self._compute(send(rows, self._device), num_visible, keep)
             if shape not in self._recorded:
                 self._recorded[shape] = self._recording(rows, num_visible)
-            return self._recorded[shape](rows)
+            # A recording writes where it always writes, and other recordings may write there too.
+            return self._recorded[shape](rows).clone()
 
     def _recording(self, rows: torch.Tensor, num_visible: int) -> Compute:
+        self.num_uncaptured += not self.is_loading
         try:
             return self._record(lambda there: self._compute(there, num_visible), rows)
         except RuntimeError as error:
+            if not self.is_loading:
+                return self._unrecorded(num_visible)
             raise ModelError(
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
                 f"({one_line(error)}); use the backend fused"
             ) from error
+
+    def _unrecorded(self, num_visible: int) -> Compute:
+        """What takes the place of a recording that failed in the middle of a text."""
+
+        def compute(rows: torch.Tensor) -> torch.Tensor:
+            self.num_uncaptured += 1
+            return self._compute(send(rows, self._device), num_visible)
+
+        return compute
 
     def _compute(
         self, rows: torch.Tensor, num_visible: int, keep: torch.Tensor | None = None

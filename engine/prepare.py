@@ -11,7 +11,7 @@ import torch
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads
+from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
@@ -71,9 +71,10 @@ def prepare(
         dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
-    if loaded.device.type == "cpu" and fixed_rows is None and torch.get_num_threads() > 1:
-        say("timing threads")
-        torch.set_num_threads(fastest_num_threads(loaded))
+    if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
+        say("choosing threads")
+        choose = fastest_num_threads if fixed_rows is None else usual_num_threads
+        torch.set_num_threads(choose(loaded))
     max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
     say("compiling (takes a minute)" if backend == "compiled" else "checking")
     executor = make_executor(
@@ -122,6 +123,7 @@ def make_executor(
     assert backend in BACKENDS
     plain = plain_logits(loaded)
     for name in _candidates(backend, loaded):
+        executor = None
         try:
             executor = Executor(
                 loaded, capacity, fixed_rows=fixed_rows, backend=name, row_counts=row_counts
@@ -131,6 +133,8 @@ def make_executor(
             if backend != "auto":
                 raise
             logger.info("the backend %s is not used: %s", name, error)
+            if executor is not None:
+                executor.free()  # the next one needs the memory
         else:
             executor.take_over()
             check_slot_attention(executor, plain)

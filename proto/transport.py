@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
@@ -65,38 +66,18 @@ def _milliseconds(timeout_s: float) -> int:
     return math.ceil(max(0.0, timeout_s) * 1000)
 
 
-class _Frames:
-    """Whether a socket has frames. To poll costs a third of asking for a frame in vain.
-
-    busy_poll_s  so long a wait asks again and again before it sleeps
-    """
-
-    def __init__(self, sock: "zmq.Socket[bytes]", busy_poll_s: float) -> None:
-        self._poller = zmq.Poller()
-        self._poller.register(sock, zmq.POLLIN)
-        self._busy_poll_s = busy_poll_s
-
-    def are_there(self) -> bool:
-        """Now."""
-        return bool(self._poller.poll(0))
-
-    def come(self, timeout_s: float) -> bool:
-        """Now, or while this asks for them without pause."""
-        if self.are_there():
-            return True
-        spin_s = min(timeout_s, self._busy_poll_s)
-        if spin_s > 0:
-            end = time.perf_counter() + spin_s
-            while time.perf_counter() < end:
-                if self.are_there():
-                    return True
-        return False
-
-    def come_later(self, timeout_s: float) -> bool:
-        """The same, and asleep for the rest of the time."""
-        return self.come(timeout_s) or (
-            timeout_s > 0 and bool(self._poller.poll(_milliseconds(timeout_s)))
-        )
+def _wait(poller: zmq.Poller, timeout_s: float, busy_poll_s: float) -> dict[Any, int]:
+    """What is ready: now, or within `timeout_s`, of which `busy_poll_s` are spent asking."""
+    ready = poller.poll(0)
+    if not ready and timeout_s > 0:
+        now = time.perf_counter()
+        end, end_of_asking = now + timeout_s, now + min(timeout_s, busy_poll_s)
+        while not ready and now < end_of_asking:
+            ready = poller.poll(0)
+            now = time.perf_counter()
+        if not ready:
+            ready = poller.poll(_milliseconds(end - now))
+    return dict(ready)
 
 
 class Listener:
@@ -125,7 +106,9 @@ class Listener:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
-        self._frames = _Frames(self._socket, busy_poll_s)
+        self._frames = zmq.Poller()
+        self._frames.register(self._socket, zmq.POLLIN)
+        self._busy_poll_s = busy_poll_s
 
     def wake(self) -> None:
         """Make a waiting `receive` return (from any thread)."""
@@ -134,13 +117,12 @@ class Listener:
 
     def receive(self, timeout_s: float) -> Iterator[tuple[bytes, bytes]]:
         """All frames that are there, as (identity, frame); waits for the first at most so long."""
-        if not self._frames.come(timeout_s):
-            ready = dict(self._poller.poll(_milliseconds(timeout_s)))
-            if self._woken.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._woken.recv(4096)
+        if self._woken.fileno() in _wait(self._poller, timeout_s, self._busy_poll_s):
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
         with contextlib.suppress(zmq.Again):
-            while self._frames.are_there():
+            # To poll costs a third of asking for a frame in vain.
+            while self._frames.poll(0):
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 if len(parts) == 2:
                     yield parts[0], parts[1]
@@ -175,15 +157,18 @@ class Connection:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise TransportError(f"cannot connect to {endpoint}: {error.strerror}") from error
-        self._frames = _Frames(self._socket, busy_poll_s)
+        self._frames = zmq.Poller()
+        self._frames.register(self._socket, zmq.POLLIN)
+        self._busy_poll_s = busy_poll_s
 
     def receive(self, timeout_s: float) -> Iterator[bytes]:
         """All frames that are there; waits for the first at most so long."""
-        if not self._frames.come_later(timeout_s):
+        if not _wait(self._frames, timeout_s, self._busy_poll_s):
             return
         with contextlib.suppress(zmq.Again):
             yield self._socket.recv(zmq.NOBLOCK)
-            while self._frames.are_there():
+            # To poll costs a third of asking for a frame in vain.
+            while self._frames.poll(0):
                 yield self._socket.recv(zmq.NOBLOCK)
 
     def send(self, frame: bytes) -> bool:

@@ -28,6 +28,7 @@ class Patience:
         self._draft_s = 0.0  # of one drafted token
         self._reply_s = 0.0  # of the time from a verdict to the drafts that answer it
         self._is_waiting = False
+        self._is_decoding = False  # the pass that runs
         self._worth = Worth()
         self._resting = Resting()
 
@@ -66,6 +67,7 @@ class Patience:
 
     def started(self, cause: Cause, waited_s: float) -> None:
         """A pass that verifies drafts, or could have, begins after so long a wait."""
+        self._is_decoding = True
         if cause is Cause.LATE:
             self._num_late += 1
         elif cause is Cause.CHEAP:
@@ -80,9 +82,9 @@ class Patience:
 
     def without_drafter(self, policy: Policy, most: int) -> Cause | None:
         """Why no drafter is expected, if a pass verifies at most so many drafts. None: one is."""
-        if most == 0 or not policy.has_drafter:
-            return Cause.ALONE
-        return Cause.RESTING if self._resting.now else None
+        if self._resting.now:
+            return Cause.RESTING
+        return Cause.ALONE if most == 0 or not policy.has_drafter else None
 
     def opened(self, message: Open) -> None:
         """A drafter is not waited for before it is heard: the first token must not pay for it."""
@@ -93,10 +95,14 @@ class Patience:
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         """A pass has made so many tokens, so long after it could have started."""
-        rested = self._resting.now
-        self._resting.passed(num_tokens, seconds)
+        rested, is_decoding = self._resting.now, self._is_decoding
+        self._is_decoding = False
+        if is_decoding:  # and not a prefill, which has its own price
+            self._resting.passed(num_tokens, seconds)
         if rested and not self._resting.now:
-            self._num_late = NUM_LATE_UNTIL_QUIET  # the drafter has much to read first
+            # The drafter has much to read first, and its first draft is no answer.
+            self._num_late = NUM_LATE_UNTIL_QUIET
+            self._told_at.clear()
 
     def told(self, root: int, now: float, pass_s: float) -> None:
         """A pass of `pass_s` seconds has ended in a verdict that moves the root."""
@@ -107,6 +113,7 @@ class Patience:
 
     def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
         """A draft has come, whatever becomes of it."""
+        self._resting.heard()
         self._num_late = 0
         if draft.tokens:
             self._draft_s = _mean(self._draft_s, draft.model_us / 1e6 / len(draft.tokens))

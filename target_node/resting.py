@@ -9,8 +9,9 @@ second with the drafter, and now and then a short trial without it, or the other
 faster goes on, for twice as long as before each time that a trial confirms it, so that trials cost
 less and less: under 4 % where nothing changes.
 
-The first passes of a stretch do not count: the drafter hears of it with the next verdict, and has
-what it missed to read. What is known is kept for each kind of text (policy and temperature), since
+The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
+rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
+one comes at all. What is known is kept for each kind of text (policy and temperature), since
 they accept differently.
 
 Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
@@ -27,6 +28,7 @@ LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
 CLEARLY = 1.05  # so many times faster the other way must be
+LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
 MAX_KINDS = 16
 
 
@@ -44,6 +46,7 @@ class _Course:
     stretch: int
     rests: bool = False
     other: float = 0.0
+    num_silent: int = LONGEST_SILENCE  # passes since it woke up without a draft from it
     num_passes: int = 0  # of this stretch
     num_tokens: int = 0  # of its passes that count
     seconds: float = 0.0  # likewise
@@ -57,6 +60,9 @@ class _Course:
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         """A pass has ended."""
+        if not self.rests and self.num_silent < LONGEST_SILENCE:
+            self.num_silent += 1
+            return
         self.num_passes += 1
         settle = min(self.first, SETTLE_RESTING if self.rests else SETTLE_DRAFTING)
         left = settle + self.length - self.num_passes
@@ -79,7 +85,7 @@ class _Course:
                 self.rests = not self.rests
                 self.stretch = min(2 * self.stretch, LONGEST_STRETCH)
             self.other = 0.0
-        self.num_passes = self.num_tokens = 0
+        self.num_passes = self.num_tokens = self.num_silent = 0
         self.seconds = 0.0
 
 
@@ -112,6 +118,11 @@ class Resting:
     def now(self) -> bool:
         """Whether the drafter is to rest."""
         return self._course is not None and self._course.rests
+
+    def heard(self) -> None:
+        """A draft has come."""
+        if self._course is not None:
+            self._course.num_silent = LONGEST_SILENCE
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         """A pass that could have verified drafts has made so many tokens, waits included."""

@@ -231,16 +231,16 @@ class Verifying:
         if opened is None or self._running is not None or self.finished:
             return []
         text = self.tree.text.tokens
+        alone = self._patience.without_drafter(opened.policy, 0) or Cause.ALONE
         if chunk := next_chunk(self.slots, text, opened, is_alone=bool(self.fixed_rows)):
             feed = self.slots.feed_prefix(chunk)
             num_asked = int(self.slots.prefix_len == len(text))
-            return [self._launch(feed, () if num_asked else None, Cause.ALONE, now)]
+            return [self._launch(feed, () if num_asked else None, alone, now)]
         missing = text[self.slots.prefix_len :]
         if self.fixed_rows and len(missing) > 1:
             feed = self.slots.feed(missing[: min(self.fixed_rows, len(missing) - 1)])
-            return [self._launch(feed, None, Cause.ALONE, now)]
-        cause = self._reason_to_start(now)
-        if cause is None:
+            return [self._launch(feed, None, alone, now)]
+        if (cause := self._reason_to_start(now)) is None:
             return [WaitUntil(self._deadline())]
         return [self._start_pass(missing, cause, now)]
 

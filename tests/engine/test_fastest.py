@@ -1,6 +1,7 @@
 """The number type of a drafter, and the number of threads, are those that take least time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import engine.fastest
 import engine.prepare
 from engine.device import cpu_is_fast_in
 from engine.executor import Executor
-from engine.fastest import fastest_dtype, fastest_num_threads
+from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.model import load_model
 from engine.prepare import make_executor, prepare
 from tests.tiny_models import make_model
@@ -100,12 +101,30 @@ def test_as_many_threads_run_as_are_fastest(
 def test_a_node_runs_with_them_but_where_no_clock_may_decide(
     fixed_rows: int | None, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.prepare, "fastest_num_threads", lambda _: 2)
+    monkeypatch.setattr(engine.prepare, "fastest_num_threads", lambda _: 3)
+    monkeypatch.setattr(engine.prepare, "usual_num_threads", lambda _: 2)
     options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 128}
     prepare(model, **options, fixed_rows=fixed_rows, warm_rows=(1,), say=print)  # type: ignore[arg-type]
-    assert torch.get_num_threads() == (2 if fixed_rows is None else 4)
+    assert torch.get_num_threads() == (3 if fixed_rows is None else 2)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_without_a_clock_a_small_model_has_one_thread(model: str) -> None:
+    loaded = load_model(model)
+    assert usual_num_threads(loaded) == 1
+    assert usual_num_threads(replace(loaded, num_parameters=120_000_000)) == 3
+    assert usual_num_threads(replace(loaded, num_parameters=8_000_000_000)) == 4
 
 
 @pytest.mark.usefixtures("four_threads")
 def test_a_token_is_timed_on_the_model_itself(model: str) -> None:
-    assert fastest_num_threads(load_model(model)) in (1, 2, 4)
+    loaded, counts = load_model(model), []
+    run = loaded.model.forward
+
+    def counted(*args: object, **kwargs: object) -> object:
+        counts.append(torch.get_num_threads())
+        return run(*args, **kwargs)
+
+    loaded.model.forward = counted
+    assert fastest_num_threads(loaded) in counts
+    assert set(counts) == {1, 2, 4}

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from proto.messages import REST_AFTER, Cause, Open, Rule, autoregressive, pipelined, synchronous
 from target_node.events import Compute
 from target_node.resting import (
@@ -21,12 +23,20 @@ from tests.protocol.texts import opening, verdict
 LONG = 20_000  # passes
 
 
-def run(resting: Resting, num_passes: int, *, with_s: float, alone_s: float) -> list[bool]:
-    """Passes of one token each, which take so long with and without the drafter; who rested."""
-    rested = []
+def run(
+    resting: Resting, num_passes: int, *, with_s: float, alone_s: float, catch_up: int = 3
+) -> list[bool]:
+    """Passes of one token each, which take so long with and without the drafter; when it rested.
+
+    catch_up  passes until it is heard after a rest; until then the target is as slow as alone
+    """
+    rested, awake = [], catch_up
     for _ in range(num_passes):
         rested.append(resting.now)
-        resting.passed(1, alone_s if resting.now else with_s)
+        awake = 0 if resting.now else awake + 1
+        if awake > catch_up:
+            resting.heard()
+        resting.passed(1, with_s if awake > catch_up else alone_s)
     return rested
 
 
@@ -65,6 +75,22 @@ def test_it_notices_that_things_have_changed() -> None:
     assert sum(rested) < 0.04 * LONG
     run(resting, LONGEST_STRETCH + TRIAL_OF_REST + 2 * SETTLE_DRAFTING, with_s=2.0, alone_s=1.0)
     assert sum(run(resting, LONG, with_s=2.0, alone_s=1.0)) > 0.9 * LONG
+
+
+@pytest.mark.parametrize("catch_up", [0, 60, 400])
+def test_what_it_has_to_read_after_a_rest_does_not_count_against_it(catch_up: int) -> None:
+    resting = started()
+    run(resting, LONG, with_s=2.0, alone_s=1.0)
+    run(resting, LONGEST_STRETCH + catch_up + 100, with_s=0.5, alone_s=1.0, catch_up=catch_up)
+    rested = run(resting, LONG, with_s=0.5, alone_s=1.0, catch_up=catch_up)
+    assert sum(rested) < 0.04 * LONG
+
+
+def test_a_drafter_that_never_wakes_up_is_given_up() -> None:
+    resting = started()
+    run(resting, LONG, with_s=2.0, alone_s=1.0)
+    rested = run(resting, LONG, with_s=0.5, alone_s=1.0, catch_up=LONG)
+    assert sum(rested) > 0.6 * LONG
 
 
 def test_the_first_passes_of_a_stretch_do_not_count() -> None:
@@ -121,7 +147,7 @@ def test_a_target_that_is_faster_alone_says_so_and_does_not_wait() -> None:
             said(target.computes(compute.ticket, 3 + token % 90, pass_s=2.0 - is_free)).cause
         )
         assert causes[-1] in (Cause.QUIET, Cause.RESTING, Cause.ALONE)
-    assert causes.count(Cause.RESTING) > 300
+    assert causes.count(Cause.RESTING) > REST_AFTER
     assert Cause.RESTING not in causes[:REST_AFTER]
 
 
@@ -135,3 +161,28 @@ def test_a_drafter_rests_while_verdicts_say_so() -> None:
     assert drafter.ticks() == []
     drafter.hears(verdict((1, 2, 3, 4), 5, cause=Cause.QUIET))
     assert drafter.ticks()
+
+
+def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
+    target = Target()
+    target.hears(opening(1, 2, policy=pipelined(8, 16)))
+    target.ticks()
+    target.computes(1, 3, pass_s=100.0)
+    course = target.machine._patience._resting._course
+    assert course is not None
+    assert course.num_passes == 0
+    target.ticks()
+    target.computes(2, 4, pass_s=1.0)
+    assert course.num_passes == 1
+
+
+def test_a_text_of_a_kind_that_rests_begins_with_a_rest() -> None:
+    target = Target()
+    first = opening(1, 2, policy=pipelined(8, 16))
+    resting = target.machine._patience._resting
+    resting.opened(kind_of(first), REST_AFTER)
+    run(resting, LONG, with_s=2.0, alone_s=1.0)
+    assert resting.now
+    target.hears(first)
+    target.ticks()
+    assert said(target.computes(1, 3)).cause is Cause.RESTING
