@@ -165,7 +165,7 @@ def test_a_drafter_rests_while_verdicts_say_so() -> None:
 
 def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
     target = Target()
-    target.hears(opening(1, 2, policy=pipelined(8, 16)))
+    target.hears(opening(*range(1, 21), policy=pipelined(8, 16)))
     target.ticks()
     target.computes(1, 3, pass_s=100.0)
     course = target.machine._patience._resting._course
@@ -178,7 +178,7 @@ def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
 
 def test_a_text_of_a_kind_that_rests_begins_with_a_rest() -> None:
     target = Target()
-    first = opening(1, 2, policy=pipelined(8, 16))
+    first = opening(*range(1, 21), policy=pipelined(8, 16))
     resting = target.machine._patience._resting
     resting.opened(kind_of(first), REST_AFTER)
     run(resting, LONG, with_s=2.0, alone_s=1.0)
