@@ -6,8 +6,9 @@ A drafter that runs beside the target costs it something: cores, memory bandwidt
 messages; and rows in its passes. If few drafts are right that is more than they bring, and no model
 of the costs says so in advance. So both ways are measured, in stretches of passes: tokens per
 second with the drafter, and now and then a short trial without it, or the other way round. What was
-faster goes on, for twice as long as before each time that a trial confirms it, so that trials cost
-less and less: under 4 % where nothing changes.
+faster goes on, for twice as long as before each time that a trial clearly confirms it, so that
+trials cost less and less: under 4 % of the passes where nothing changes. Where both are nearly
+alike, trials go on as often as at first: they cost nothing there, and the next one may tell.
 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
@@ -83,7 +84,8 @@ class _Course:
                 self.stretch = self.first
             else:
                 self.rests = not self.rests
-                self.stretch = min(2 * self.stretch, LONGEST_STRETCH)
+                is_clear = self.other > CLEARLY * rate
+                self.stretch = min(2 * self.stretch, LONGEST_STRETCH) if is_clear else self.first
             self.other = 0.0
         self.num_passes = self.num_tokens = self.num_silent = 0
         self.seconds = 0.0

@@ -61,7 +61,7 @@ def test_it_hardly_rests_where_drafts_pay() -> None:
 
 def test_it_does_not_rest_for_what_may_be_chance() -> None:
     rested = run(started(), LONG, with_s=1.04, alone_s=1.0)
-    assert sum(rested) < 0.03 * LONG
+    assert sum(rested) < 0.15 * LONG  # trials, which cost nothing
     rested = run(started(), LONG, with_s=1.06, alone_s=1.0)
     assert sum(rested) > 0.9 * LONG
 
@@ -86,11 +86,12 @@ def test_what_it_has_to_read_after_a_rest_does_not_count_against_it(catch_up: in
     assert sum(rested) < 0.04 * LONG
 
 
-def test_a_drafter_that_never_wakes_up_is_given_up() -> None:
+def test_a_trial_of_drafts_ends_also_if_none_comes() -> None:
     resting = started()
     run(resting, LONG, with_s=2.0, alone_s=1.0)
     rested = run(resting, LONG, with_s=0.5, alone_s=1.0, catch_up=LONG)
-    assert sum(rested) > 0.6 * LONG
+    assert any(rested[LONG // 2 :])
+    assert not all(rested[LONG // 2 :])
 
 
 def test_the_first_passes_of_a_stretch_do_not_count() -> None:
