@@ -13,13 +13,16 @@ for waiting (k drafts at the price of the wait) and once for going on (k = 0, no
 is short beside a pass pays; so it does on a large target, and not on one whose pass costs as much
 as a few draft steps and messages.
 
-The figures are measured. What is not waited for cannot be measured, so now and then it is.
+The figures are measured. What is not waited for cannot be measured, so now and then it is. So it is
+also when no draft was there after more passes alone than bad luck explains: then the drafter is too
+far away to get ahead while the target goes on.
 """
 
 from target_node.rate import PRIOR_TRIES, Rate
 
 NUM_FIRST = 4  # waits that are made to learn how long they are
 NUM_SKIPPED_MAX = 32  # waits in a row that are left out before one is made to learn
+UNLIKELY = 0.01  # so rarely would bad luck alone have kept drafts away
 AVERAGE_WEIGHT = 0.1
 
 
@@ -31,9 +34,12 @@ class Worth:
         self._wait_s = 0.0  # running mean of the waits that ended with drafts
         self._num_waits = 0
         self._num_skipped = 0  # since the last one
+        self._num_in_vain = 0  # since a pass had drafts
 
     def judged(self, num_drafted: int, num_accepted: int) -> None:
         """A pass has accepted so many of its drafts, and not the next one."""
+        if num_drafted:
+            self._num_in_vain = 0
         for index in range(min(num_accepted + 1, num_drafted)):
             self._accepted.add(right=index < num_accepted)
 
@@ -47,12 +53,15 @@ class Worth:
     def skipped(self) -> None:
         """A pass has begun without a wait that could have been made."""
         self._num_skipped += 1
+        self._num_in_vain += 1
 
     def pays(self, wanted: int, most: int, pass_s: float) -> bool:
         """Whether to wait for `wanted` drafts, where a pass verifies at most `most`."""
         if self._num_waits < NUM_FIRST or self._num_skipped >= NUM_SKIPPED_MAX:
             return True
         p = self._accepted.chance
+        if (1 - p) ** self._num_in_vain < UNLIKELY:
+            return True
         waiting = tokens_per_second(p, wanted, most, pass_s, self._wait_s)
         return waiting > tokens_per_second(p, 0, most, pass_s, 0.0)
 

@@ -46,9 +46,30 @@ def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
     for _ in range(NUM_SKIPPED_MAX):
         assert not worth.pays(2, 4, 3.0)
         worth.skipped()
+        worth.judged(1, 0)
+        worth.judged(1, 1)
     assert worth.pays(2, 4, 3.0)
     worth.waited(0.01)
     assert not worth.pays(2, 4, 3.0), "one short wait among long ones"
     for _ in range(60):
         worth.waited(0.01)
     assert worth.pays(2, 4, 3.0)
+
+
+@pytest.mark.parametrize(("p", "least", "most"), [(0.95, 1, 3), (0.6, 4, 7), (0.3, 8, 20)])
+def test_drafts_that_should_have_been_there_are_waited_for(p: float, least: int, most: int) -> None:
+    worth = learnt(9.0, p)
+    num_skipped = 0
+    while not worth.pays(2, 4, 3.0):
+        worth.skipped()
+        num_skipped += 1
+    assert least <= num_skipped <= most
+    worth.judged(2, 1)
+    assert not worth.pays(2, 4, 3.0)
+
+
+def test_drafts_that_are_hardly_ever_right_are_not_missed() -> None:
+    worth = learnt(9.0, 0.02)
+    for _ in range(NUM_SKIPPED_MAX):
+        assert not worth.pays(2, 4, 3.0)
+        worth.skipped()

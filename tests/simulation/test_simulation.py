@@ -57,6 +57,11 @@ def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
     assert seen["cause READY"] > 100
 
 
+def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
+    # It is always right and always one pass late: to go on alone brings nothing.
+    assert simulate(8151)["accepted again"] == 2
+
+
 def test_a_seed_is_the_same_story_every_time() -> None:
     first: list[Line] = []
     second: list[Line] = []
