@@ -62,9 +62,9 @@ class Arm:
 class Peer:
     """Somebody else's engine in a process of its own: a module under tests/peers."""
 
-    def __init__(self, module: str, config: PairConfig, max_tokens: int, device: str) -> None:
-        """`device`: the target's, if that is a GPU; else it takes all cores."""
-        device = device if device.startswith("cuda") else "cpu"
+    def __init__(self, module: str, config: PairConfig, max_tokens: int) -> None:
+        """It runs on the target's GPU, or on all cores."""
+        device = config.target_device if config.target_device.startswith("cuda") else "cpu"
         self._module = module
         self._max_tokens = max_tokens
         self._process = subprocess.Popen(

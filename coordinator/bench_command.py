@@ -25,7 +25,7 @@ from coordinator.bench import (
 )
 from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
-from coordinator.devices import default_devices
+from coordinator.devices import chosen_devices
 from coordinator.pair import Pair
 from proto.errors import ConfigurationError, NodeError
 
@@ -63,14 +63,14 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Keep every run in this JSON file.")] = None,
 ) -> None:
     """Measure every policy and Hugging Face generate in one call, alternating."""
-    defaults = default_devices()
+    target_device, drafter_device = chosen_devices(target_device, drafter_device)
     pair = checked(
         PairConfig,
         target=target,
         drafter=drafter,
         dtype=dtype,
-        target_device=target_device or defaults[0],
-        drafter_device=drafter_device or defaults[1],
+        target_device=target_device,
+        drafter_device=drafter_device,
     )
     texts = read_prompts(prompt_file, num_prompts)
     console = Console(stderr=True)
@@ -157,11 +157,14 @@ class _Arms:
         try:
             return self._peer(stack, LLAMA_CPP, config)
         except NodeError:
-            typer.echo("llama.cpp is left out: only targets of the llama family are converted")
+            typer.echo(
+                f"llama.cpp is left out, it did not start: `python -m {LLAMA_CPP} {config.target} "
+                f"{config.drafter} {config.dtype} cpu` says why (it takes the llama family only)"
+            )
             return None
 
     def _peer(self, stack: ExitStack, module: str, config: PairConfig) -> Peer:
-        peer = Peer(module, config, self.max_tokens, config.target_device)
+        peer = Peer(module, config, self.max_tokens)
         stack.callback(peer.close)
         return peer
 

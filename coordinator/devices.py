@@ -8,6 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 
+def chosen_devices(target: str, drafter: str) -> tuple[str, str]:
+    """Devices of target and drafter, where "" stands for the default."""
+    defaults = default_devices()
+    return target or defaults[0], drafter or defaults[1]
+
+
 def default_devices() -> tuple[str, str]:
     """Devices of target and drafter: a GPU each, or the one that there is.
 

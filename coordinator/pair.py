@@ -15,7 +15,7 @@ from coordinator.config import (
     SamplingParams,
     SpeculationConfig,
 )
-from coordinator.devices import default_devices
+from coordinator.devices import chosen_devices
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
 from coordinator.stops import Ending
@@ -71,9 +71,7 @@ class Pair:
 
     def _node_configs(self, *, with_drafter: bool) -> list[NodeConfig]:
         config = self.config
-        devices = default_devices()
-        target_device = config.target_device or devices[0]
-        drafter_device = config.drafter_device or devices[1]
+        target_device, drafter_device = chosen_devices(config.target_device, config.drafter_device)
         open_dtype = "fastest" if drafter_device.startswith("cpu") else config.dtype
         target = NodeConfig(
             role=Role.TARGET,

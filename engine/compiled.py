@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
+from engine.forward import Backend
 from engine.fused import FusedBackend, qkv_of
 from engine.linear import stack
 from engine.model import LoadedModel, one_line
@@ -33,13 +34,10 @@ _SETTINGS: dict[str, Any] = {
 _Program = Callable[..., torch.Tensor]
 
 
-class CompiledBackend:
+class CompiledBackend(Backend):
     """See `Backend`."""
 
     name = "compiled"
-    is_captured = False
-    is_loading = True
-    num_uncaptured = 0
 
     def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.

@@ -27,10 +27,10 @@ class Backend(Protocol):
     """
 
     name: str
-    is_captured: bool
-    is_loading: bool
-    num_uncaptured: int
-    row_counts: tuple[int, ...]
+    is_captured: bool = False
+    is_loading: bool = True
+    num_uncaptured: int = 0
+    row_counts: tuple[int, ...] = ()
 
     def forward(
         self,
@@ -65,14 +65,10 @@ class Backend(Protocol):
         """
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(Backend):
     """Any transformers causal language model that takes a four-dimensional mask."""
 
     name = "reference"
-    is_captured = False
-    is_loading = True
-    num_uncaptured = 0
-    row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         self._model = loaded.model

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward import Backend
 from engine.linear import Packer, Product, unpacked
 from engine.model import LoadedModel
 from engine.slots import NUM_TREE_SLOTS, Move
@@ -91,14 +92,10 @@ class _Pass:
     mask: torch.Tensor
 
 
-class FusedBackend:
+class FusedBackend(Backend):
     """See `Backend`."""
 
     name = "fused"
-    is_captured = False
-    is_loading = True
-    num_uncaptured = 0
-    row_counts: tuple[int, ...] = ()
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         """Raises ModelError if this backend does not cover the model."""

@@ -16,6 +16,7 @@ import torch
 
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward import Backend
 from engine.fused import FusedBackend
 from engine.masks import from_words
 from engine.model import LoadedModel, one_line
@@ -30,12 +31,11 @@ FEWEST_SLOTS = 256
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
 
 
-class GraphBackend:
+class GraphBackend(Backend):
     """See `Backend`."""
 
     name = "graphs"
     is_captured = True
-    is_loading = True  # recordings are expected
 
     def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
         """Raises ModelError if this backend does not cover the model or its device."""
@@ -47,12 +47,6 @@ class GraphBackend:
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
         self._recorded: dict[tuple[int, int], Compute] = {}  # by rows and visible slots
-        self.num_uncaptured = 0  # decode passes that had to be recorded first, or could not be
-
-    @property
-    def num_recorded(self) -> int:
-        """Shapes that need not be recorded any more."""
-        return len(self._recorded)
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""

@@ -91,7 +91,7 @@ class Patience:
         self._resting.opened(kind_of(message), message.policy.rest_after)
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._told_at.clear()
-        self._is_waiting = False
+        self._is_waiting = self._is_decoding = False
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         """A pass has made so many tokens, so long after it could have started."""

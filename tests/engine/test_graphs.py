@@ -80,7 +80,7 @@ def test_sessions_get_the_logits_of_the_reference_from_recordings(
             assert error < TOLERANCES["float32"]
     assert set(recordings) == set(ROW_COUNTS)
     assert isinstance(graphs._backend, GraphBackend)
-    assert graphs._backend.num_recorded <= len(ROW_COUNTS) * 2  # 256 and 384 slots
+    assert len(graphs._backend._recorded) <= len(ROW_COUNTS) * 2  # 256 and 384 slots
     assert graphs.num_uncaptured > 0
 
 
@@ -156,7 +156,7 @@ def test_words_make_the_mask_that_the_host_would(dtype: torch.dtype) -> None:
             made = from_words(as_words(slots, prefix_len, bits), 256, dtype)
             assert made.dtype == dtype
             assert torch.equal(made, wanted)
-            assert 0 < int((made == 0).sum()) < made.numel() or math.prod(made.shape) == 0
+            assert 0 < int((made == 0).sum()) < made.numel()
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:

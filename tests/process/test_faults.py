@@ -211,14 +211,15 @@ def test_another_tokenizer_is_refused_at_the_handshake(tiny: PairConfig, tmp_pat
 
 
 def test_garbage_on_the_socket_of_a_stranger_is_ignored(tiny: PairConfig) -> None:
-    with Pair(tiny) as pair:
+    # Drafts are worth waiting for only if the target is slower than its drafter.
+    with Pair(tiny.model_copy(update={"min_target_pass_ms": 5.0})) as pair:
         stranger = Connection(pair.service.endpoint, b"stranger")
         for junk in (b"", b"\xff" * 100, b"\x01garbage", os.urandom(1000)):
             stranger.send(junk)
         got = generate(pair, PROMPT, PIPELINED, GREEDY)
         stranger.close(linger_s=0.0)
     assert len(got.tokens) == GREEDY.max_tokens
-    assert got.metrics.num_accepted_tokens > 0
+    assert got.metrics.mean_acceptance_length > 2
 
 
 @pytest.mark.parametrize(
