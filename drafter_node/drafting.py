@@ -5,6 +5,7 @@ Theory of operation
 The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows:
 
     Tick              pick the node to expand; feed it and what its path lacks    -> Compute
+                      nothing to expand, and no answer: say it again, in time     -> WaitUntil
     Proposed          the model's choice becomes a child: a draft                 -> Send(Draft)
     Arrived(Verdict)  move the root along the committed tokens; all else dies     -> MoveRows
     Arrived(Open)     start from the coordinator's text, keeping the cached prefix -> Allocate
@@ -17,8 +18,8 @@ is named by the ticket of its Compute; a ticket of an earlier life means nothing
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
-message, which stands for every number so far. A target that was opened anew has lost its tree: the
-first verdict of a new life is answered in the same way.
+message, which stands for every number so far; so is what no verdict answers (`reminding.py`). A
+target that was opened anew has lost its tree: the first verdict of a new life is answered likewise.
 
 Under the classical rules every draft is sampled and carries the distribution that it was sampled
 from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
@@ -38,7 +39,9 @@ from drafter_node.events import (
     Proposed,
     Send,
     Tick,
+    WaitUntil,
 )
+from drafter_node.reminding import Reminder
 from engine.slots import SlotMap
 from proto.messages import (
     Cause,
@@ -90,18 +93,25 @@ class Drafting:
         self._model_us = 0  # spent since the last draft
         self._attempt = 0  # of the newest verdict
         self._rests = False  # by the newest verdict
+        self._reminder = Reminder()
 
-    def handle(self, event: Event, _now: float) -> list[Action]:
-        """The actions that an event asks for. The drafter never waits, so the time is unused."""
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        actions = self._decide(event, now)
+        if any(isinstance(action, Send) for action in actions) and self._acked < self._number:
+            self._reminder.said(now)
+        return actions
+
+    def _decide(self, event: Event, now: float) -> list[Action]:
         match event:
             case Tick():
-                return self._tick()
+                return self._tick(now)
             case Proposed():
                 return self._on_proposed(event)
             case Arrived(Open() as message):
                 return self._on_open(message)
             case Arrived(Verdict() as message):
-                return self._on_verdict(message)
+                return self._on_verdict(message, now)
             case Arrived(Close(session=session)):
                 if self.opened is not None and session == self.opened.session:
                     self._close()
@@ -143,6 +153,7 @@ class Drafting:
         self._unsent = []
         self._number = self._acked = self._suspect = 0
         self._target_life = self._said_done = 0
+        self._reminder.opened()
         return [Allocate(min(message.limits.max_len, self.max_len))]
 
     def _close(self) -> None:
@@ -150,10 +161,11 @@ class Drafting:
         self.opened = None
         self._in_flight = None
 
-    def _on_verdict(self, message: Verdict) -> list[Action]:
+    def _on_verdict(self, message: Verdict, now: float) -> list[Action]:
         opened = self.opened
         if opened is None or message.session != opened.session:
             return []
+        self._reminder.answered(now)
         try:
             news = self.tree.news(message.base_len, message.base_hash, message.tokens)
         except Diverged:
@@ -231,12 +243,12 @@ class Drafting:
             return None
         return chain[-1].key if chain else self.tree.root
 
-    def _tick(self) -> list[Action]:
+    def _tick(self, now: float) -> list[Action]:
         if self.opened is None or self._in_flight is not None or self._rests:
             return []
         tip = self._tip()
         if tip is None:
-            return self._finish_root()
+            return self._finish_root() or self._remind(now)
         self._ticket += 1
         text = self.tree.text.tokens
         if chunk := self.slots.next_chunk(text, len(text), PREFILL_CHUNK):
@@ -277,14 +289,10 @@ class Drafting:
         self._in_flight = None
         if parent is None or (parent != self.tree.root and parent not in self.tree.nodes):
             return []
-        length = (
-            len(self.tree.text)
-            if parent == self.tree.root
-            else self.tree.nodes[parent].position + 1
-        )
+        is_root = parent == self.tree.root
+        length = len(self.tree.text) if is_root else self.tree.nodes[parent].position + 1
         before = set(self.tree.children(parent))
-        parents = (-1,) * len(event.tokens)
-        drafts = (event.tokens, parents, event.scores, event.proposals)
+        drafts = (event.tokens, (-1,) * len(event.tokens), event.scores, event.proposals)
         self.tree.attach(Graft(self.source, parent, length, *drafts))
         self._unsent += [key for key in self.tree.children(parent) if key not in before]
         return self._send_unsent()
@@ -296,6 +304,16 @@ class Drafting:
         if self._is_launch_met() and not self._unsent:
             return []
         return self._send_all(done=True)
+
+    def _remind(self, now: float) -> list[Action]:
+        """Say again what should have been answered by now, or wait until it should."""
+        due_at = self._reminder.due_at()
+        if due_at is None or self._acked == self._number:
+            return []
+        if now < due_at:
+            return [WaitUntil(due_at)]
+        self._reminder.reminded(now)
+        return self._send_all(done=self._said_done == self.tree.root)
 
     def _is_launch_met(self) -> bool:
         """Whether the target can start a pass with the drafts that are there."""

@@ -70,5 +70,12 @@ class Send:
     message: Message
 
 
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Tick again at `deadline` (seconds) at the latest."""
+
+    deadline: float
+
+
 Event = Arrived | Proposed | Tick
-Action = Allocate | Compute | MoveRows | Send
+Action = Allocate | Compute | MoveRows | Send | WaitUntil

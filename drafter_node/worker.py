@@ -16,6 +16,7 @@ from drafter_node.events import (
     Proposed,
     Send,
     Tick,
+    WaitUntil,
 )
 from engine.coupling import choose_scored
 from engine.errors import EngineError
@@ -129,6 +130,8 @@ class Worker:
             case MoveRows(move):
                 enter(Phase.MOVE)
                 self.executor.move(move)
+            case WaitUntil(deadline):
+                return deadline - time.monotonic()
             case Allocate():
                 pass  # the cache was made for the longest text
         enter(Phase.DECIDE)

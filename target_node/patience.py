@@ -115,9 +115,9 @@ class Patience:
         """A draft has come, whatever becomes of it."""
         self._resting.heard()
         self._num_late = 0
-        if draft.tokens:
+        if draft.tokens and draft.first_number == draft.number:  # else it was said again, for free
             self._draft_s = _mean(self._draft_s, draft.model_us / 1e6 / len(draft.tokens))
-        told_at = self._told_at.get(draft.parent_hash)
+        told_at = self._told_at.pop(draft.parent_hash, None)  # the first one is the answer
         if told_at is not None and not first_of_life:
             self._reply_s = _mean(self._reply_s, now - told_at)
 

@@ -36,6 +36,7 @@ PURE = (
     "engine/slots.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
+    "drafter_node/reminding.py",
     "target_node/verifying.py",
     "target_node/events.py",
     "target_node/lookup.py",

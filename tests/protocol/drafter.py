@@ -1,7 +1,7 @@
 """A drafter's machine whose model is the test."""
 
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Arrived, Compute, Proposed, Send, Tick
+from drafter_node.events import Action, Arrived, Compute, Proposed, Send, Tick, WaitUntil
 from proto.messages import Draft, Message
 
 
@@ -10,19 +10,24 @@ class Drafter:
 
     def __init__(self, max_len: int = 100) -> None:
         self.machine = Drafting(max_len=max_len, num_slots=max_len + 64)
+        self.now = 0.0
 
     def hears(self, message: Message) -> list[Action]:
         """A message comes."""
-        return self._checked(self.machine.handle(Arrived(message), 0.0))
+        return self._checked(self.machine.handle(Arrived(message), self.now))
 
     def ticks(self) -> list[Action]:
         """All messages have been handled."""
-        return self._checked(self.machine.handle(Tick(), 0.0))
+        return self._checked(self.machine.handle(Tick(), self.now))
+
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do at a tick but to wait for an answer."""
+        return all(isinstance(action, WaitUntil) for action in self.ticks())
 
     def proposes(self, ticket: int, *tokens: int) -> list[Action]:
         """The model has answered."""
         event = Proposed(ticket, tokens, (-0.5,) * len(tokens), 0)
-        return self._checked(self.machine.handle(event, 0.0))
+        return self._checked(self.machine.handle(event, self.now))
 
     def drafts(self, *tokens: int) -> list[Draft]:
         """Run the model once per token; returns the drafts that were sent."""

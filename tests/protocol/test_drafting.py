@@ -63,7 +63,7 @@ def test_sync_sends_k_drafts_in_one_message_and_waits() -> None:
     drafter.hears(opening(1, 2))
     assert drafter.drafts(5) == [draft((1, 2), 5, number=1)]  # the sign of life
     assert drafter.drafts(6, 7, 8) == [draft((1, 2, 5), 6, 7, 8, number=2)]
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
 
 
 def test_a_free_running_chain_sends_every_token_once_the_target_can_start() -> None:
@@ -81,7 +81,7 @@ def test_the_window_is_its_credit_and_a_verdict_renews_it() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2))
     drafter.drafts(5, 6, 7, 8)
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
     assert drafter.hears(verdict((1, 2), 5, 6)) == []
     assert drafter.ticks() == [row(5, 8, 5, 4, mask=0b11)]
 
@@ -192,18 +192,18 @@ def test_a_drafter_with_nothing_more_says_so_once_per_root() -> None:
     assert drafter.drafts(5, STOP) == [draft((1, 2), 5, number=1)]
     done = draft((1, 2), 5, STOP, first_number=1, number=2, done=True)
     assert drafter.ticks() == [Send(done)]
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
     drafter.hears(verdict((1, 2), 5, acked=2))
     done = draft((1, 2, 5), STOP, first_number=1, number=3, done=True)
     assert drafter.ticks() == [Send(done)]
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
 
 
 def test_a_drafter_that_has_enough_for_a_pass_need_not_say_that_it_is_done() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2))
     assert len(drafter.drafts(5, 6, 7, 8)) == 2
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
 
 
 def test_a_stop_token_in_the_prompt_does_not_stop_it() -> None:
@@ -216,7 +216,7 @@ def test_nothing_is_drafted_in_the_place_of_the_targets_own_token() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, policy=PIPELINED, limits=Limits(5, ())))
     assert len(drafter.drafts(5, 6)) == 2
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
 
 
 def test_a_text_beyond_its_models_length_is_left_to_the_target() -> None:
@@ -259,7 +259,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     assert drafter.hears(Close(1, "stop")) == []
     assert drafter.machine.mark is None
     assert drafter.proposes(1, 7) == []
-    assert drafter.ticks() == []
+    assert drafter.is_idle()
 
 
 def test_a_result_for_a_node_that_died_is_ignored() -> None:

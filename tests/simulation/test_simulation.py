@@ -59,7 +59,12 @@ def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
 
 def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
     # It is always right and always one pass late: to go on alone brings nothing.
-    assert simulate(8151)["accepted again"] == 2
+    assert simulate(8151)["accepted again"] >= 2
+
+
+def test_a_lost_draft_that_the_target_waits_for_is_said_again() -> None:
+    # `sync`, and answers were so slow before that the target would wait for almost two seconds.
+    assert simulate(23802)["accepted again"] >= 2
 
 
 def test_a_seed_is_the_same_story_every_time() -> None:

@@ -155,7 +155,7 @@ class Node:
                 self.cache.move(move)
             case drafter.Compute() | target.Compute():
                 self._compute(action)
-            case target.WaitUntil(deadline):
+            case drafter.WaitUntil(deadline) | target.WaitUntil(deadline):
                 self.deadline = deadline
                 self._later(deadline - self.world.timeline.now, self._wake)
             case drafter.Allocate() | target.Allocate():

@@ -1,0 +1,51 @@
+"""When drafts that no verdict has answered are said again (pure).
+
+A lost draft is usually missed by the verdicts that follow, and sent again then. But a target that
+waits for that very draft says nothing until its own limit, which is long where answers have been
+slow. So a drafter that has said all it can, and hears nothing for much longer than an answer has
+taken before, says it again by itself: the target knows what it has already, so a reminder that was
+not needed costs one message. Each further one waits twice as long.
+"""
+
+from collections import deque
+
+NUM_ANSWERS = 8  # the quickest of so many is what link and pass take: many things make one late
+MARGIN = 4.0
+WAIT_S_MIN, WAIT_S_FIRST, WAIT_S_MAX = 0.02, 0.5, 2.0
+
+
+class Reminder:
+    """How long the newest drafts have been unanswered, and how long answers take."""
+
+    def __init__(self) -> None:
+        self._answers_s: deque[float] = deque(maxlen=NUM_ANSWERS)
+        self._since: float | None = None  # when the first draft after a verdict was sent
+        self._due_at = 0.0  # means something while _since does
+        self._wait_s = 0.0  # of the next reminder, likewise
+
+    def opened(self) -> None:
+        """A text begins or begins anew: nothing has been said of it."""
+        self._since = None
+
+    def said(self, now: float) -> None:
+        """A draft is sent."""
+        if self._since is None:
+            usual_s = MARGIN * min(self._answers_s, default=WAIT_S_FIRST / MARGIN)
+            self._since = now
+            self._wait_s = min(WAIT_S_MAX, max(WAIT_S_MIN, usual_s))
+            self._due_at = now + self._wait_s
+
+    def answered(self, now: float) -> None:
+        """A verdict has come."""
+        if self._since is not None:
+            self._answers_s.append(now - self._since)
+            self._since = None
+
+    def due_at(self) -> float | None:
+        """When to say it again; None: nothing is unanswered."""
+        return None if self._since is None else self._due_at
+
+    def reminded(self, now: float) -> None:
+        """It was said again."""
+        self._wait_s = min(WAIT_S_MAX, 2 * self._wait_s)
+        self._due_at = now + self._wait_s
