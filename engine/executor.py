@@ -10,6 +10,7 @@ no tree and no message. Two modes:
                   session, so that a row's last bits do not depend on what it is computed with
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from engine.model import LoadedModel, one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
+_NUM_TIMED = 3
 CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first come
 
 
@@ -160,12 +162,13 @@ class Executor:
         assert self._backend is not None, "this executor was freed"
         self._backend.move(move)
 
-    def warm_up(self, row_counts: Iterable[int]) -> None:
-        """Run one pass of each number of rows, so that no session pays for a first time.
+    def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
+        """Run passes of each number of rows, so that no session pays for a first time.
 
-        A captured backend runs one of each shape up to `CAPTURED_AT_LOAD` slots. Overwrites the
-        first slots: only before a session.
+        A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots. Overwrites the first
+        slots: only before a session. Returns the seconds of a pass by its rows, over few slots.
         """
+        seconds: dict[int, float] = {}
         total, row_counts = self._total, tuple(row_counts)
         totals = [total or self._round_up(1)]
         if self._is_captured:
@@ -177,10 +180,20 @@ class Executor:
             for num_rows in row_counts:
                 where = tuple(range(num_rows))
                 masks = tuple((2 << i) - 1 for i in where)
-                self.run(Feed((0,) * num_rows, where, where, 0, masks), where)
+                feed = Feed((0,) * num_rows, where, where, 0, masks)
+                self.run(feed, where)
+                took_s = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+                seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
         self._total = total
         if self._backend is not None:
             self._backend.is_loading = False
+        return seconds
+
+    def _seconds_of(self, feed: Feed) -> float:
+        """What a pass takes until one of its numbers is on the host."""
+        started = time.perf_counter()
+        self.run(feed, range(len(feed.tokens)))[0, 0].item()
+        return time.perf_counter() - started
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""

@@ -29,6 +29,7 @@ class Prepared:
     max_len      most tokens of a text
     vocab_size   of the tokenizer; of the logits if there is no tokenizer
     digest       hash of the tokenizer's id -> token map; empty if there is none
+    pass_s       seconds of a pass by its rows, over few slots
     """
 
     executor: Executor
@@ -37,6 +38,7 @@ class Prepared:
     vocab_size: int
     digest: str
     load_s: float
+    pass_s: Mapping[int, float]
 
 
 def prepare(
@@ -87,7 +89,7 @@ def prepare(
     if fixed_rows is not None:
         check_reproducible(executor)
     say("warming up")
-    executor.warm_up(warm_rows)
+    pass_s = executor.warm_up(warm_rows)
     vocab_size, digest = fingerprint(model, revision)
     return Prepared(
         executor=executor,
@@ -96,6 +98,7 @@ def prepare(
         vocab_size=vocab_size or loaded.vocab_size,
         digest=digest,
         load_s=time.monotonic() - started,
+        pass_s=pass_s,
     )
 
 

@@ -9,9 +9,8 @@ is never late. With a drafter besides, both grow one tree, and the pass takes th
 most is expected to be accepted. That needs coupled verification: there it does not matter which.
 
 How much is expected of a token depends on the length of its n-gram, and is learnt from what became
-of earlier ones. The same is known of the drafter, for one decision: whether to start with what was
-found at once, or to wait for the drafter as usual. What is at least as often right as the drafter
-is worth starting with.
+of earlier ones. What is at least as often right as the drafter is worth starting a pass with, in
+place of waiting for the drafter as usual.
 """
 
 import math
@@ -22,8 +21,6 @@ from proto.messages import NGRAM_SOURCE, Open, Proposal, Rule
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.rate import MAX_TRIES, PRIOR_TRIES, Rate
 
-DRAFTER = 0  # in place of the length of an n-gram
-
 
 class LookupSource:
     """The n-gram drafts of one text; `open` begins another."""
@@ -31,8 +28,8 @@ class LookupSource:
     def __init__(self) -> None:
         self._index: NgramIndex | None = None  # None: this text is written without them
         self._is_certain = False  # classical rules: each draft is all that it was sampled from
-        self._rates: dict[int, Rate] = {}  # by length of the n-gram, and DRAFTER
-        self._ngram_lens: dict[int, int] = {}  # of the nodes that were added for the last pass
+        self._rates: dict[int, Rate] = {}  # by length of the n-gram
+        self._ngram_lens: dict[int, int] = {}  # of the nodes that were added here
         self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
 
     def open(self, message: Open, tokens: Sequence[int]) -> None:
@@ -44,9 +41,10 @@ class LookupSource:
             self._index = None
             return
         self._is_certain = message.rule is not Rule.COUPLED
-        self._rates = {DRAFTER: Rate(0.6 * PRIOR_TRIES)}
-        for n in range(lookup.ngram_min, lookup.ngram_max + 1):
-            self._rates[n] = Rate(n / (n + 1) * PRIOR_TRIES)
+        self._rates = {
+            n: Rate(n / (n + 1) * PRIOR_TRIES)
+            for n in range(lookup.ngram_min, lookup.ngram_max + 1)
+        }
         self._index = NgramIndex(
             ngram_min=lookup.ngram_min,
             ngram_max=lookup.ngram_max,
@@ -60,8 +58,11 @@ class LookupSource:
         if self._index is not None:
             self._index.extend(tokens)
 
-    def is_worth_starting(self, wanted: int) -> bool:
-        """Whether to start a pass with what is found at the root, without the drafter's drafts."""
+    def is_worth_starting(self, wanted: int, of_model: float) -> bool:
+        """Whether to start a pass with what is found at the root, without the drafter's drafts.
+
+        of_model  chance that one of those is right
+        """
         if self._index is None:
             return False
         if self._found[0] != len(self._index):
@@ -69,11 +70,17 @@ class LookupSource:
         match = self._found[1]
         if match is None or len(match.tokens) < wanted:
             return False
-        return self._rates[match.ngram_len].chance >= self._rates[DRAFTER].chance
+        return self._rates[match.ngram_len].chance >= of_model
+
+    def chances(self, chain: Sequence[Node], of_model: float) -> list[float]:
+        """The chance that each is right, given that those before it are."""
+        lens = [self._ngram_lens.get(node.key) for node in chain]
+        return [of_model if length is None else self._rates[length].chance for length in lens]
 
     def grow(self, tree: SpeculationTree, limit: int) -> None:
         """Add drafts for a pass that verifies at most `limit` of them."""
-        self._ngram_lens = {}
+        lens = self._ngram_lens
+        self._ngram_lens = {key: lens[key] for key in lens if key in tree.nodes}
         if self._index is None or limit == 0:
             return
         self._add(tree, self._index, (), limit)
@@ -109,13 +116,11 @@ class LookupSource:
         return bool(new)
 
     def judged(self, nodes: Sequence[Node], num_accepted: int) -> None:
-        """A pass has accepted the first `num_accepted` of these drafts, and not the next one."""
-        if self._index is None:
-            return
+        """The first `num_accepted` of these drafts were right, and not the next one."""
         for index, node in enumerate(nodes[: num_accepted + 1]):
-            kind = DRAFTER if node.source != NGRAM_SOURCE else self._ngram_lens.get(node.key)
-            if kind is not None:
-                self._rates[kind].add(right=index < num_accepted)
+            length = self._ngram_lens.get(node.key)
+            if length is not None:
+                self._rates[length].add(right=index < num_accepted)
 
     def check(self, tree: SpeculationTree) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -37,6 +37,11 @@ class Patience:
         """Whether the drafter is not waited for, because it has let so many deadlines pass."""
         return self._num_late >= NUM_LATE_UNTIL_QUIET
 
+    @property
+    def chance(self) -> float:
+        """How often a token of the drafter's is right, given those before it."""
+        return self._worth.chance
+
     def limit_s(self, policy: Policy) -> float:
         """How long to wait for drafts: amply what they usually take, at least a pass.
 
@@ -77,7 +82,7 @@ class Patience:
         self._is_waiting = False
 
     def judged(self, num_drafted: int, num_accepted: int) -> None:
-        """What became of the drafts of a pass, all of them the drafter's."""
+        """What became of drafts of the drafter's: so many were right, and not the next one."""
         self._worth.judged(num_drafted, num_accepted)
 
     def without_drafter(self, policy: Policy, most: int) -> Cause | None:
@@ -104,9 +109,10 @@ class Patience:
             self._num_late = NUM_LATE_UNTIL_QUIET
             self._told_at.clear()
 
-    def told(self, root: int, now: float, pass_s: float) -> None:
-        """A pass of `pass_s` seconds has ended in a verdict that moves the root."""
-        self._pass_s = _mean(self._pass_s, pass_s)
+    def told(self, root: int, now: float, pass_s: float | None) -> None:
+        """A pass has ended in a verdict that moves the root. None: a prefill, however long."""
+        if pass_s is not None:
+            self._pass_s = _mean(self._pass_s, pass_s)
         self._told_at[root] = now
         if len(self._told_at) > MAX_TOLD:
             del self._told_at[next(iter(self._told_at))]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from proto.messages import Cause, Logprobs, Open, Verdict
+from proto.messages import MAX_TOKENS_PER_VERDICT, Cause, Logprobs, Open, Verdict
 from proto.tree import CommittedText
 
 
@@ -34,6 +34,17 @@ class Reports:
         for position, rows in self._pieces:
             found += rows.part(max(0, start - position), max(0, stop - position))
         return found if len(found) == stop - start else None
+
+
+def missed_of(opened: Open, ours: CommittedText) -> tuple[int, ...]:
+    """What our text of a session has beyond the coordinator's, which has missed verdicts.
+
+    Nothing before the prompt's logprobs are complete: what came earlier has not been taken.
+    """
+    num_known = len(opened.tokens)
+    if ours.common_len(opened.tokens) < num_known or opened.sampling.scores_prompt:
+        return ()
+    return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
 
 
 def repeated(

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 
 from engine.slots import Feed, SlotMap
 from proto.messages import (
-    MAX_TOKENS_PER_VERDICT,
     NGRAM_SOURCE,
     Cause,
     Close,
@@ -45,7 +44,8 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from proto.tree import Graft, Node, SpeculationTree
+from proto.tree import Graft, SpeculationTree
+from target_node.accepting import judge_of, judged, num_equal
 from target_node.events import (
     Action,
     Allocate,
@@ -63,17 +63,25 @@ from target_node.lookup import LookupSource
 from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt
 from target_node.received import Received
-from target_node.reports import Reports, repeated
+from target_node.reports import Reports, missed_of, repeated
+from target_node.rows import NOTHING_KNOWN, PassCosts, Rows
 
 MAX_NODES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The pass that is running. `nodes`: the drafted path in it; None while prefilling."""
+    """The pass that is running.
+
+    nodes     the drafted path in it; None while prefilling
+    at_hand   that path and what lies beyond it; empty in a prefill
+    num_rows  0 in a prefill, also in one that ends in a token of its own
+    """
 
     ticket: int
     nodes: tuple[int, ...] | None
+    at_hand: tuple[int, ...]
+    num_rows: int
     cause: Cause
     started: float
 
@@ -84,9 +92,12 @@ class Verifying:
     fixed_rows  reproducible mode: every decoding pass has at most so many rows (the engine pads
                 them to exactly as many), the prompt is prefilled alone, and no other session's
                 cache is reused
+    pass_s      seconds of a pass by its rows, as measured at load
     """
 
-    def __init__(self, *, num_slots: int, fixed_rows: int | None = None) -> None:
+    def __init__(
+        self, *, num_slots: int, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN
+    ) -> None:
         self.fixed_rows = fixed_rows
         self.slots: SlotMap[int] = SlotMap(num_slots)
         self.opened: Open | None = None  # None: no session
@@ -99,6 +110,7 @@ class Verifying:
         self._patience = Patience()
         self._reports = Reports()
         self._lookup = LookupSource()
+        self._rows = Rows(pass_s)
         self._attempt = 0  # drafts of another one are stale; coupled texts have only this one
         self._done_root = 0  # root under which the drafter has nothing more
         self._ready_at = 0.0  # since when the target has been able to start a pass
@@ -143,7 +155,7 @@ class Verifying:
         same_session = message.session == self._last_open[0]
         self._reports = self._reports if same_session else Reports()
         self._last_open = (message.session, message.incarnation)
-        missed = self._missed(message) if same_session else ()
+        missed = missed_of(message, self.tree.text) if same_session else ()
         tokens = message.tokens + missed
         # The last token is always fed again.
         kept = min(self.tree.text.common_len(tokens), len(tokens) - 1)
@@ -174,16 +186,6 @@ class Verifying:
         """The cache stays as it is; the result of a running pass is worth nothing now."""
         self.opened = None
         self._running = None
-
-    def _missed(self, message: Open) -> tuple[int, ...]:
-        """What our text of this session has beyond the coordinator's, which has missed verdicts.
-
-        Nothing before the prompt's logprobs are complete: what came earlier has not been taken.
-        """
-        ours, num_known = self.tree.text, len(message.tokens)
-        if ours.common_len(message.tokens) < num_known or message.sampling.scores_prompt:
-            return ()
-        return tuple(ours.tokens[num_known : num_known + MAX_TOKENS_PER_VERDICT])
 
     def _on_draft(self, message: Draft, now: float) -> None:
         if self.opened is None or message.session != self.opened.session:
@@ -261,7 +263,9 @@ class Verifying:
             return cause
         wanted = min(self.opened.policy.launch_min, most)
         is_met = len(self.tree.best_chain(wanted)) == wanted
-        if is_met or self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted):
+        if is_met or self._done_root == self.tree.root:
+            return Cause.READY
+        if self._lookup.is_worth_starting(wanted, self._patience.chance):
             return Cause.READY
         is_late = now >= self._deadline()
         return self._patience.reason(self.opened, wanted, is_late=is_late)
@@ -271,29 +275,22 @@ class Verifying:
         return self._ready_at + self._patience.limit_s(self.opened.policy)
 
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
+        assert self.opened is not None
         most = self._num_drafts_max()
         self._lookup.grow(self.tree, most)
-        chain = self.tree.best_chain(most)
+        chain = at_hand = self.tree.best_chain(most)
+        if self.opened.policy.rest_after:
+            chances = self._lookup.chances(at_hand, self._patience.chance)
+            chain = at_hand[: self._rows.num_worth(chances, len(missing))]
         if chain and cause is Cause.ALONE:
             cause = Cause.READY
         parents = [None, *(node.key for node in chain)]
-        nodes = [
-            (node.key, parent, node.token, node.position)
-            for node, parent in zip(chain, parents, strict=False)
-        ]
+        pairs = zip(chain, parents, strict=False)
+        nodes = [(node.key, parent, node.token, node.position) for node, parent in pairs]
         feed = self.slots.feed(missing, nodes)
         self._patience.started(cause, now - self._ready_at)
-        keys = tuple(node.key for node in chain)
-        return self._launch(feed, keys, cause, now, self._judge(chain))
-
-    def _judge(self, chain: Sequence[Node]) -> Judge | None:
-        """How the drafts of a pass are judged; None: by equality."""
-        assert self.opened is not None
-        if self.opened.rule is Rule.COUPLED:
-            return None
-        proposals = tuple(node.proposal for node in chain if node.proposal is not None)
-        drafts = tuple(node.token for node in chain)
-        return Judge(self.opened.rule, drafts, proposals, self.opened.incarnation)
+        keys, judge = tuple(node.key for node in at_hand), judge_of(self.opened, chain)
+        return self._launch(feed, keys[: len(chain)], cause, now, judge, keys)
 
     def _launch(
         self,
@@ -302,10 +299,12 @@ class Verifying:
         cause: Cause,
         now: float,
         judge: Judge | None = None,
+        at_hand: tuple[int, ...] = (),
     ) -> Action:
         assert self.opened is not None
         self._ticket += 1
-        self._running = _Pass(self._ticket, nodes, cause, now)
+        num_rows = 0 if feed.masks is None else len(feed.tokens)
+        self._running = _Pass(self._ticket, nodes, at_hand, num_rows, cause, now)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         positions = tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :])
         sampling, scored = self.opened.sampling, scored_by(feed, self.opened)
@@ -321,20 +320,11 @@ class Verifying:
         if running.nodes is None:
             self._ready_at = now
             return tell_prompt(self.opened, self.slots.prefix_len, event.logprobs)
-        if event.num_accepted is None:
-            accepted, tokens = self._accept(running.nodes, event.tokens)
-        else:
-            accepted, tokens = event.num_accepted, event.tokens
-        return self._commit(running, accepted, tokens, event, now)
-
-    def _accept(
-        self, nodes: tuple[int, ...], choices: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]]:
-        """Walk the target's choices down the verified path: (accepted drafts, committed tokens)."""
-        for index, key in enumerate(nodes):
-            if self.tree.nodes[key].token != choices[index]:
-                return index, choices[: index + 1]
-        return len(nodes), choices[: len(nodes) + 1]
+        accepted = event.num_accepted
+        if accepted is None:
+            chain = [self.tree.nodes[key] for key in running.nodes]
+            accepted = num_equal(chain, event.tokens)
+        return self._commit(running, accepted, event.tokens[: accepted + 1], event, now)
 
     def _commit(
         self, running: _Pass, accepted: int, tokens: tuple[int, ...], event: Computed, now: float
@@ -342,9 +332,7 @@ class Verifying:
         assert self.opened is not None
         base_len, base_hash = len(self.tree.text), self.tree.root
         chain = [self.tree.nodes[key] for key in running.nodes or ()]
-        self._lookup.judged(chain, accepted)
-        if all(node.source != NGRAM_SOURCE for node in chain):
-            self._patience.judged(len(chain), accepted)
+        self._learn(running, accepted, tokens)
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
         path, num_dead = self.tree.advance(tokens)
@@ -358,10 +346,11 @@ class Verifying:
         if is_new_attempt:
             # The last token is always fed again, also if it is the draft that was rejected.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
-        round_us = round((now - self._ready_at) * 1e6)
-        wait_us = round((running.started - self._ready_at) * 1e6)
-        self._patience.told(self.tree.root, now, now - running.started)
-        self._patience.passed(len(tokens), now - self._ready_at)
+        wait_s, pass_s = running.started - self._ready_at, now - running.started
+        self._patience.told(self.tree.root, now, pass_s if running.num_rows else None)
+        self._patience.passed(len(tokens), wait_s + pass_s)
+        if running.num_rows:
+            self._rows.passed(running.num_rows, len(tokens), pass_s, wait_s + pass_s)
         self._ready_at = now
         num_stale = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
@@ -379,9 +368,9 @@ class Verifying:
             num_accepted=num_accepted,
             num_rolled_back=num_dead,
             num_stale=num_stale,
-            wait_us=wait_us,
+            wait_us=round(wait_s * 1e6),
             model_us=event.model_us,
-            host_us=max(0, round_us - wait_us - event.model_us),
+            host_us=max(0, round(pass_s * 1e6) - event.model_us),
             drafter_us=self._received.take_model_us(),
             rejected=tuple(node.token for node in chain[accepted:]),
             attempt=self._attempt,
@@ -390,6 +379,17 @@ class Verifying:
         )
         self._reports.add(base_len, verdict.logprobs)
         return [Send(verdict)] if move is None else [Send(verdict), MoveRows(move)]
+
+    def _learn(self, running: _Pass, accepted: int, tokens: Sequence[int]) -> None:
+        """What became of the drafts that were at hand."""
+        assert self.opened is not None
+        at_hand = [self.tree.nodes[key] for key in running.at_hand]
+        num_verified = len(running.nodes or ())
+        chain, num_right = judged(self.opened, at_hand, num_verified, accepted, tokens)
+        self._lookup.judged(chain, num_right)
+        sources = [node.source for node in chain]
+        num_model = sources.index(NGRAM_SOURCE) if NGRAM_SOURCE in sources else len(chain)
+        self._patience.judged(num_model, min(num_right, num_model))
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

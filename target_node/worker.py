@@ -7,7 +7,6 @@ import torch
 
 from engine.coupling import choose
 from engine.errors import EngineError
-from engine.executor import Executor
 from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.prepare import Prepared, prepare
@@ -66,7 +65,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         raise ModelError(str(error)) from error
     say("ready")
     shake_hands(connection, _hello(config, prepared))
-    Worker(config, connection, heart, prepared.executor).run()
+    Worker(config, connection, heart, prepared).run()
 
 
 def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
@@ -85,13 +84,18 @@ class Worker:
     """One target, one loop: drain the messages, tick, run a pass, send the verdict."""
 
     def __init__(
-        self, config: NodeConfig, connection: Connection, heart: Heart, executor: Executor
+        self, config: NodeConfig, connection: Connection, heart: Heart, prepared: Prepared
     ) -> None:
         self.config = config
         self.connection = connection
         self.heart = heart
-        self.executor = executor
-        self.machine = Verifying(num_slots=executor.capacity, fixed_rows=config.fixed_rows or None)
+        self.executor = prepared.executor
+        least_s = config.min_forward_ms / 1e3
+        self.machine = Verifying(
+            num_slots=self.executor.capacity,
+            fixed_rows=config.fixed_rows or None,
+            pass_s={rows: max(least_s, seconds) for rows, seconds in prepared.pass_s.items()},
+        )
         self._processors = Newest()
 
     def run(self) -> None:

@@ -36,6 +36,11 @@ class Worth:
         self._num_skipped = 0  # since the last one
         self._num_in_vain = 0  # since a pass had drafts
 
+    @property
+    def chance(self) -> float:
+        """How often a draft is right, given those before it."""
+        return self._accepted.chance
+
     def judged(self, num_drafted: int, num_accepted: int) -> None:
         """A pass has accepted so many of its drafts, and not the next one."""
         if num_drafted:

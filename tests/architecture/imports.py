@@ -47,6 +47,8 @@ PURE = (
     "target_node/received.py",
     "target_node/reading.py",
     "target_node/reports.py",
+    "target_node/rows.py",
+    "target_node/accepting.py",
     "coordinator/session.py",
     "coordinator/counts.py",
     "coordinator/prompt_logprobs.py",

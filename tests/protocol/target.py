@@ -11,6 +11,7 @@ from proto.messages import (
     Verdict,
 )
 from target_node.events import Action, Arrived, Compute, Computed, Send, Tick
+from target_node.rows import NOTHING_KNOWN, PassCosts
 from target_node.verifying import Verifying
 from tests.protocol.texts import PIPELINED, SPEC, name, opening
 
@@ -18,8 +19,8 @@ from tests.protocol.texts import PIPELINED, SPEC, name, opening
 class Target:
     """A machine whose model says what the test says; every step checks every invariant."""
 
-    def __init__(self, fixed_rows: int | None = None) -> None:
-        self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows)
+    def __init__(self, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN) -> None:
+        self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows, pass_s=pass_s)
         self.now = 0.0
 
     def hears(self, *messages: Message) -> list[Action]:

@@ -1,6 +1,8 @@
 """The target drafts by itself what was written before, alone and besides a drafter."""
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,10 +18,12 @@ from proto.messages import (
     Proposal,
     Rule,
     SamplingSpec,
+    Verdict,
+    pipelined,
     synchronous,
     without_drafter,
 )
-from proto.tree import Graft, SpeculationTree
+from proto.tree import SpeculationTree
 from target_node.events import Compute, WaitUntil
 from target_node.lookup import LookupSource
 from tests.protocol.target import Target, rows, said
@@ -125,8 +129,8 @@ def test_a_poor_match_waits_for_the_drafter_and_then_competes_with_its_drafts() 
 def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
     source = LookupSource()
     source.open(opened(*TEXT), TEXT)
-    assert source.is_worth_starting(4)
-    assert not source.is_worth_starting(9), "so many tokens did not follow"
+    assert source.is_worth_starting(4, 0.6)
+    assert not source.is_worth_starting(9, 0.6), "so many tokens did not follow"
     tree = SpeculationTree(KEY, TEXT, max_nodes=16)
     for _ in range(100):
         tree.clear()
@@ -136,17 +140,14 @@ def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
         source.judged(chain, 0)
         source.check(tree)
     assert math.exp(chain[0].score) < 0.1
-    assert not source.is_worth_starting(4)
+    assert not source.is_worth_starting(4, 0.6)
 
 
-def test_drafts_of_the_drafter_that_are_right_raise_what_a_match_must_reach() -> None:
+def test_a_match_must_be_right_as_often_as_the_drafter() -> None:
     source = LookupSource()
     source.open(opened(*TEXT), TEXT)
-    tree = SpeculationTree(KEY, TEXT, max_nodes=16)
-    tree.attach(Graft(MODEL_SOURCE, tree.root, 10, (4, 5), (-1, 0), (-0.1, -0.1)))
-    for _ in range(20):
-        source.judged(tree.best_chain(2), 2)
-    assert not source.is_worth_starting(4)
+    assert source.is_worth_starting(4, 0.7)
+    assert not source.is_worth_starting(4, 0.97)
 
 
 def test_a_text_that_is_opened_anew_is_looked_up_anew() -> None:
@@ -171,3 +172,64 @@ def test_the_same_text_has_the_same_drafts_in_every_life() -> None:
     assert drafted_for(message) == drafted_for(message)
     others = {drafted_for(replace(message, sampling=SamplingSpec(seed=seed))) for seed in range(20)}
     assert len(others) > 1
+
+
+def text_of(target: Target, pass_s: Callable[[int], float], num_passes: int) -> list[Verdict]:
+    """Write on by chance, where a pass of n rows takes `pass_s(n)` seconds."""
+    draw = random.Random(3)
+    verdicts = []
+    for _ in range(num_passes):
+        (compute,) = target.ticks()
+        assert isinstance(compute, Compute)
+        num_rows = len(compute.feed.tokens)
+        choices = [draw.randrange(16) for _ in range(num_rows)]
+        actions = target.computes(compute.ticket, *choices, pass_s=pass_s(num_rows))
+        verdicts.append(said(actions[:1]))
+    return verdicts
+
+
+ADAPTIVE = without_drafter(pipelined(8, 16))
+LONG = Limits(max_len=900, stop_ids=())
+
+
+def test_copies_that_cost_more_than_they_bring_are_hardly_ever_verified() -> None:
+    target = Target(pass_s={1: 0.001})
+    target.hears(replace(opened(*TEXT, policy=ADAPTIVE), limits=LONG))
+    verdicts = text_of(target, lambda rows: 0.001 if rows == 1 else 0.005, 600)
+    assert verdicts[0].num_drafted > 0, "what rows cost was not known"
+    drafted_in = sum(verdict.num_drafted > 0 for verdict in verdicts[50:])
+    assert 1 <= drafted_in <= 550 * 0.02 / 4 + 1, "a fiftieth of the time may go into trials"
+
+
+def test_copies_whose_rows_cost_nothing_are_verified() -> None:
+    target = Target()
+    target.hears(replace(opened(*TEXT, policy=ADAPTIVE), limits=LONG))
+    verdicts = text_of(target, lambda rows: 0.001, 100)
+    assert sum(verdict.num_drafted > 0 for verdict in verdicts) > 80
+
+
+def test_copies_are_always_verified_where_nothing_adapts() -> None:
+    target = Target()
+    policy = replace(ADAPTIVE, rest_after=0)
+    target.hears(replace(opened(*TEXT, policy=policy), limits=LONG))
+    verdicts = text_of(target, lambda rows: 0.001 if rows == 1 else 0.05, 30)
+    assert sum(verdict.num_drafted > 0 for verdict in verdicts) > 20
+
+
+def test_copies_that_turn_right_again_are_verified_again() -> None:
+    target = Target(pass_s={1: 0.001})
+    target.hears(replace(opened(*TEXT, policy=ADAPTIVE), limits=LONG))
+    text_of(target, lambda rows: 0.001 if rows == 1 else 0.003, 100)
+    sent = []
+    for _ in range(60):  # 1, 2, 3, 1, 2, 3 ... from here on
+        (compute,) = target.ticks()
+        assert isinstance(compute, Compute)
+        follows = {1: 2, 2: 3, 3: 1}
+        choices = [follows.get(token, 1) for token in compute.feed.tokens]
+        num_rows = len(choices)
+        actions = target.computes(
+            compute.ticket, *choices, pass_s=0.001 if num_rows == 1 else 0.003
+        )
+        sent.append(said(actions[:1]))
+    assert sent[0].num_drafted == 0
+    assert all(verdict.num_accepted == 8 for verdict in sent[-8:])

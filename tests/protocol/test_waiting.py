@@ -1,8 +1,10 @@
 """How long the target waits, and which drafts it has counted."""
 
-from proto.messages import Ack, Cause
+from proto.messages import Ack, Cause, Limits
+from target_node.events import WaitUntil
 from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
 from target_node.received import MAX_GAPS, Received
+from tests.protocol.target import Target
 from tests.protocol.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
@@ -39,6 +41,18 @@ def test_a_wait_is_at_least_a_pass() -> None:
     patience = Patience()
     patience.told(name(1, 2), 1.0, pass_s=0.05)
     assert patience.limit_s(SYNC_4) == 0.05
+
+
+def test_a_prefill_does_not_make_later_waits_longer() -> None:
+    prompt = tuple(range(100))
+    target = Target()
+    target.hears(opening(*prompt, policy=PIPELINED, limits=Limits(200, ())))
+    assert len(target.ticks()) == 1
+    target.computes(1, 7, pass_s=0.06)
+    target.hears(draft((1,), 2))  # of no use, but it is heard
+    (wait,) = target.ticks()
+    assert isinstance(wait, WaitUntil)
+    assert wait.deadline == target.now + WAIT_S_MIN
 
 
 def test_a_wait_grows_with_the_cost_of_drafting() -> None:

@@ -128,13 +128,15 @@ def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
 
 
 def the_recovered_token_is_dropped(patch: Patch) -> None:
-    accept = Verifying._accept
+    commit = Verifying._commit
 
-    def without(self: Verifying, nodes: tuple[int, ...], choices: tuple[int, ...]) -> Any:
-        accepted, tokens = accept(self, nodes, choices)
-        return accepted, tokens if accepted == len(nodes) else tokens[:-1]
+    def without(
+        self: Verifying, running: Any, accepted: int, tokens: tuple[int, ...], *rest: Any
+    ) -> Any:
+        kept = tokens if accepted == len(running.nodes) else tokens[:-1]
+        return commit(self, running, accepted, kept, *rest)
 
-    patch.setattr(Verifying, "_accept", without)
+    patch.setattr(Verifying, "_commit", without)
 
 
 def a_verdict_that_comes_twice_is_applied_twice(patch: Patch) -> None:

@@ -42,7 +42,7 @@ def a_text_is_closed_with_a_reason_that_is_no_plain_text(patch: Patch) -> None:
 def answers_that_come_too_late_are_not_measured(patch: Patch) -> None:
     told = Patience.told
 
-    def forget(self: Patience, root: int, now: float, pass_s: float) -> None:
+    def forget(self: Patience, root: int, now: float, pass_s: float | None) -> None:
         self._told_at.clear()
         told(self, root, now, pass_s)
 
