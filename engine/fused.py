@@ -13,18 +13,22 @@ At first it uses the model's weights where they are, so that it can be held to t
 changes from one decode pass to the next but `num_visible`, so that passes can be captured.
 """
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, fastest, side_by_side
 from engine.device import send
 from engine.errors import ModelError
 from engine.forward import Backend
 from engine.linear import Packer, Product, unpacked
 from engine.model import LoadedModel
 from engine.slots import NUM_TREE_SLOTS, Move
+
+_TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -62,8 +66,6 @@ class _Rows:
     query     [kv_heads, n, group, dim]: its queries
     beside    [1, kv_heads, n * group, dim]: the queries, those of a group side by side; of one row
               the same memory
-    is_alone  beside is [1, heads, 1, dim] instead: for one row in half precision that is faster on
-              a CPU
     """
 
     heads: torch.Tensor
@@ -73,7 +75,6 @@ class _Rows:
     written: torch.Tensor
     query: torch.Tensor
     beside: torch.Tensor
-    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class FusedBackend(Backend):
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
         self._made: dict[int, _Rows] = {}
+        self._attend_one: Attention = side_by_side
+        self._attend_rows: Attention = side_by_side
         self._last_norm = _norm(model.norm)
         self._head_module = loaded.model.lm_head
         self._head = unpacked([self._head_module])
@@ -148,21 +151,48 @@ class FusedBackend(Backend):
         weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
         return _rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon))
 
+    def packed(self) -> "FusedBackend":
+        """The same with weights of its own over the same cache; the model stays as it is."""
+        twin = copy(self)
+        twin._made = {}
+        twin._layers = [replace(layer) for layer in self._layers]
+        twin._take_over(Packer(), leave=True)
+        twin._choose_attention()
+        return twin
+
     def take_over(self, *, timed: bool = True) -> None:
         """Replace the model's weights by this backend's own; the model cannot be run any more.
 
         One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
         embeddings stay, if the head is packed beside it. `timed` as in `Backend.take_over`.
         """
-        packer = Packer(timed=timed)
+        self._take_over(Packer(timed=timed), leave=False)
+        if timed and self._device.type == "cpu":
+            self._choose_attention()
+
+    def _take_over(self, packer: Packer, *, leave: bool) -> None:
         for layer in self._layers:
             module = layer.module
-            layer.qkv = packer.take(qkv_of(module))
-            layer.out = packer.take([module.self_attn.o_proj])
-            layer.gate_up = packer.take([module.mlp.gate_proj, module.mlp.up_proj])
-            layer.down = packer.take([module.mlp.down_proj])
+            layer.qkv = packer.take(qkv_of(module), leave=leave)
+            layer.out = packer.take([module.self_attn.o_proj], leave=leave)
+            gate_up = [module.mlp.gate_proj, module.mlp.up_proj]
+            layer.gate_up = packer.take(gate_up, leave=leave)
+            layer.down = packer.take([module.mlp.down_proj], leave=leave)
         tied = self._head_module.weight.data_ptr() == self._embeddings.data_ptr()
-        self._head = packer.take([self._head_module], leave=tied)
+        self._head = packer.take([self._head_module], leave=leave or tied)
+
+    def _choose_attention(self) -> None:
+        """Find the fastest forms of attention, over the first layer's cache."""
+        keys, values = _seen(self._layers[0].cache, min(_TIMED_SLOTS, self.cache.shape[2]))
+        for forms, num_rows in ((FORMS_OF_ONE_ROW, 1), (FORMS_OF_ROWS, _TIMED_ROWS)):
+            beside = torch.zeros_like(self._make_rows(num_rows).beside)
+            num_masks = 1 if num_rows == 1 else beside.shape[2]
+            mask = keys.new_zeros(1, 1, num_masks, keys.shape[2])
+            form = fastest(forms, beside, keys, values, mask, self._scale)
+            if num_rows == 1:
+                self._attend_one = form
+            else:
+                self._attend_rows = form
 
     def forward(
         self,
@@ -211,13 +241,8 @@ class FusedBackend(Backend):
         num_rows = hidden.shape[0]
         if num_rows > 1:
             rows.beside.view_as(rows.query).copy_(rows.query)
-        out = F.scaled_dot_product_attention(
-            rows.beside,
-            *layer.seen,
-            attn_mask=step.mask,
-            scale=self._scale,
-            enable_gqa=rows.is_alone,
-        )
+        attend = self._attend_one if num_rows == 1 else self._attend_rows
+        out = attend(rows.beside, *layer.seen, step.mask, self._scale)
         if num_rows > 1:
             out = out.view(rows.query.shape).transpose(0, 1)
         return out.reshape(num_rows, -1)
@@ -237,11 +262,7 @@ class FusedBackend(Backend):
         first, second = turned.chunk(2, dim=-1)
         apart = heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim)
         query = apart.transpose(0, 1)
-        is_half_on_cpu = heads.device.type == "cpu" and heads.dtype != torch.float32
-        is_alone = num_rows == 1 and is_half_on_cpu
         beside = (1, num_keys, num_rows * self._group, self._dim)
-        if is_alone:
-            beside = (1, num_queries, 1, self._dim)
         return _Rows(
             heads=heads.view(num_rows, -1),
             turned=turned,
@@ -250,7 +271,6 @@ class FusedBackend(Backend):
             written=heads[:, num_queries:].transpose(0, 1),
             query=query,
             beside=query.view(beside) if num_rows == 1 else query.new_empty(beside),
-            is_alone=is_alone,
         )
 
     def move(self, move: Move) -> None:

@@ -1,0 +1,105 @@
+"""Forms of attention over a slot cache; which is fastest is timed, for processors differ.
+
+One row of queries takes 20 us in one form and 1,000 in another on the same processor, and the other
+way round on the next one. Owns the forms and the clock; knows no layer, no cache and no model.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""(query, keys, values, mask, scale) -> outputs, of the query's shape
+
+query         [1, kv_heads, n * group, dim]: the query heads of a group side by side
+keys, values  [1, kv_heads, num_visible, dim]
+mask          [1, 1, n * group or 1, num_visible], added to the scaled scores
+"""
+
+_WARM, _TIMED = 3, 20
+
+
+def side_by_side(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Torch's fused kernel, with the heads of a group as rows over one key head."""
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+
+
+def head_by_head(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """The same kernel told of groups, for a pass of one row: [1, heads, 1, dim]."""
+    _, kv_heads, group, dim = query.shape
+    apart = query.view(1, kv_heads * group, 1, dim)
+    out = F.scaled_dot_product_attention(
+        apart, keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
+    )
+    return out.view(query.shape)
+
+
+def twice(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """The same kernel over two copies of the rows: some have a slow way for a single one."""
+    both = torch.cat((query, query), dim=2)
+    mask = mask if mask.shape[2] == 1 else torch.cat((mask, mask), dim=2)
+    out = F.scaled_dot_product_attention(both, keys, values, attn_mask=mask, scale=scale)
+    return out[:, :, : query.shape[2]]
+
+
+def products(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Two matrix products and a softmax in float32."""
+    scores = torch.baddbmm(mask[0], query[0], keys[0].transpose(1, 2), alpha=scale)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return torch.bmm(weights, values[0])[None]
+
+
+FORMS_OF_ONE_ROW: Mapping[str, Attention] = {
+    "side by side": side_by_side,
+    "head by head": head_by_head,
+    "twice": twice,
+    "products": products,
+}
+FORMS_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side, "products": products}
+
+
+def fastest(
+    forms: Mapping[str, Attention],
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> Attention:
+    """Return the form that takes least time for such tensors: the best of some turns of each."""
+    best = dict.fromkeys(forms, math.inf)
+    with torch.inference_mode():
+        for turn in range(_WARM + _TIMED):
+            for name, form in forms.items():
+                started = time.perf_counter()
+                form(query, keys, values, mask, scale)
+                if turn >= _WARM:
+                    best[name] = min(best[name], time.perf_counter() - started)
+    return forms[min(best, key=best.__getitem__)]
