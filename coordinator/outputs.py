@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.detokenization import Decoder
 from coordinator.metrics import Metrics
 from coordinator.origins import origins
 from coordinator.session import Emit
 from coordinator.stops import Ending, StopStrings
-from coordinator.tokenization import Decoder
 from proto.messages import FinishReason, Logprobs
 
 
@@ -16,7 +16,7 @@ class Logprob:
     """How likely the target itself holds a token: natural logarithm, before any setting.
 
     rank           1 is the likeliest token
-    decoded_token  its text by itself
+    decoded_token  its text as it reads behind another token: a space that it begins with shows
     """
 
     logprob: float
