@@ -18,7 +18,8 @@ bytes, and no token less than one: what has waited for longer than three tokens 
 
 What has been told is never told again. Where later tokens change it (a bad byte behind good ones of
 one run) only what follows it is told. Where a prompt ends within a character that the answer
-completes, the answer begins with that character.
+completes, the answer begins with that character. For the first reason the rewriting of a complete
+text that transformers can do (`clean_up_tokenization_spaces`, off unless a model asks) is not done.
 """
 
 import re

@@ -140,7 +140,11 @@ class Assembly:
 
     def finish(self, reason: str, metrics: Metrics) -> RequestOutput:
         """The last part: text that was held back, how the text ended and what it cost."""
-        text = "" if self.is_stopped else self._stops.finish() + self._decoder.finish()
+        text = ""
+        if not self.is_stopped:
+            may_stop = self.num_tokens > self._ending.min_tokens
+            text = self._stops.push(self._decoder.finish(), may_stop=may_stop)
+            text += self._stops.finish()
         if self.is_stopped:
             reason = FinishReason.STOP.value
         part = CompletionOutput(

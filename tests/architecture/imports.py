@@ -48,6 +48,7 @@ PURE = (
     "target_node/reports.py",
     "coordinator/session.py",
     "coordinator/counts.py",
+    "coordinator/detokenization.py",
     "coordinator/prompt_logprobs.py",
     "coordinator/registry.py",
 )

@@ -208,6 +208,19 @@ def test_a_stop_string_may_begin_with_the_space_behind_the_prompt() -> None:
         assert (assembly.whole().outputs[0].text, last.stop_reason) == (text, stop)
 
 
+def test_a_stop_string_is_found_in_what_a_cut_character_held_back() -> None:
+    tokenizer = byte_level()
+    vocabulary = tokenizer.get_vocab().values()
+    (token,) = [token for token in vocabulary if tokenizer.decode([token]) == "日\ufffd"]
+    for ending, text in ((Ending(("日",)), ""), (Ending(("日",), min_tokens=1), "日\ufffd")):
+        assembly = Assembly(None, (1,), 0, Tokenization(tokenizer).stream((1,)), ending=ending)
+        assembly.push(Emit((token,), 0, 0, ()))
+        last = assembly.finish("length", METRICS).outputs[0]
+        found = None if text else "日"
+        assert (last.text, last.stop_reason) == (text, found)
+        assert last.finish_reason == ("stop" if found else "length")
+
+
 def test_rejected_drafts_show_their_first_space_and_keep_nothing() -> None:
     tokenization = Tokenization(sentencepiece_tokenizer())
     the, cat = tokenization.encode("the cat", special_tokens=False)
