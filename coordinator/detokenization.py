@@ -9,17 +9,18 @@ whatever they are given, those of WordPiece put one before every word but the fi
 Decoding everything for every token would cost ever more, so a window of the last tokens stands for
 it. Nothing is lost by that if only the beginning of the window reads otherwise than in the whole:
 
-    it begins outside of a run of byte tokens (`<0xF0>`), because one bad byte spoils a whole run
+    it begins outside of a run of byte tokens (`<0xF0>`), or with a character in a good one, because
+    one bad byte spoils a whole run
     it begins with some text, so that the space that is taken is not one of the new tokens' own
-    how far the text has been told is a number of characters, counted in the window's own text
+    how far the text has been told is known as a beginning of the window's own text
 
 A text that ends with U+FFFD may end within a character, and waits. No character has more than four
 bytes, and no token less than one: what has waited for longer than three tokens is no character.
 
 What has been told is never told again. Where later tokens change it (a bad byte behind good ones of
-one run) only what follows it is told. Where a prompt ends within a character that the answer
-completes, the answer begins with that character. For the first reason the rewriting of a complete
-text that transformers can do (`clean_up_tokenization_spaces`, off unless a model asks) is not done.
+one run) those that have not been told are read by themselves; and so transformers' rewriting of
+complete texts (`clean_up_tokenization_spaces`, off unless a model asks for it) is not done. Where a
+prompt ends within a character that the answer completes, the answer begins with that character.
 """
 
 import re
@@ -64,13 +65,11 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
-        self._window: list[int] = []  # the last tokens that are text
-        self._num_told = 0  # characters of the window's text
-        self._num_waiting = 0  # tokens since the text last ended with a whole character
-        self._prompt = ""  # the window's text at the end of the prompt, until all of it is told
-        for token in self._end_of(prompt):
-            self._step(token)
-        self._prompt = self._text(self._window)
+        self._window = self._end_of(prompt)  # the last tokens that are text
+        whole = self._whole(self._window)
+        self._told = self._text(whole)  # the beginning of the window's text that has been told
+        self._num_waiting = len(self._window) - len(whole)  # tokens whose text has not
+        self._prompt = self._text(self._window)  # its end, until all of it has been told
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """What each of these tokens adds to the text; '' while a character is incomplete."""
@@ -87,8 +86,9 @@ class TextStream:
 
     def finish(self) -> str:
         """What was held back, as it is."""
-        text = self._text(self._window)
-        return self._tell(text, len(text))
+        told = self._tell(self._text(self._window), num_kept=0)
+        self._num_waiting = 0
+        return told
 
     def single(self, token: int) -> str:
         """The text of a token as it reads behind another one, special tokens by name."""
@@ -99,31 +99,44 @@ class TextStream:
 
     def _step(self, token: int) -> str:
         self._window.append(token)
+        self._num_waiting += 1
         text = self._text(self._window)
-        end = len(text)
-        self._num_waiting = self._num_waiting + 1 if text.endswith(REPLACEMENT) else 0
-        if self._num_waiting > MAX_WAITING:
-            end = len(self._text(self._window[:-MAX_WAITING]))
-        elif self._num_waiting:
+        is_whole = not text.endswith(REPLACEMENT)
+        if not is_whole and self._num_waiting <= MAX_WAITING:
             return ""
-        told = self._tell(text, end)
+        told = self._tell(text, num_kept=0 if is_whole else MAX_WAITING)
+        if is_whole:
+            self._num_waiting = 0
         if len(self._window) % WINDOW == 0 and not self._prompt:
-            self._cut(text)
+            self._cut()
         return told
 
-    def _tell(self, text: str, end: int) -> str:
-        """What has not been told of the window's text up to `end`."""
-        self._num_told = max(self._num_told, min(end, _num_alike(text, self._prompt)))
-        if end >= len(self._prompt):
+    def _tell(self, text: str, *, num_kept: int) -> str:
+        """What is new in the window's text; that of its last `num_kept` tokens is kept back."""
+        text = self._without(num_kept, text)
+        num_alike = _num_alike(text, self._prompt)
+        if num_alike > len(self._told):
+            self._told = text[:num_alike]
+        elif not text.startswith(self._told):  # a bad byte has spoilt its whole run
+            self._window = self._window[-self._num_waiting :]
+            self._told = self._prompt = ""
+            text = self._without(num_kept, self._text(self._window))
+        if not num_kept or len(text) >= len(self._prompt):
             self._prompt = ""
-        told = text[self._num_told : end]
-        self._num_told = max(self._num_told, end)
-        return told
+        new = text[len(self._told) :]
+        self._told = text
+        return new
 
-    def _cut(self, text: str) -> None:
-        """Forget the beginning of the window, whose text this is."""
+    def _without(self, num_kept: int, text: str) -> str:
+        """As many characters of the window's text as the tokens before its last ones have."""
+        return text[: len(self._text(self._window[:-num_kept]))] if num_kept else text
+
+    def _cut(self) -> None:
+        """Forget the beginning of the window."""
+        num_untold = len(self._text(self._window)) - len(self._told)
         self._window = self._window[self._beginning(self._window) :]
-        self._num_told += len(self._text(self._window)) - len(text)
+        text = self._text(self._window)
+        self._told = text[: len(text) - num_untold]
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """The tokens of a prompt that the window begins with, all of them text."""
@@ -137,12 +150,25 @@ class TextStream:
 
     def _beginning(self, tokens: Sequence[int]) -> int:
         """The last place from which these tokens can be read alone; 0 if there is none."""
-        begin = max(0, len(tokens) - TAIL)
-        while begin > 0 and (
-            self._is_byte(tokens[begin]) or not self._text(tokens[begin:-MAX_WAITING])
-        ):
-            begin -= 1
-        return begin
+        whole = self._whole(tokens)
+        text = self._text(whole)
+        last = len(tokens) - TAIL
+        for begin in range(last, 0, -1):
+            is_byte = self._is_byte(tokens[begin])
+            if is_byte and last - begin > MAX_WAITING:
+                continue  # where no character of a run begins, it is a bad one
+            tail = self._text(whole[begin:])
+            if tail and (not is_byte or (REPLACEMENT not in tail and text.endswith(tail))):
+                return begin
+        return 0
+
+    def _whole(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Those before a character that may be incomplete."""
+        for num_waiting in range(MAX_WAITING + 1):
+            whole = tokens[: max(0, len(tokens) - num_waiting)]
+            if not self._text(whole).endswith(REPLACEMENT):
+                break
+        return whole
 
     def _is_text(self, token: int) -> bool:
         """Whether a token is any text; the last ids of a model may stand for nothing."""
