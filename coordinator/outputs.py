@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.detokenization import Decoder
 from coordinator.metrics import Metrics
 from coordinator.origins import origins
 from coordinator.session import Emit
 from coordinator.stops import Ending, StopStrings
-from coordinator.tokenization import Decoder
 from proto.messages import FinishReason, Logprobs
 
 
@@ -16,7 +16,7 @@ class Logprob:
     """How likely the target itself holds a token: natural logarithm, before any setting.
 
     rank           1 is the likeliest token
-    decoded_token  its text by itself
+    decoded_token  its text as it reads behind another token: a space that it begins with shows
     """
 
     logprob: float
@@ -140,7 +140,11 @@ class Assembly:
 
     def finish(self, reason: str, metrics: Metrics) -> RequestOutput:
         """The last part: text that was held back, how the text ended and what it cost."""
-        text = "" if self.is_stopped else self._stops.finish() + self._decoder.finish()
+        text = ""
+        if not self.is_stopped:
+            may_stop = self.num_tokens > self._ending.min_tokens
+            text = self._stops.push(self._decoder.finish(), may_stop=may_stop)
+            text += self._stops.finish()
         if self.is_stopped:
             reason = FinishReason.STOP.value
         part = CompletionOutput(

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +15,13 @@ from coordinator.config import (
     SamplingParams,
     SpeculationConfig,
 )
+from coordinator.detokenization import Decoder, IdStream
 from coordinator.devices import chosen_devices
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
 from coordinator.stops import Ending
 from coordinator.stream import Stream
-from coordinator.tokenization import Decoder, IdStream, Tokenization
+from coordinator.tokenization import Tokenization
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import (
     MAX_BAN_TOKENS,
@@ -159,9 +160,9 @@ class Pair:
             )
         return self.tokenization
 
-    def decoder(self) -> Decoder:
-        """Turns the tokens of one text into what is shown of it."""
-        return IdStream() if self.tokenization is None else self.tokenization.stream()
+    def decoder(self, prompt: Sequence[int]) -> Decoder:
+        """Turns the tokens of one answer to this prompt into what is shown of it."""
+        return IdStream() if self.tokenization is None else self.tokenization.stream(prompt)
 
     def generate(
         self,

@@ -91,7 +91,7 @@ class Request:
             self._prompt,
             self._ids,
             seed,
-            pair.decoder(),
+            pair.decoder(self._ids),
             ending=pair.ending(params),
             index=index,
             is_last=index == params.n - 1,

@@ -8,30 +8,30 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 import typer
 
 from coordinator.config import SamplingParams
+from coordinator.detokenization import Decoder
 from coordinator.display import figures_in_short, figures_of_all, heading, summary
 from coordinator.metrics import Metrics
 from coordinator.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend
-from coordinator.tokenization import Decoder
 from proto.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prompt among all: `index` of `total`; `decoder` makes a new one for each text."""
+    """A prompt among all: `index` of `total`; `decoder` makes one for an answer to its ids."""
 
     index: int
     total: int
     prompt: str | None
-    decoder: Callable[[], Decoder]
+    decoder: Callable[[Sequence[int]], Decoder]
 
     def __str__(self) -> str:
         return f"prompt {self.index + 1} of {self.total}"
@@ -145,11 +145,8 @@ class TextWriter:
 
     def _begin_text(self, index: int) -> None:
         """The next of several texts of a prompt, or the only one."""
-        assert self._place is not None
         self._text_index = index
-        if self._show_speculation:
-            in_colour = wants_colour(sys.stdout)
-            self._view = SpeculationView(self._place.decoder(), in_colour=in_colour)
+        self._view = None
         if self._request.n > 1:
             typer.echo(f"text {index + 1} of {self._request.n}", err=True)
 
@@ -159,9 +156,14 @@ class TextWriter:
             self._end_line()
             self._begin_text(part.outputs[0].index)
         text = part.outputs[0].text
-        if self._view is not None:
+        if self._show_speculation:
+            self._view = self._view or self._new_view(part.prompt_token_ids)
             text = self._view.finish(text) if emit is None else self._view.push(emit, text)
         self._write(text)
+
+    def _new_view(self, prompt: Sequence[int]) -> SpeculationView:
+        assert self._place is not None
+        return SpeculationView(self._place.decoder(prompt), in_colour=wants_colour(sys.stdout))
 
     def break_off(self) -> None:
         """On a terminal, end the line."""

@@ -51,6 +51,7 @@ PURE = (
     "target_node/accepting.py",
     "coordinator/session.py",
     "coordinator/counts.py",
+    "coordinator/detokenization.py",
     "coordinator/prompt_logprobs.py",
     "coordinator/registry.py",
 )

@@ -107,7 +107,7 @@ def test_10_the_text_does_not_depend_on_how_many_tokens_come_at_once(
 ) -> None:
     tokens = bytewise.encode(text)
     ending = Ending(strings=tuple(stops))
-    made = Assembly(None, (1,), 0, bytewise.stream(), ending=ending)
+    made = Assembly(None, (1,), 0, bytewise.stream((1,)), ending=ending)
     shown, at = "", 0
     for size in [*sizes, len(tokens)]:
         chunk = tokens[at : at + size]

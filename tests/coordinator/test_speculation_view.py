@@ -2,12 +2,13 @@
 
 import pytest
 
+from coordinator.detokenization import IdStream
 from coordinator.origins import origins
 from coordinator.outputs import Assembly
 from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend, visible
 from coordinator.stops import Ending
-from coordinator.tokenization import IdStream, Tokenization
+from coordinator.tokenization import Tokenization
 from tests.coordinator.test_stops import METRICS
 from tests.coordinator.words import Words
 from tests.tiny_tokenizer import SPECIAL, save_bytewise_tokenizer
@@ -77,7 +78,7 @@ def test_characters_of_several_tokens_appear_when_they_are_complete(
     bytewise: Tokenization,
 ) -> None:
     text = bytewise.encode("aé日")
-    view = SpeculationView(bytewise.stream(), in_colour=False)
+    view = SpeculationView(bytewise.stream(()), in_colour=False)
     assert len(text) == 6
     assert view.push(Emit(text[:2], 2, 2, ()), ALL) == "a"
     assert view.push(Emit(text[2:4], 1, 2, (text[0],)), ALL) == "é[-a-]"
@@ -91,7 +92,7 @@ def test_rejected_pieces_of_characters_and_special_tokens_are_visible(
     first, second = bytewise.encode("é")
     (special,) = bytewise.encode(SPECIAL)
     a, b = bytewise.encode("ab")
-    view = SpeculationView(bytewise.stream(), in_colour=False)
+    view = SpeculationView(bytewise.stream(()), in_colour=False)
     assert view.push(Emit((a,), 0, 1, (first,)), ALL) == "[-\ufffd-]{+a+}"
     assert view.push(Emit((b,), 0, 3, (first, second, special)), ALL) == f"[-é{SPECIAL}-]{{+b+}}"
     assert view.push(Emit((special,), 0, 0, ()), ALL) == ""
@@ -114,7 +115,7 @@ def test_the_legend_fits_80_columns() -> None:
 def test_parts_add_up_to_the_whole(bytewise: Tokenization) -> None:
     text = "aé日b"
     ids = bytewise.encode(text)
-    assembly = Assembly("p", (1,), 7, bytewise.stream())
+    assembly = Assembly("p", (1,), 7, bytewise.stream((1,)))
     parts = [assembly.push(Emit((token,), 0, 0, ())) for token in ids]
     texts = [part.outputs[0].text for part in parts]
     assert texts == ["a", "", "é", "", "", "日", "b"]

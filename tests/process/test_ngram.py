@@ -65,7 +65,7 @@ def test_a_reference_with_one_name_changed_is_copied(
 ) -> None:
     prompt = alone.encode("def read_lines(path, encoding='utf-8'):\n")
     plain = generate(alone, prompt, PLAIN, params)
-    decoder = alone.decoder()
+    decoder = alone.decoder(prompt)
     text = "".join([*decoder.pieces(plain.tokens), decoder.finish()])
     name = max(text.split(), key=lambda word: (text.count(word), word))
     file = tmp_path / "reference.py"
