@@ -131,7 +131,7 @@ def test_logprobs_of_any_logits_are_finite(logits: torch.Tensor, token: int) -> 
 def test_a_penalty_never_makes_a_logit_infinite(logits: torch.Tensor, penalty: float) -> None:
     spec = SamplingSpec(repetition_penalty=penalty)
     changed = Processors(spec, list(range(VOCAB)), 4, VOCAB).apply(logits, [(1, 2)])
-    choose(changed, Sampling(0.7), SEED, 0, (POSITION,))
+    assert changed.max().isfinite()
 
 
 def test_logits_far_from_zero_are_told_apart_at_the_lowest_temperature() -> None:
