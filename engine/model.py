@@ -24,6 +24,7 @@ from engine.tensors import (
     check_layers,
     check_shapes,
     read_shapes,
+    refuse_mismatched,
     refuse_missing,
     refuse_not_finite,
     refuse_unexpected,
@@ -231,12 +232,14 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
             generation_config=_NO_GENERATION,  # what is wanted of the file is read here
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name}: not enough memory for its weights: {one_line(error)}") from error
     except Exception as error:  # it computes with what it finds, so anything may come of it
         raise ModelError(f"{name}: cannot load the weights: {one_line(error)}") from error
+    refuse_mismatched(folder / "config.json", info["mismatched_keys"])
     refuse_missing(folder / "config.json", info["missing_keys"])
     refuse_unexpected(folder / "config.json", model, info["unexpected_keys"])
     refuse_not_finite(folder, model)

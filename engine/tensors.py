@@ -94,6 +94,18 @@ def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None
         )
 
 
+def refuse_mismatched(path: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise ModelError for a tensor that shows its size only once it is converted.
+
+    mismatched  as transformers reports them: name, shape in the checkpoint, shape in the model
+    """
+    for name, found, wanted in sorted(mismatched)[:1]:
+        raise ModelError(
+            f"{path}: by its sizes {name} is {list(wanted)}, in the checkpoint it is "
+            f"{list(found)}; one of the two is of another model"
+        )
+
+
 def refuse_missing(path: Path, missing: Iterable[str]) -> None:
     """Raise ModelError if the model has tensors that the checkpoint lacks: they would be random."""
     names = sorted(missing)

@@ -310,3 +310,11 @@ def test_every_field_of_every_architecture_may_be_hostile(
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json in"):
         find_checkpoint(str(tmp_path), None)
+
+
+def test_a_size_that_shows_only_when_experts_are_put_together_is_named(
+    folder: Folder, tmp_path: Path
+) -> None:
+    model = copied(folder("qwen3_moe"), tmp_path / "model")
+    state(model, moe_intermediate_size=32)
+    assert refusal(model).startswith("config.json: by its sizes model.layers.0.mlp.experts.")
