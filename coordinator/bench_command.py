@@ -24,7 +24,7 @@ from coordinator.bench import (
     wait_for_quiet,
 )
 from coordinator.bench_report import equality, host_time, machine, table
-from coordinator.config import NGRAM, PairConfig, SpeculationConfig, checked
+from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.devices import chosen_devices
 from coordinator.pair import Pair
 from proto.errors import ConfigurationError, NodeError
@@ -72,6 +72,11 @@ def bench(
         target_device=target_device,
         drafter_device=drafter_device,
     )
+    # The peers are given what the pair makes of them.
+    temperatures = [
+        checked(SamplingParams, temperature=value).temperature
+        for value in temperature or (0.0, 0.8)
+    ]
     texts = read_prompts(prompt_file, num_prompts)
     console = Console(stderr=True)
     typer.echo(
@@ -86,7 +91,7 @@ def bench(
     with ExitStack() as stack, console.status("starting") as status:
         arms = _Arms(stack, pair, max_tokens, with_peers=peers, with_compiled=compiled)
         prompts = [arms.pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
-        for value in temperature or (0.0, 0.8):
+        for value in temperatures:
             runs += _one_temperature(arms, prompts, value, repetitions, status.update)
     if out is not None:
         out.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))

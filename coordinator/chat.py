@@ -42,7 +42,8 @@ class ChatTemplate:
         self._where = where
         try:
             self._template = _compiled(PLAIN if source is None else source)
-        except TemplateError as error:
+        # Deep nesting, and constants that are computed as it is read, end in the others.
+        except (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError) as error:
             raise ModelError(f"the chat template of {where} is no template: {error}") from error
 
     @classmethod
@@ -50,7 +51,7 @@ class ChatTemplate:
         """The template of a model in a folder or on the hub. Raises ModelError."""
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
-        source = _in_config(config) if path is None else path.read_text(encoding="utf-8")
+        source = _in_config(config) if path is None else _read_text(path)
         return cls(source, _special_tokens(config), model)
 
     def render(self, messages: Messages) -> str:
@@ -64,7 +65,16 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise ConfigurationError(
                 f"the chat template of {self._where} refuses this conversation: {error}"
             ) from error
@@ -119,21 +129,31 @@ def _strftime_now(form: str) -> str:
 def _read_json(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
+    text = _read_text(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"cannot read {path}: it holds no JSON object")
     return config
 
 
+def _read_text(path: Path) -> str:
+    """Raises ModelError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}; get it again") from error
+
+
 def _in_config(config: dict[str, Any]) -> str | None:
     """The template in a tokenizer_config.json: a string, or a list of named ones."""
     entry = config.get("chat_template")
     if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry}
-        entry = named.get("default")
+        named = [item for item in entry if isinstance(item, dict)]
+        defaults = [item.get("template") for item in named if item.get("name") == "default"]
+        entry = defaults[-1] if defaults else None
     return entry if isinstance(entry, str) else None
 
 

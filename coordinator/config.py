@@ -19,6 +19,7 @@ from pydantic import (
 
 from proto.errors import ConfigurationError
 from proto.messages import (
+    GREEDY_BELOW,
     MAX_BANS,
     MAX_BIASES,
     MAX_CANDIDATES,
@@ -220,7 +221,12 @@ class SamplingParams(_Frozen):
     number of texts, each with noise of its own. Without speculate the target writes alone.
     """
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    temperature: Annotated[
+        float,
+        Field(ge=0, le=100),
+        # What is greedy is shown as such too.
+        AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
+    ] = 0.0
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0

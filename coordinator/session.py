@@ -207,7 +207,7 @@ class Session:
         self.limits = limits
         self.lookup = lookup
         # Greedy texts have one right token everywhere: every rule is equality.
-        self.rule = rule if sampling.temperature > 0 else Rule.COUPLED
+        self.rule = Rule.COUPLED if sampling.is_greedy else rule
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
         # None: nobody wants them.

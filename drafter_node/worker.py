@@ -56,11 +56,11 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             backend=config.backend,
             row_counts=PROGRAM_ROWS,
         )
+        say("ready")
+        welcome = shake_hands(connection, _hello(config, prepared))
+        Worker(config, connection, heart, prepared, welcome.vocab_size).run()
     except EngineError as error:
         raise ModelError(str(error)) from error
-    say("ready")
-    welcome = shake_hands(connection, _hello(config, prepared))
-    Worker(config, connection, heart, prepared, welcome.vocab_size).run()
 
 
 def _hello(config: NodeConfig, prepared: Prepared) -> Hello:

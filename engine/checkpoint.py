@@ -29,8 +29,8 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
     """Return the folder of the model called `name`, downloading it if it is a name on the hub.
 
     Raises:
-        ModelError: there is no such folder, it lacks config.json or safetensors, or the hub cannot
-            be reached and has left no copy here.
+        ModelError: there is no such folder, it lacks config.json or safetensors, it holds an
+            adapter, or the hub cannot be reached and has left no copy here.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -39,6 +39,11 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
         raise ModelError(f"{name}: no such folder; give a model's folder or its name on the hub")
     else:
         folder = _download(name, revision)
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder / 'adapter_config.json'}: the folder holds an adapter; merge it into its "
+            "base model (merge_and_unload, save_pretrained) and use that"
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json in {folder}; is it the folder of a model?")
     if not any(folder.glob("*.safetensors")):

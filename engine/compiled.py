@@ -25,7 +25,8 @@ from engine.errors import ModelError
 from engine.forward import Backend
 from engine.fused import FusedBackend, qkv_of
 from engine.linear import stack
-from engine.model import LoadedModel, one_line
+from engine.model import LoadedModel
+from engine.model_files import one_line
 from engine.slots import Move
 
 _SETTINGS: dict[str, Any] = {

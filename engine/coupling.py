@@ -41,7 +41,7 @@ import numpy.typing as npt
 import torch
 
 from engine.device_choice import FACTORS, GOLDEN, choose_there
-from engine.sampling import Floats, Ids, Sampling, candidates, most_likely, scaled, to_host
+from engine.sampling import LOWEST, Floats, Ids, Sampling, candidates, most_likely, scaled, to_host
 
 Words = npt.NDArray[np.uint64]
 
@@ -110,7 +110,8 @@ def choose_scored(
     """Return what `choose` returns, and how likely a better model is to choose the same.
 
     The score of a token is log softmax(beta (s + g)) in natural logarithm, over the tokens that
-    stay after the cuts; greedy: log softmax(beta logits). It is a drafter's value of a node.
+    stay after the cuts; greedy: log softmax(beta logits). It is a drafter's value of a node, and
+    finite whatever the logits.
     """
     if logits.device.type != "cpu":
         keys = row_keys(seed, sample_index, positions)
@@ -215,14 +216,15 @@ def _rank(total: Floats, count: int, beta: float) -> tuple[list[int], list[float
     """Return indices and log softmax(beta total) of the `count` largest of one row."""
     # What is done after a forward finds the caches full of weights: few calls, few temporaries.
     best = int(total.argmax())
-    weights = np.subtract(total, total[best])
-    np.multiply(weights, np.float32(beta), out=weights)
-    log_sum = math.log(np.exp(weights, out=weights).sum())
-    if count == 1:
-        return [best], [-log_sum]
-    first = most_likely(total, count)
-    values = beta * (total[first] - total[best]).astype(np.float64) - log_sum
-    return first.tolist(), values.tolist()
+    with np.errstate(over="ignore"):  # to -inf: a weight of zero
+        weights = np.subtract(total, total[best])
+        np.multiply(weights, np.float32(beta), out=weights)
+        log_sum = math.log(np.exp(weights, out=weights).sum())
+        if count == 1:
+            return [best], [-log_sum]
+        first = most_likely(total, count)
+        values = beta * (total[first] - total[best]).astype(np.float64) - log_sum
+    return first.tolist(), values.clip(min=LOWEST).tolist()
 
 
 def _best(ids: Ids, scores: Floats) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from engine.device import send
 from engine.errors import EngineError
-from engine.sampling import NOT_FINITE, Sampling
+from engine.sampling import LARGEST, NOT_FINITE, Sampling
 
 # Of the noise's format, which `coupling.py` specifies.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -43,8 +43,9 @@ def choose_there(
         ids = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
         scores = rows
         if not sampling.is_greedy:
+            scores = rows - (top - top.clamp(-LARGEST, LARGEST))[:, None]  # as `scaled` does
             # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
-            scores = rows / torch.full((), sampling.temperature, device=rows.device)
+            scores /= torch.full((), sampling.temperature, device=rows.device)
             if sampling.cuts:
                 scores, ids = _cut(scores, sampling)
             scores = scores + _gumbel(_bits(keys, ids))

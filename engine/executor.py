@@ -25,7 +25,8 @@ from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
 from engine.masks import MASK_BITS, Masks, as_words
-from engine.model import LoadedModel, one_line
+from engine.model import LoadedModel
+from engine.model_files import one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
@@ -258,7 +259,14 @@ def _make_backend(
         if name == "fused":
             return FusedBackend(loaded, num_slots)
         return HuggingFaceBackend(loaded, num_slots)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
         raise ModelError(
             f"{loaded.name}: no cache of {num_slots} slots on {loaded.device} "
             f"({one_line(error)}); try a shorter maximum length, or another model"

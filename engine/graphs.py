@@ -19,7 +19,8 @@ from engine.errors import ModelError
 from engine.forward import Backend
 from engine.fused import FusedBackend
 from engine.masks import from_words
-from engine.model import LoadedModel, one_line
+from engine.model import LoadedModel
+from engine.model_files import one_line
 from engine.slots import Move
 
 Compute = Callable[[torch.Tensor], torch.Tensor]

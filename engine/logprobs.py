@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.sampling import Floats, most_likely, to_host
-
-LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
+from engine.sampling import LOWEST, Floats, most_likely, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,9 @@ def report(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> Reporte
 
 def _logprobs(row: Floats, scores: Floats) -> list[float]:
     top = row.max()
-    log_sum = np.log(np.exp(row - top, dtype=np.float32).sum(dtype=np.float64))
-    values = (scores - top).astype(np.float64) - log_sum
+    with np.errstate(over="ignore"):  # to -inf, for which LOWEST stands
+        log_sum = np.log(np.exp(row - top, dtype=np.float32).sum(dtype=np.float64))
+        values = (scores - top).astype(np.float64) - log_sum
     # Rounding must not make a probability larger than 1.
     return np.clip(values, LOWEST, 0.0).astype(np.float32).tolist()  # type: ignore[no-any-return]
 

@@ -4,15 +4,13 @@ Owns in which precision and on which device weights are loaded, and which archit
 Must not know how a forward pass is laid out (`forward.py`) or what a session is.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
@@ -20,12 +18,25 @@ from transformers.utils import logging as hf_logging
 from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
 from engine.errors import ModelError
+from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
+from engine.tensors import (
+    Shapes,
+    check_layers,
+    check_shapes,
+    read_shapes,
+    refuse_mismatched,
+    refuse_missing,
+    refuse_not_finite,
+    refuse_unexpected,
+    weight_files,
+)
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_NO_GENERATION: Any = GenerationConfig()  # type: ignore[no-untyped-call]
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -78,8 +89,14 @@ def load_model(
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = find_checkpoint(name, revision)
-    config = _read_config(name, folder)
+    path = folder / "config.json"
+    stated = read_config(folder)
+    stated_eos = stated_eos_ids(folder, stated)
+    shapes = read_shapes(folder)
+    check_layers(path, stated, shapes)
+    config = _read_config(path, stated)
     refuse_unsupported(name, config)
+    _check_sizes(path, stated, config, shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
     model = _read_weights(name, folder, config, chosen)
     model = _put(name, model, where).eval().requires_grad_(False)
@@ -90,7 +107,7 @@ def load_model(
         name=name,
         vocab_size=vocab_size,
         max_model_len=max_model_len(name, text_config),
-        eos_token_ids=_eos_token_ids(folder, text_config, vocab_size),
+        eos_token_ids=_eos_token_ids(stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
         dtype=chosen,
         device=where,
@@ -154,19 +171,26 @@ def max_model_len(name: str, config: Any) -> int:
     return min(limit, int(rope.get("original_max_position_embeddings") or limit))
 
 
-def _read_config(name: str, folder: Path) -> Any:
+def _read_config(path: Path, stated: Object) -> Any:
+    """Return what transformers makes of config.json."""
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        StrictDataclassError,
-    ) as error:
-        raise ModelError(f"{name}: cannot read config.json: {one_line(error)}") from error
+        return AutoConfig.from_pretrained(
+            path.parent, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # it computes with what it finds, so anything may come of it
+        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
+
+
+def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> None:
+    """Refuse what does not fit the checkpoint, before memory is taken for it."""
+    loader: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model = loader.from_config(config, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
+    if not stated.get("quantization_config"):  # else tensors are packed, in ways of their own
+        check_shapes(path, stated, model, shapes)
 
 
 def _choose_dtype(
@@ -186,7 +210,7 @@ def _choose_dtype(
 def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     """Return the type of the first tensor of floating point in the checkpoint."""
     try:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             with safe_open(path, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118 (not a mapping)
                     found = _SAFETENSORS_DTYPES.get(tensors.get_slice(key).get_dtype())
@@ -208,25 +232,17 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            generation_config=_NO_GENERATION,  # what is wanted of the file is read here
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name}: not enough memory for its weights: {one_line(error)}") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        ImportError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except Exception as error:  # it computes with what it finds, so anything may come of it
         raise ModelError(f"{name}: cannot load the weights: {one_line(error)}") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"{name}: the checkpoint lacks {len(missing)} tensors, {missing[0]} first; "
-            "it is incomplete, or of another architecture: get it again"
-        )
+    refuse_mismatched(folder / "config.json", info["mismatched_keys"])
+    refuse_missing(folder / "config.json", info["missing_keys"])
+    refuse_unexpected(folder / "config.json", model, info["unexpected_keys"])
+    refuse_not_finite(folder, model)
     return model
 
 
@@ -245,26 +261,8 @@ def _vocab_size(model: Any, config: Any) -> int:
     return int(config.vocab_size if weight is None else weight.shape[0])
 
 
-def _eos_token_ids(folder: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(stated: tuple[int, ...] | None, config: Any, vocab_size: int) -> tuple[int, ...]:
     """Return the end-of-text ids that the files name, or else the architecture's default."""
-    stated = [_read_json(folder / "generation_config.json"), _read_json(folder / "config.json")]
-    stated += [part["text_config"] for part in stated if isinstance(part.get("text_config"), dict)]
-    values = [part["eos_token_id"] for part in stated if part.get("eos_token_id") is not None]
-    values = values or [getattr(config, "eos_token_id", None)]
-    ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
+    default = getattr(config, "eos_token_id", None)
+    ids = stated if stated is not None else default if isinstance(default, list) else [default]
     return tuple(sorted({i for i in ids if isinstance(i, int) and 0 <= i < vocab_size}))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # transformers has read what it needs; only the stated ids are wanted here
-    return content if isinstance(content, dict) else {}
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut to a readable length."""
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip() if lines else type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

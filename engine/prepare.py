@@ -67,12 +67,14 @@ def prepare(
     """
     started = time.monotonic()
     pin(device)
+    tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     if dtype == FASTEST:
         say("timing number types")
         make = partial(make_executor, backend=backend, row_counts=(1,))
         dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
     loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    tokenizer.check_fits(loaded.vocab_size)
     if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
         say("choosing threads")
         choose = fastest_num_threads if fixed_rows is None else usual_num_threads
@@ -90,13 +92,12 @@ def prepare(
         check_reproducible(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
-    vocab_size, digest = fingerprint(model, revision)
     return Prepared(
         executor=executor,
         loaded=loaded,
         max_len=max_len,
-        vocab_size=vocab_size or loaded.vocab_size,
-        digest=digest,
+        vocab_size=tokenizer.vocab_size or loaded.vocab_size,
+        digest=tokenizer.digest,
         load_s=time.monotonic() - started,
         pass_s=pass_s,
     )

@@ -279,7 +279,9 @@ class Penalties:
 
     def _penalise(self, row: Floats, ids: Ids) -> None:
         logits = row[ids]
-        row[ids] = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        with np.errstate(over="ignore"):
+            changed = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        row[ids] = changed.clip(max=np.finfo(np.float32).max)  # -inf may come of it, inf may not
 
     def _count(self, token: int, change: int) -> None:
         """Count a generated token, or take it back."""

@@ -34,6 +34,14 @@ NOT_FINITE = (
     "or float32; else the weights are damaged"
 )
 
+# Below it a text is greedy, as vLLM has it. As in proto/sampling.py.
+GREEDY_BELOW = 1e-5
+# Logits up to here can be divided by any temperature.
+LARGEST = 1e30
+
+# In place of minus infinity, which neither JSON nor a message has.
+LOWEST = -9999.0
+
 _FIRST_CANDIDATES = 64
 
 
@@ -41,7 +49,8 @@ _FIRST_CANDIDATES = 64
 class Sampling:
     """How to choose from logits.
 
-    temperature  0 is greedy: the most likely token, whatever the other fields say
+    temperature  below GREEDY_BELOW it is greedy: the most likely token, whatever the other fields
+                 say
     top_k        keep the k most likely tokens; 0 keeps all
     top_p        keep the most likely tokens that together hold this probability; 1 keeps all
     min_p        keep the tokens with this share of the largest probability; 0 keeps all
@@ -68,7 +77,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the choice needs no randomness."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def cuts(self) -> bool:
@@ -119,8 +128,17 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
 
 
 def scaled(rows: Floats, sampling: Sampling) -> Floats:
-    """Return logits / temperature, a new array [n, V], rounded once per element."""
-    return rows / np.float32(sampling.temperature)
+    """Return logits / temperature, a new array [n, V], rounded once per element.
+
+    A row whose largest logit is too far from zero to be divided is shifted first, which leaves its
+    distribution as it is: so the largest score is finite whatever the logits.
+    """
+    assert not sampling.is_greedy
+    tops = rows.max(axis=1, keepdims=True)
+    shifts = tops - tops.clip(-LARGEST, LARGEST)
+    with np.errstate(over="ignore"):  # what is that much less likely is never chosen: -inf
+        shifted = rows - shifts if shifts.any() else rows
+        return shifted / np.float32(sampling.temperature)
 
 
 def candidates(scores: Floats, sampling: Sampling) -> Iterator[tuple[Ids, Floats]]:

@@ -12,7 +12,9 @@ import torch
 
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.model import LoadedModel, one_line
+from engine.model import LoadedModel
+from engine.model_files import one_line
+from engine.sampling import NOT_FINITE
 from engine.slots import Feed, Move, SlotMap
 
 # Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
@@ -22,7 +24,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
 _PROMPT_LEN = 16
 _VISIBLE = 64  # slots that a pass of the slot check covers
 # What transformers raises when an architecture does not take such masks, positions or caches.
-_MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError, KeyError)
+_MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def plain_logits(loaded: LoadedModel) -> PlainLogits:
     """Run the model's own forward, without a cache, over the texts of the slot check.
 
     Raises:
-        ModelError: the model takes too few positions.
+        ModelError: the model takes too few positions, or does not run, or not to finite numbers.
     """
     if loaded.max_model_len < _VISIBLE:
         raise ModelError(
@@ -45,7 +47,19 @@ def plain_logits(loaded: LoadedModel) -> PlainLogits:
             f"fewer than {_VISIBLE}; use another model"
         )
     prompt, (a, b, c, d, e) = _slot_texts(loaded)
-    return PlainLogits(_plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e]))
+    try:
+        plain = PlainLogits(_plain(loaded, [*prompt, a, c]), _plain(loaded, [*prompt, b, d, e]))
+    except torch.OutOfMemoryError as failure:
+        raise ModelError(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
+    except _MISFITS as failure:
+        raise ModelError(
+            f"{loaded.name}: {loaded.architecture} does not run with the settings in config.json "
+            f"({one_line(failure)}); correct them"
+        ) from failure
+    # NaN and infinity show in the maximum.
+    if not all(logits.amax(1).isfinite().all() for logits in (plain.left, plain.right)):
+        raise ModelError(f"{loaded.name}: {NOT_FINITE}, or settings in config.json are wrong")
+    return plain
 
 
 def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -> None:

@@ -39,6 +39,8 @@ def check(message: m.Message) -> None:
                 raise ValueError("num_prompt must be in 1..number of tokens")
             if len(message.tokens) >= message.limits.max_len:
                 raise ValueError("a text of its greatest length is not opened")
+            if message.sampling.is_greedy and message.rule is not m.Rule.COUPLED:
+                raise ValueError("a greedy text has no ratio to judge drafts by")
             lookup = message.lookup
             if lookup is not None and lookup.ngram_min > lookup.ngram_max:
                 raise ValueError("ngram_min is above ngram_max")

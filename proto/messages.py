@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
+from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
 from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec

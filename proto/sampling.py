@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 OFF = -1  # no logprobs
+# Below it a text is greedy: logits divided by less overflow. As in engine/sampling.py.
+GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
     """How tokens are chosen; the neutral value of each field is its default.
 
+    temperature          below GREEDY_BELOW the text is greedy
     seed, sample_index   key the coupled noise
     bias_ids, bias_values  equally many: what is added to the logits of these tokens
     banned               token sequences whose last token may not follow the others (bad_words)
@@ -33,6 +36,11 @@ class SamplingSpec:
     late_ids: tuple[int, ...] = ()
     num_logprobs: int = OFF
     num_prompt_logprobs: int = OFF
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether tokens are chosen without randomness."""
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_processors(self) -> bool:

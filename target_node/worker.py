@@ -61,11 +61,11 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             backend=config.backend,
             row_counts=PROGRAM_ROWS,
         )
+        say("ready")
+        shake_hands(connection, _hello(config, prepared))
+        Worker(config, connection, heart, prepared).run()
     except EngineError as error:
         raise ModelError(str(error)) from error
-    say("ready")
-    shake_hands(connection, _hello(config, prepared))
-    Worker(config, connection, heart, prepared).run()
 
 
 def _hello(config: NodeConfig, prepared: Prepared) -> Hello:

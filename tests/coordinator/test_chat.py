@@ -96,3 +96,31 @@ def test_what_is_no_template_or_no_conversation_is_said(tmp_path: Path) -> None:
         template.render([])
     with pytest.raises(ConfigurationError, match='a "role" and a "content"'):
         template.render([{"role": "user"}])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"[" * 100_000, b"[]", b"{"],
+    ids=["not UTF-8", "deep", "a list", "torn"],
+)
+def test_files_that_are_no_text_or_no_object_are_named(tmp_path: Path, content: bytes) -> None:
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ModelError, match="tokenizer_config"):
+            ChatTemplate.of_model(str(tmp_path), None)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"cannot read .*chat_template\.jinja"):
+        ChatTemplate.of_model(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("entry", [3, {}, ["x"], [{"name": []}], [None]])
+def test_an_entry_that_is_no_template_counts_as_none(tmp_path: Path, entry: object) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+    assert ChatTemplate.of_model(str(tmp_path), None).is_plain
+
+
+def test_a_template_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").mkdir()
+    with pytest.raises(ModelError, match=r"chat_template\.jinja"):
+        ChatTemplate.of_model(str(tmp_path), None)

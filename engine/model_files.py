@@ -1,0 +1,162 @@
+"""What the JSON files of a model's folder state, held to what any model must state.
+
+Everything here is refused with a line that names the file and, where there is one, the field. Knows
+no architecture: what a configuration means is asked of transformers, afterwards.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+
+MAX_JSON_BYTES = 1 << 26
+MAX_EOS_IDS = 128  # half of what a message has room for: a request may name as many again
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
+# As architectures name what must be a count: none may be zero, and transformers divides by some.
+_COUNTS = (
+    *("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "head_dim"),
+    *LAYER_COUNTS,
+    *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_kv_heads"),
+    *("intermediate_size", "ffn_dim", "n_inner", "vocab_size"),
+    *("max_position_embeddings", "n_positions", "n_ctx"),
+)
+_LARGEST_COUNT = (1 << 31) - 1
+
+Object = dict[str, Any]
+
+
+def read_object(path: Path) -> Object:
+    """Return the JSON object in a file.
+
+    Raises:
+        ModelError: it cannot be read, or holds something else.
+    """
+    refuse_odd_file(path)
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelError(f"{path}: it is longer than {MAX_JSON_BYTES} bytes; get it again")
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if text.strip() else None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}; mend its rights") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: it is no JSON ({one_line(error)}); get it again") from error
+    if not text.strip():
+        raise ModelError(f"{path}: it is empty; get it again")
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: it holds no JSON object but {shown(content)}; get it again")
+    return content
+
+
+def read_config(folder: Path) -> Object:
+    """Return config.json.
+
+    Raises:
+        ModelError: it cannot be read, or states a count that is none, or heads that do not divide.
+    """
+    path = folder / "config.json"
+    stated = read_object(path)
+    for part in parts(stated):
+        for field in _COUNTS:
+            value = part.get(field)
+            if value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= _LARGEST_COUNT:
+                raise ModelError(
+                    f"{path}: {field} is {shown(value)}; it must be a whole number from 1 on"
+                )
+        packing = part.get("quantization_config")
+        if packing is not None and not isinstance(packing, dict):
+            raise ModelError(
+                f"{path}: quantization_config is {shown(packing)}; it must be an object"
+            )
+        heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
+        if heads and groups and heads % groups:
+            raise ModelError(
+                f"{path}: num_attention_heads is {heads}, which num_key_value_heads, {groups}, "
+                "does not divide; one of them is wrong"
+            )
+    return stated
+
+
+def refuse_odd_file(path: Path) -> None:
+    """Raise ModelError if something other than a file, or than a link to one, has this name."""
+    if path.is_symlink() and not path.exists():
+        raise ModelError(f"{path}: this link leads nowhere; get the file again")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: it is not a file; put the model's own there, or remove it")
+
+
+def stated_eos_ids(folder: Path, config: Object) -> tuple[int, ...] | None:
+    """Return the end-of-text ids that generation_config.json and config.json name; None if none do.
+
+    Raises:
+        ModelError: one of the two states no ids there, or more than a text can be ended by.
+    """
+    files = [("config.json", config)]
+    generation = folder / "generation_config.json"
+    if generation.exists() or generation.is_symlink():
+        files.append((generation.name, read_object(generation)))
+    found: set[int] = set()
+    is_stated = False
+    for name, content in files:
+        for part in parts(content):
+            value = part.get("eos_token_id")
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if any(type(token) is not int for token in ids):
+                raise ModelError(
+                    f"{folder / name}: eos_token_id is {shown(value)}; it must be a token id or a "
+                    "list of them"
+                )
+            found.update(ids)
+            is_stated = is_stated or value is not None
+            if len(found) > MAX_EOS_IDS:
+                raise ModelError(
+                    f"{folder / name}: eos_token_id names {len(found)} ids; at most {MAX_EOS_IDS} "
+                    "can end a text"
+                )
+    return tuple(sorted(found)) if is_stated else None
+
+
+def fields_with(stated: Object, value: object) -> list[str]:
+    """Return the fields of a configuration, also of objects in it, that hold just this value."""
+    return [field for field, held in _leaves(stated) if type(held) is type(value) and held == value]
+
+
+def blamed(stated: Object, error: BaseException) -> str:
+    """Return the error's line, and with it the field that holds the word which it complains of."""
+    line = one_line(error)
+    for field, value in _leaves(stated):
+        if isinstance(value, str) and value and f"'{value}'" in line and field not in line:
+            return f"{field} is {shown(value)} ({line})"
+    return line
+
+
+def shown(value: object) -> str:
+    """Return a value as JSON has it, cut to a readable length."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text, cut to a readable length."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def parts(stated: Object) -> Iterator[Object]:
+    """Yield the object, and the part of it that describes the text model of several."""
+    yield stated
+    if isinstance(stated.get("text_config"), dict):
+        yield stated["text_config"]
+
+
+def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for field, value in stated.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield field, value
