@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 from proto.messages import (
     MAX_BANS,
     MAX_BIASES,
@@ -73,13 +73,20 @@ class _Frozen(BaseModel):
                 known = ", ".join(cls.model_fields)
                 line = f"{cls.__name__} has no setting {name!r}; there are {known}"
             else:
-                shown = _flag(name) if info.context == AS_FLAGS else name
-                line = f"{shown}: {first['msg']} (got {first['input']!r})"
+                line = f"{_named(name, info)}: {first['msg']} (got {shown(first['input'])})"
             raise ConfigurationError(line) from error
 
+    def __setattr__(self, name: str, value: object) -> None:
+        kind = type(self).__name__
+        raise ConfigurationError(f"{name}: a {kind} does not change; make another {kind}")
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+
+def _named(name: str, info: ValidationInfo) -> str:
+    """A setting as whoever made it calls it."""
+    return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
 
 
 class PairConfig(_Frozen):
@@ -267,3 +274,14 @@ class SamplingParams(_Frozen):
 def checked(kind: type[T], **values: object) -> T:
     """Make a config of command line options; raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
+
+
+def reviewed(kind: type[T], value: object, name: str) -> T:
+    """The config that was handed over as `name`, checked again. Raises ConfigurationError.
+
+    What is frozen changes all the same: `model_copy(update=...)` checks nothing, and a dict in it
+    is a dict.
+    """
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+    return type(value).model_validate(dict(value))

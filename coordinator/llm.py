@@ -199,9 +199,8 @@ class LLM:
             )
         for _, ids in prompts:
             self.pair.check(ids)
-        for one in each:
-            self.pair.check_params(one)
-        return [_Job(*prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        reviewed = [self.pair.reviewed_params(one) for one in each]
+        return [_Job(*prompt, one) for prompt, one in zip(prompts, reviewed, strict=True)]
 
     # -- the pair ---------------------------------------------------------------------------------
 

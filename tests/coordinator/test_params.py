@@ -2,16 +2,17 @@
 
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
 from coordinator import LLM, SamplingParams, options
+from coordinator.config import PairConfig
 from coordinator.tokenization import Tokenization
 from proto.errors import ConfigurationError
 
@@ -107,8 +108,13 @@ def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
 
 def test_sampling_parameters_do_not_change() -> None:
     params = SamplingParams(temperature=0.5)
-    with pytest.raises(ValidationError, match="frozen"):
-        params.temperature = 1.0  # type: ignore[misc]
+    for config, name in ((params, "temperature"), (PairConfig(), "target"), (params, "no_such")):
+        for change in (partial(setattr, config, name, 1.0), partial(delattr, config, name)):
+            with pytest.raises(ConfigurationError) as caught:
+                change()
+            kind = type(config).__name__
+            assert str(caught.value) == f"{name}: a {kind} does not change; make another {kind}"
+    assert params == SamplingParams(temperature=0.5)
 
 
 def test_the_api_is_loaded_when_it_is_used_and_never_loads_torch() -> None:
