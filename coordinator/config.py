@@ -97,8 +97,8 @@ class PairConfig(_Frozen):
 
     target: Annotated[str, Field(min_length=1)] = str(MODELS / "target")
     drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
-    target_revision: str | None = None
-    drafter_revision: str | None = None
+    target_revision: Annotated[str, Field(min_length=1)] | None = None
+    drafter_revision: Annotated[str, Field(min_length=1)] | None = None
     target_device: str = ""  # "": chosen by `devices.default_devices`
     drafter_device: str = ""
     dtype: Dtype = "auto"
@@ -113,10 +113,28 @@ class PairConfig(_Frozen):
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
 
+    @model_validator(mode="after")
+    def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
+        models = {"target_revision": self.target, "drafter_revision": self.drafter}
+        for name, model in models.items():
+            is_copied = name == "drafter_revision" and model == NGRAM
+            if getattr(self, name) is None or not (is_copied or is_folder(model)):
+                continue
+            what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
+            raise ConfigurationError(
+                f"{_named(name, info)} is for a model on the hub, but {what}; leave it out"
+            )
+        return self
+
     @property
     def has_draft_model(self) -> bool:
         """Whether drafts come from a model."""
         return self.drafter != NGRAM
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model is a folder here, and not a name on the hub."""
+    return Path(model).expanduser().is_dir()
 
 
 def _check_ray_address(address: str) -> str:

@@ -22,6 +22,7 @@ from coordinator.service import Service
 from coordinator.stops import Ending
 from coordinator.stream import Stream
 from coordinator.tokenization import Decoder, IdStream, Tokenization
+from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
@@ -58,6 +59,7 @@ class Pair:
         make_launcher: MakeLauncher = Launcher,
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
+        check_spare()
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         self._launcher = make_launcher()
@@ -139,6 +141,8 @@ class Pair:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        if not isinstance(prompt, str):
+            raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
         return self._tokenizer().encode(prompt)
 
     def encode_chat(self, messages: Messages) -> tuple[str, tuple[int, ...]]:
@@ -278,6 +282,8 @@ class Pair:
 
     def check(self, prompt: tuple[int, ...]) -> None:
         """Raises ConfigurationError if the target cannot take the prompt."""
+        if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
+            raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
         hello = self.hello(Role.TARGET)
         max_len = hello.max_model_len
         if not prompt:
@@ -287,7 +293,7 @@ class Pair:
                 f"the prompt has {len(prompt)} tokens, but the target takes {max_len} with the "
                 "answer; shorten it or raise --max-model-len (up to the model's own limit)"
             )
-        if not all(type(token) is int and 0 <= token < hello.logits_size for token in prompt):
+        if not all(0 <= token < hello.logits_size for token in prompt):
             raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
 
     def close(self) -> None:

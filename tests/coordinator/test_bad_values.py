@@ -88,6 +88,60 @@ def test_a_bad_setting_is_refused_before_a_process_starts(
     assert refused(caught).startswith(line)
 
 
+def open_files_left(number: int, code: str) -> str:
+    """What a program says of the error in `code`, where so many more files may be open."""
+    program = (
+        "import os, resource\n"
+        "from coordinator.launcher import Launcher\n"
+        "from proto.errors import SlipstreamError\n"
+        "from proto.messages import Role\n"
+        "from proto.node import NodeConfig\n"
+        "from proto.transport import Connection, Listener\n"
+        "def leave(number):\n"
+        "    highest = max(map(int, os.listdir('/proc/self/fd')))\n"
+        "    while (last := os.dup(0)) < highest: pass\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + number,) * 2)\n"
+        "node = NodeConfig(Role.TARGET, 'ipc:///tmp/none', 'target-1', '', '')\n"
+        f"{code.format(number)}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "work"),
+    [
+        (2, "launcher.start(node)"),
+        (0, "Listener('tcp://127.0.0.1:*')"),
+        (2, "Listener('tcp://127.0.0.1:*')"),
+        (0, "Connection('tcp://127.0.0.1:9', b'a')"),
+    ],
+)
+def test_the_limit_of_open_files_is_said_wherever_it_is_met(number: int, work: str) -> None:
+    code = (
+        "launcher = Launcher()\n"
+        "leave({})\n"
+        "try:\n"
+        f"    {work}\n"
+        "except SlipstreamError as error:\n"
+        "    print(error, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    said = open_files_left(number, code)
+    assert said.startswith("cannot ")
+    assert said.endswith("; raise the limit of open files (ulimit -n)\n")
+    assert said.count("\n") == 1
+
+
 def test_a_full_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         output = io.TextIOWrapper(full, write_through=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator import LLM, SamplingParams
+from coordinator.config import SpeculationConfig
 from coordinator.launcher import Launcher
 from coordinator.service import Service
 from coordinator.session import Session
@@ -97,6 +98,86 @@ def test_parameters_that_no_node_could_be_told_are_refused_alone(
     assert refused(llm, "one", params).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "params", "line"),
+    [
+        (
+            "one",
+            {"max_tokens": 5},
+            "sampling_params: expected SamplingParams, or a list of one for",
+        ),
+        ("one", 5, "sampling_params: expected SamplingParams, or a list of one for each prompt"),
+        ("one", "greedy", "sampling_params: expected SamplingParams, or a list"),
+        ("one", SamplingParams, "sampling_params: expected SamplingParams, or a list"),
+        ("one", [None], "sampling_params: expected SamplingParams, got None"),
+        ("one", [{"max_tokens": 5}], "sampling_params: expected SamplingParams, got {'max_tokens'"),
+        ([None], None, "a prompt is a string, a list of token ids or {"),
+        ([5, None], None, "a prompt is a string, a list of token ids or {"),
+        ([["one"]], None, "a prompt is a string, a list of token ids or {"),
+        (5, None, "a prompt is a string, a list of token ids or {"),
+        (b"one", None, "a prompt is a string, a list of token ids or {"),
+        ([True], None, "a prompt is a string, a list of token ids or {"),
+        ({"prompt": 5}, None, "a prompt is a string, a list of token ids or {"),
+        ([[1, "\n" * 200]], None, "a prompt is a string, a list of token ids or {"),
+        ("one", [object()], "sampling_params: expected SamplingParams, got <object object at"),
+    ],
+)
+def test_what_is_no_prompt_and_no_parameters_is_one_line(
+    llm: LLM, prompt: Any, params: Any, line: str
+) -> None:
+    said = refused(llm, prompt, params)
+    assert said.startswith(line)
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        (None, "a conversation is a list of messages, and this is none: None"),
+        (5, "a conversation is a list of messages, and this is none: 5"),
+        ("one", "a conversation is a list of messages, and this is none: 'one'"),
+        ({"role": "user", "content": "one"}, "a conversation is a list of messages, and this is"),
+        ([], "the conversation is empty: give at least one message"),
+        ([[]], "the conversation is empty: give at least one message"),
+        ([None], 'a message has a "role" and a "content"; this one is None'),
+        ([5], 'a message has a "role" and a "content"; this one is 5'),
+        (["one"], 'a message has a "role" and a "content"; this one is \'one\''),
+        ([[None]], 'a message has a "role" and a "content"; this one is None'),
+        ([{"role": "user"}], 'a message has a "role" and a "content"; this one is {'),
+        ([{"role": 5, "content": "one"}], 'the "role" of a message is a string, not 5'),
+        ([{"role": "user", "content": 5}], 'the "content" of a message is a text, not 5'),
+        ([{"role": "user", "content": None}], 'the "content" of a message is a text, not None'),
+    ],
+)
+def test_what_is_no_conversation_is_one_line(llm: LLM, messages: Any, line: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        llm.chat(messages, PARAMS)
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"prompt": "one"}, "a prompt is a tuple of token ids here, not 'one'"),
+        ({"prompt": None}, "a prompt is a tuple of token ids here, not None"),
+        ({"prompt": (1, "a")}, "a prompt is a tuple of token ids here, not (1, 'a')"),
+        ({"speculation": "ar"}, "speculation: expected SpeculationConfig, got 'ar'"),
+        (
+            {"speculation": SpeculationConfig().model_copy(update={"window": 99})},
+            "the nodes cannot",
+        ),
+        ({"request": None}, "sampling_params: expected SamplingParams, got None"),
+    ],
+)
+def test_a_pair_says_what_it_takes(llm: LLM, values: dict[str, Any], line: str) -> None:
+    good = {"prompt": (5, 6, 7), "speculation": SpeculationConfig(), "request": PARAMS}
+    with pytest.raises(ConfigurationError) as caught:
+        llm.pair.generate(**{**good, **values})
+    assert str(caught.value).startswith(line)
+    with pytest.raises(ConfigurationError, match="a prompt is a string here, not 5"):
+        llm.pair.encode(5)  # type: ignore[arg-type]
+
+
 def test_without_the_models_own_end_the_same_stop_tokens_fit(llm: LLM) -> None:
     params = SamplingParams(stop_token_ids=list(range(300, 400)), ignore_eos=True, max_tokens=300)
     assert llm.generate("one", params)[0].finished
@@ -176,7 +257,7 @@ def test_what_ended_the_service_is_raised_anew_each_time() -> None:
     service._failure = NodeError("the target failed")
     errors = []
     for _ in range(4):
-        with pytest.raises(NodeError, match="^the target failed$") as caught:
+        with pytest.raises(NodeError, match=r"^the target failed$") as caught:
             service.check_alive()
         errors.append(caught.value)
         assert caught.value.__cause__ is service._failure
