@@ -27,6 +27,7 @@ from coordinator.bench_report import equality, host_time, machine, table
 from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.devices import chosen_devices
 from coordinator.pair import Pair
+from coordinator.prompts import text_of
 from proto.errors import ConfigurationError, NodeError
 
 PLAIN, PLAIN_ALL_CORES = "ar", "ar, all cores"
@@ -47,9 +48,13 @@ def bench(
     target_device: options.TargetDevice = "",
     drafter_device: options.DrafterDevice = "",
     dtype: Annotated[str, typer.Option(help="As for generate.")] = "auto",
-    num_prompts: Annotated[int, typer.Option(help="How many prompts, spread over the file.")] = 10,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per text, end-of-text ignored.")] = 128,
-    repetitions: Annotated[int, typer.Option(help="Runs of every arm on every prompt.")] = 3,
+    num_prompts: Annotated[
+        int, typer.Option(help="How many prompts, spread over the file.", min=1)
+    ] = 10,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens per text, end-of-text ignored.", min=1)
+    ] = 128,
+    repetitions: Annotated[int, typer.Option(help="Runs of every arm on every prompt.", min=1)] = 3,
     temperature: Annotated[
         list[float] | None, typer.Option(help="May be given several times. Default: 0 and 0.8.")
     ] = None,
@@ -74,7 +79,7 @@ def bench(
     )
     # The peers are given what the pair makes of them.
     temperatures = [
-        checked(SamplingParams, temperature=value).temperature
+        checked(SamplingParams, temperature=value, max_tokens=max_tokens).temperature
         for value in temperature or (0.0, 0.8)
     ]
     texts = read_prompts(prompt_file, num_prompts)
@@ -99,10 +104,7 @@ def bench(
 
 def read_prompts(path: Path, count: int) -> list[str]:
     """`count` prompts spread evenly over the file. Raises ConfigurationError."""
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    lines = [line for line in text_of(path).splitlines() if line.strip()]
     if len(lines) < count:
         raise ConfigurationError(f"{path} has {len(lines)} prompts, {count} are wanted")
     picked = [lines[i * len(lines) // count] for i in range(count)]

@@ -15,12 +15,24 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.tokenization import find_file
-from proto.errors import ConfigurationError, ModelError
+from proto.errors import ConfigurationError, ModelError, shown
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
 _END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
 
 Messages = Sequence[Mapping[str, Any]]
+
+# How a template fails on a conversation that it was not made for.
+REFUSALS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 # For a target without a template of its own.
 PLAIN = (
@@ -56,7 +68,7 @@ class ChatTemplate:
 
     def render(self, messages: Messages) -> str:
         """The prompt, up to where the answer begins. Raises ConfigurationError."""
-        _check(messages)
+        _check(messages, is_plain=self.is_plain)
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -65,29 +77,36 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except (
-            TemplateError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except REFUSALS as error:
+            line = " ".join(str(error).split())
             raise ConfigurationError(
-                f"the chat template of {self._where} refuses this conversation: {error}"
+                f"the chat template of {self._where} refuses this conversation: {line}"
             ) from error
 
 
-def _check(messages: Messages) -> None:
+def _check(messages: Messages, *, is_plain: bool) -> None:
+    """Raises ConfigurationError. Some templates read more kinds of content than PLAIN does."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigurationError(f"a conversation is a list of messages, not {shown(messages)}")
     if not messages:
         raise ConfigurationError("the conversation is empty: give at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ConfigurationError(
-                f'a message has a "role" and a "content"; this one is {message!r}'
+                f'a message has a "role" and a "content"; this one is {shown(message)}'
             )
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str):
+            raise ConfigurationError(f'the "role" of a message is a string, not {shown(role)}')
+        if not isinstance(content, str) and (is_plain or not _is_structured(content)):
+            raise ConfigurationError(f'the "content" of a message is a text, not {shown(content)}')
+
+
+def _is_structured(content: object) -> bool:
+    """Whether this is what stands for a text with tool calls, or a list of its parts."""
+    if isinstance(content, Sequence):
+        return all(isinstance(part, Mapping) for part in content)
+    return content is None
 
 
 def _compiled(source: str) -> Template:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 from proto.messages import (
     GREEDY_BELOW,
     MAX_BANS,
@@ -74,13 +74,20 @@ class _Frozen(BaseModel):
                 known = ", ".join(cls.model_fields)
                 line = f"{cls.__name__} has no setting {name!r}; there are {known}"
             else:
-                shown = _flag(name) if info.context == AS_FLAGS else name
-                line = f"{shown}: {first['msg']} (got {first['input']!r})"
+                line = f"{_named(name, info)}: {first['msg']} (got {shown(first['input'])})"
             raise ConfigurationError(line) from error
 
+    def __setattr__(self, name: str, value: object) -> None:
+        kind = type(self).__name__
+        raise ConfigurationError(f"{name}: a {kind} does not change; make another {kind}")
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+
+def _named(name: str, info: ValidationInfo) -> str:
+    """A setting as whoever made it calls it."""
+    return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
 
 
 class PairConfig(_Frozen):
@@ -91,8 +98,8 @@ class PairConfig(_Frozen):
 
     target: Annotated[str, Field(min_length=1)] = str(MODELS / "target")
     drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
-    target_revision: str | None = None
-    drafter_revision: str | None = None
+    target_revision: Annotated[str, Field(min_length=1)] | None = None
+    drafter_revision: Annotated[str, Field(min_length=1)] | None = None
     target_device: str = ""  # "": chosen by `devices.default_devices`
     drafter_device: str = ""
     dtype: Dtype = "auto"
@@ -107,10 +114,28 @@ class PairConfig(_Frozen):
     min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
 
+    @model_validator(mode="after")
+    def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
+        models = {"target_revision": self.target, "drafter_revision": self.drafter}
+        for name, model in models.items():
+            is_copied = name == "drafter_revision" and model == NGRAM
+            if getattr(self, name) is None or not (is_copied or is_folder(model)):
+                continue
+            what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
+            raise ConfigurationError(
+                f"{_named(name, info)} is for a model on the hub, but {what}; leave it out"
+            )
+        return self
+
     @property
     def has_draft_model(self) -> bool:
         """Whether drafts come from a model."""
         return self.drafter != NGRAM
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model is a folder here, and not a name on the hub."""
+    return Path(model).expanduser().is_dir()
 
 
 def _check_ray_address(address: str) -> str:
@@ -273,3 +298,14 @@ class SamplingParams(_Frozen):
 def checked(kind: type[T], **values: object) -> T:
     """Make a config of command line options; raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
+
+
+def reviewed(kind: type[T], value: object, name: str) -> T:
+    """The config that was handed over as `name`, checked again. Raises ConfigurationError.
+
+    What is frozen changes all the same: `model_copy(update=...)` checks nothing, and a dict in it
+    is a dict.
+    """
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+    return type(value).model_validate(dict(value))

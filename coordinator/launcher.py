@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.messages import Role
 from proto.node import NodeConfig
@@ -117,7 +118,8 @@ class Launcher:
                     },
                 )
         except OSError as error:
-            raise NodeError(f"cannot start the {config.role} process: {error}") from error
+            what = remedy(error, "see that there is room for one more process")
+            raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
         node = NodeProcess(config.role, process, log)
         self._nodes.append(node)
         try:

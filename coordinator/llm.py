@@ -24,7 +24,7 @@ from coordinator.config import (
 from coordinator.outputs import RequestOutput
 from coordinator.pair import Pair
 from coordinator.request import Request
-from proto.errors import ClosedError, ConfigurationError
+from proto.errors import ClosedError, ConfigurationError, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -79,14 +79,14 @@ class LLM:
         drafter_device: str = _PAIR.drafter_device,
         **settings: Any,
     ) -> None:
-        model, self._speculation = _speculation(speculative_config or {})
+        model, self._speculation = _speculation(speculative_config)
         if drafter is not None and model is not None:
             raise ConfigurationError(
                 'the drafter is named twice: by drafter= and by speculative_config["model"]'
             )
         config = PairConfig(
             target=target,
-            drafter=drafter or model or _PAIR.drafter,
+            drafter=next((name for name in (drafter, model) if name is not None), _PAIR.drafter),
             dtype=dtype,
             reproducible=reproducible,
             max_model_len=max_model_len,
@@ -173,9 +173,7 @@ class LLM:
 
     def _chat_jobs(self, messages: Messages | Sequence[Messages], params: Params) -> list[_Job]:
         self._check_open()
-        is_one = not messages or isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if is_one else messages
-        pairs = [self.pair.encode_chat(conversation) for conversation in conversations]
+        pairs = [self.pair.encode_chat(conversation) for conversation in _conversations(messages)]
         return self._with_params(pairs, params)
 
     def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
@@ -184,24 +182,28 @@ class LLM:
                 return text, self.pair.encode(text)
             case {"prompt_token_ids": [*ids]} | [*ids] if all(type(token) is int for token in ids):
                 return None, tuple(ids)
-        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {prompt!r:.80}")
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompt)}")
 
     def _with_params(
         self, prompts: Sequence[tuple[str | None, tuple[int, ...]]], params: Params
     ) -> list[_Job]:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(prompts)
-        else:
+        elif isinstance(params, Sequence) and not isinstance(params, str):
             each = list(params)
+        else:
+            raise ConfigurationError(
+                "sampling_params: expected SamplingParams, or a list of one for each prompt, got "
+                f"{shown(params)}"
+            )
         if len(each) != len(prompts):
             raise ConfigurationError(
                 f"{len(prompts)} prompts but {len(each)} SamplingParams; give one, or one for each"
             )
         for _, ids in prompts:
             self.pair.check(ids)
-        for one in each:
-            self.pair.check_params(one)
-        return [_Job(*prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        reviewed = [self.pair.reviewed_params(one) for one in each]
+        return [_Job(*prompt, one) for prompt, one in zip(prompts, reviewed, strict=True)]
 
     # -- the pair ---------------------------------------------------------------------------------
 
@@ -234,17 +236,33 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {prompts!r:.80}")
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompts)}")
     is_ids = bool(prompts) and all(isinstance(item, int) for item in prompts)
     return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
 
 
-def _speculation(config: Mapping[str, Any]) -> tuple[str | None, SpeculationConfig]:
+def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigurationError(
+            f"a conversation is a list of messages, and this is none: {shown(messages)}"
+        )
+    is_several = all(isinstance(item, Sequence) and not isinstance(item, str) for item in messages)
+    return messages if messages and is_several else [messages]  # type: ignore[list-item, return-value]
+
+
+def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, SpeculationConfig]:
     """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
     known = ("method", "model", *_SETTINGS)
+    if config is None:
+        config = {}
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"speculative_config: expected a dict of {', '.join(known)}, got {shown(config)}"
+        )
     if unknown := [name for name in config if name not in known]:
         raise ConfigurationError(
-            f"speculative_config has no {unknown[0]!r}; there are {', '.join(known)}"
+            f"speculative_config has no {shown(unknown[0])}; there are {', '.join(known)}"
         )
     values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
     model = config.get("model")
@@ -253,13 +271,14 @@ def _speculation(config: Mapping[str, Any]) -> tuple[str | None, SpeculationConf
         if config["method"] not in methods:
             raise ConfigurationError(
                 f'speculative_config["method"] is one of {", ".join(methods)}, '
-                f"not {config['method']!r}"
+                f"not {shown(config['method'])}"
             )
         if config["method"] != NGRAM:
             values["policy"] = config["method"]
         elif model is not None:
             raise ConfigurationError(
-                f'the method ngram has no model, but {model!r} is given; "also_ngram" uses both'
+                f"the method ngram has no model, but {shown(model)} is given; "
+                '"also_ngram" uses both'
             )
         else:
             model = NGRAM

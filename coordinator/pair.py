@@ -14,6 +14,7 @@ from coordinator.config import (
     PairConfig,
     SamplingParams,
     SpeculationConfig,
+    reviewed,
 )
 from coordinator.detokenization import Decoder, IdStream
 from coordinator.devices import chosen_devices
@@ -22,10 +23,12 @@ from coordinator.service import Service
 from coordinator.stops import Ending
 from coordinator.stream import Stream
 from coordinator.tokenization import Tokenization
-from proto.errors import ConfigurationError, NodeError
+from proto.descriptors import check_spare
+from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
     MAX_REFERENCE_LEN,
+    MAX_STOP_IDS,
     OFF,
     Hello,
     Limits,
@@ -56,7 +59,8 @@ class Pair:
         say: Say | None = None,
         make_launcher: MakeLauncher = Launcher,
     ) -> None:
-        self.config = config
+        self.config = config = reviewed(PairConfig, config, "config")
+        check_spare()
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         self._launcher = make_launcher()
@@ -138,6 +142,8 @@ class Pair:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        if not isinstance(prompt, str):
+            raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
         return self._tokenizer().encode(prompt)
 
     def encode_chat(self, messages: Messages) -> tuple[str, tuple[int, ...]]:
@@ -177,6 +183,10 @@ class Pair:
         What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
         """
         self.check(prompt)
+        request = self.reviewed_params(request)
+        if not isinstance(speculation, SpeculationConfig):
+            line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
+            raise ConfigurationError(line)
         hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if request.seed is None else request.seed
         if not request.speculate:
@@ -208,8 +218,6 @@ class Pair:
         )
 
     def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
-        """Raises ConfigurationError."""
-        self.check_params(request)
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # once is enough
@@ -232,19 +240,30 @@ class Pair:
             num_prompt_logprobs=OFF if wanted is None else wanted,
         )
 
-    def check_params(self, request: SamplingParams) -> None:
-        """Raises ConfigurationError if the target has no such tokens, or no text."""
+    def reviewed_params(self, params: object) -> SamplingParams:
+        """The parameters, checked again and against the target. Raises ConfigurationError."""
+        request = reviewed(SamplingParams, params, "sampling_params")
         size = self.hello(Role.TARGET).logits_size
         named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
         for name, ids in named.items():
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
+        num_stop_ids = len(self.ending(request).stop_ids)
+        if num_stop_ids > MAX_STOP_IDS:
+            num_named = len(request.stop_token_ids)
+            num_own = len(self.hello(Role.TARGET).fingerprint.eos_ids)
+            raise ConfigurationError(
+                f"stop_token_ids: {num_named} and the model's own {num_own} end-of-text tokens are "
+                f"{num_stop_ids} together, and {MAX_STOP_IDS} may end a text; leave some out, or "
+                "set ignore_eos"
+            )
         if request.bad_words:
             bans = self._tokenizer().bans(request.bad_words)
             if sum(map(len, bans)) > MAX_BAN_TOKENS:
                 raise ConfigurationError(
                     f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
                 )
+        return request
 
     def _reference(self, file: str) -> tuple[int, ...]:
         """The tokens of a text to copy from, read once. Raises ConfigurationError."""
@@ -264,6 +283,8 @@ class Pair:
 
     def check(self, prompt: tuple[int, ...]) -> None:
         """Raises ConfigurationError if the target cannot take the prompt."""
+        if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
+            raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
         hello = self.hello(Role.TARGET)
         max_len = hello.max_model_len
         if not prompt:

@@ -5,7 +5,20 @@ from dataclasses import dataclass, field
 from coordinator.metrics import Metrics
 from coordinator.session import Session
 from coordinator.stream import Result, Stream
-from proto.messages import FinishReason
+from proto.codec import encode
+from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
+from proto.messages import FinishReason, Role
+
+# What goes wrong in the machine of one text, or in what it wants to say; the others are well.
+MISHAPS = (
+    LocalProtocolError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(slots=True)
@@ -22,6 +35,15 @@ class Running:
         """The end of the text."""
         return Result(reason, self._metrics(), self._metrics)
 
+    def broken_off(self, error: Exception) -> NodeError:
+        """For the reader, where one of MISHAPS ends the text."""
+        failure = NodeError(
+            f"the text ended after {self.machine.num_generated} tokens by a mistake of the "
+            f"coordinator, {type(error).__name__}: {shown(str(error))}; ask for it again"
+        )
+        failure.__cause__ = error
+        return failure
+
     def _metrics(self, num_tokens: int | None = None) -> Metrics:
         """Of the text that has ended, or of its first so many tokens."""
         counts, emitted = self.machine.counts, self.emitted
@@ -35,6 +57,14 @@ class Running:
             queued_s=self.started - self.submitted,
             num_spec_tokens=self.machine.policy.num_speculative_tokens,
         )
+
+
+def check_opening(machine: Session) -> None:
+    """Raises ConfigurationError if a text cannot be put into a message."""
+    try:
+        encode(machine.opening(Role.TARGET))
+    except LocalProtocolError as error:
+        raise ConfigurationError(f"the nodes cannot be told of this text: {error}") from error
 
 
 def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:

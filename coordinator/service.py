@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
 from coordinator import session as s
 from coordinator.launcher import NodeLauncher
 from coordinator.registry import Health, Node, Registry
-from coordinator.running import Running
+from coordinator.running import MISHAPS, Running, check_opening
 from coordinator.stream import Result, Stream
 from proto.codec import decode, encode, kind_of
 from proto.errors import (
@@ -108,7 +111,8 @@ class Service:
     def check_alive(self) -> None:
         """Raises what ended the service, if something did."""
         if self._failure is not None:
-            raise self._failure
+            # A new one each time: an exception that is raised again keeps every traceback.
+            raise copy(self._failure) from self._failure
         if self._stopping:
             raise ClosedError("the coordinator was closed")
 
@@ -127,9 +131,10 @@ class Service:
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
     ) -> Stream:
-        """Queue a text; its tokens come through the stream. Raises NodeError, ClosedError.
+        """Queue a text; its tokens come through the stream.
 
-        The nodes serve one text at a time, in the order of submission.
+        The nodes serve one text at a time, in the order of submission. Raises ConfigurationError if
+        they could not be told of it, NodeError, ClosedError.
         """
         self.check_alive()
         key = os.urandom(SESSION_KEY_BYTES)
@@ -137,9 +142,7 @@ class Service:
         with self._lock:
             if self._num_open >= MAX_SESSIONS:
                 raise NodeError(f"{MAX_SESSIONS} texts are queued already; try again later")
-            self._num_open += 1
-            self._last_session += 1
-            number = self._last_session
+            number = self._last_session + 1
             machine = s.Session(
                 number,
                 key,
@@ -150,6 +153,9 @@ class Service:
                 rule=rule,
                 lookup=lookup,
             )
+            check_opening(machine)
+            self._num_open += 1
+            self._last_session = number
             stream = Stream(
                 partial(self._end_soon, _Ending(number, is_complete=False)),
                 partial(self._end_soon, _Ending(number, is_complete=True)),
@@ -306,12 +312,15 @@ class Service:
         for running in texts:
             if running is None or running.machine.session != command.session:
                 continue
-            for action in running.machine.close("stop" if command.is_complete else "cancelled"):
-                self._perform(running, action, 0.0)
-            if command.is_complete:
-                self._end(running, running.result(FinishReason.STOP))
-            else:
-                self._end(running, ClosedError("the text was cancelled"))
+            with self._alone(running):
+                self._close(running, "stop" if command.is_complete else "cancelled")
+                result = running.result(FinishReason.STOP) if command.is_complete else None
+                self._end(running, result or ClosedError("the text was cancelled"))
+
+    def _close(self, running: Running, reason: str) -> None:
+        """Tell the nodes to forget a text."""
+        for action in running.machine.close(reason):
+            self._perform(running, action, 0.0)
 
     def _serve_next(self, now: float) -> None:
         """Begin with the text that has waited longest, if the nodes are free."""
@@ -340,8 +349,19 @@ class Service:
         running = self._active
         if running is None or session not in (None, running.machine.session):
             return
-        for action in running.machine.handle(event, now):
-            self._perform(running, action, now)
+        with self._alone(running):
+            for action in running.machine.handle(event, now):
+                self._perform(running, action, now)
+
+    @contextmanager
+    def _alone(self, running: Running) -> Iterator[None]:
+        """What goes wrong inside ends this text and no other."""
+        try:
+            yield
+        except MISHAPS as error:
+            self._close(running, "failed")
+            if running is self._active or running in self._waiting:
+                self._end(running, running.broken_off(error))
 
     def _perform(self, running: Running, action: s.Action, now: float) -> None:
         match action:

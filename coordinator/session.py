@@ -281,10 +281,18 @@ class Session:
             if self.rule is not Rule.COUPLED and self._has_begun:
                 self._attempt = self._incarnation << ATTEMPT_BITS
             self._has_begun = True
+        return [Send(role, self.opening(role))]
+
+    def opening(self, role: Role) -> Open:
+        """What a node is told of the text as it is now.
+
+        If this one can be sent at the start, so can all later ones: the text stays below max_len,
+        and all else is as long as ever.
+        """
         sampling = self.sampling
         if self._prompt_scores is not None and self._prompt_scores.is_complete:
             sampling = replace(sampling, num_prompt_logprobs=OFF)
-        message = Open(
+        return Open(
             session=self.session,
             incarnation=self._incarnation,
             key=self.text.key,
@@ -297,7 +305,6 @@ class Session:
             attempt=self._attempt,
             lookup=self.lookup if role is Role.TARGET else None,
         )
-        return [Send(role, message)]
 
     def _reopen(self, role: Role, now: float) -> list[Action]:
         self.counts.num_reopened += 1

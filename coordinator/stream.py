@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 from coordinator.metrics import Metrics
@@ -45,6 +46,7 @@ class Stream:
         self.cancel = cancel
         self.stop = stop
         self.result: Result | None = None  # set when the text has been read to its end
+        self._failure: SlipstreamError | None = None  # set when its failure has been read
         self.notify: Callable[[], None] | None = None
         self._check_alive = check_alive
         self._items: queue.SimpleQueue[Item | SlipstreamError] = queue.SimpleQueue()
@@ -52,18 +54,23 @@ class Stream:
     def put(self, item: Item | SlipstreamError) -> None:
         """Called by the service."""
         self._items.put(item)
-        if self.notify is not None:
-            self.notify()
+        notify = self.notify  # the reader's thread may take it away now
+        if notify is not None:
+            notify()
 
     def take(self, timeout_s: float) -> Item | None:
         """The next item; None if none came in time. Raises the error that ended the text."""
+        if self._failure is not None:
+            raise copy(self._failure) from self._failure
         try:
             item = self._items.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             self._check_alive()
             return None
         if isinstance(item, SlipstreamError):
-            raise item
+            self._failure = item
+            # A new one: other streams may have the same, and what is raised keeps its traceback.
+            raise copy(item) from item
         if isinstance(item, Result):
             self.result = item
         return item

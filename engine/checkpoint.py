@@ -34,6 +34,10 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise ModelError(
+                f"{name} is a folder, which has no revision {revision!r}; leave it out"
+            )
         folder = path
     elif _looks_like_path(name):
         raise ModelError(f"{name}: no such folder; give a model's folder or its name on the hub")

@@ -159,9 +159,13 @@ def _record(kind: type[Any], *schema: _Field) -> _Field:
     assert len(names) == len(schema), f"{kind.__name__} has {len(names)} fields"
 
     def write(value: Any) -> list[Wire]:
-        return [
-            field.write(getattr(value, name)) for name, field in zip(names, schema, strict=True)
-        ]
+        body = []
+        for name, field in zip(names, schema, strict=True):
+            try:
+                body.append(field.write(getattr(value, name)))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        return body
 
     def read(value: Wire) -> Any:
         if type(value) is not list or len(value) != len(schema):

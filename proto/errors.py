@@ -56,3 +56,15 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """A peer sent something that the protocol does not allow."""
+
+
+MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Any value as a part of such a line: short, and without a line break."""
+    try:
+        line = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, for one
+        line = f"a value of type {type(value).__name__}"
+    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."

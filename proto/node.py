@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from proto.codec import decode, encode
+from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError, TransportError
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -229,6 +230,7 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
     try:
+        check_spare()
         config = read_config()
         connection = Connection(
             config.endpoint, config.identity.encode(), busy_poll_s=config.busy_poll_us / 1e6

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from proto.descriptors import RAISE_THE_LIMIT
 from proto.errors import ConfigurationError, TransportError
 from proto.messages import MAX_FRAME_BYTES
 
@@ -80,15 +81,41 @@ def _wait(poller: zmq.Poller, timeout_s: float, busy_poll_s: float) -> dict[Any,
     return dict(ready)
 
 
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that never block. Raises TransportError."""
+    try:
+        ends = socket.socketpair()
+    except OSError as error:
+        raise TransportError(
+            f"cannot open a socket: {error.strerror}; {RAISE_THE_LIMIT}"
+        ) from error
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def _new_socket(kind: int) -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]":
+    """A socket in a context of its own. Raises TransportError."""
+    try:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        sock = context.socket(kind)
+    except zmq.ZMQError as error:
+        # What it says depends on where it met the limit, but there is no other reason.
+        raise TransportError(
+            f"cannot open a socket: {error.strerror}; {RAISE_THE_LIMIT}"
+        ) from error
+    _common_options(sock)
+    return context, sock
+
+
 class Listener:
     """The coordinator's end. One thread uses it; any thread may call `wake`."""
 
     def __init__(self, endpoint: str, *, busy_poll_s: float = 0.0) -> None:
         """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
         check_endpoint(endpoint)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        _common_options(self._socket)
+        self._woken, self._waker = _socket_pair()
+        self._context, self._socket = _new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             self._socket.bind(endpoint)
@@ -100,9 +127,6 @@ class Listener:
             ) from error
         # ":*" binds any free port; this is the endpoint to tell the nodes.
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
@@ -148,9 +172,7 @@ class Connection:
     def __init__(self, endpoint: str, identity: bytes, *, busy_poll_s: float = 0.0) -> None:
         """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
         check_endpoint(endpoint)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _common_options(self._socket)
+        self._context, self._socket = _new_socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         try:
             self._socket.connect(endpoint)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator import prompts
+from coordinator import cli, prompts
 from coordinator.config import AS_FLAGS, PairConfig, SamplingParams
 from coordinator.launcher import Launcher
 from coordinator.tokenization import Tokenization
@@ -88,6 +88,60 @@ def test_a_bad_setting_is_refused_before_a_process_starts(
     assert refused(caught).startswith(line)
 
 
+def open_files_left(number: int, code: str) -> str:
+    """What a program says of the error in `code`, where so many more files may be open."""
+    program = (
+        "import os, resource\n"
+        "from coordinator.launcher import Launcher\n"
+        "from proto.errors import SlipstreamError\n"
+        "from proto.messages import Role\n"
+        "from proto.node import NodeConfig\n"
+        "from proto.transport import Connection, Listener\n"
+        "def leave(number):\n"
+        "    highest = max(map(int, os.listdir('/proc/self/fd')))\n"
+        "    while (last := os.dup(0)) < highest: pass\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + number,) * 2)\n"
+        "node = NodeConfig(Role.TARGET, 'ipc:///tmp/none', 'target-1', '', '')\n"
+        f"{code.format(number)}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "work"),
+    [
+        (2, "launcher.start(node)"),
+        (0, "Listener('tcp://127.0.0.1:*')"),
+        (2, "Listener('tcp://127.0.0.1:*')"),
+        (0, "Connection('tcp://127.0.0.1:9', b'a')"),
+    ],
+)
+def test_the_limit_of_open_files_is_said_wherever_it_is_met(number: int, work: str) -> None:
+    code = (
+        "launcher = Launcher()\n"
+        "leave({})\n"
+        "try:\n"
+        f"    {work}\n"
+        "except SlipstreamError as error:\n"
+        "    print(error, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    said = open_files_left(number, code)
+    assert said.startswith("cannot ")
+    assert said.endswith("; raise the limit of open files (ulimit -n)\n")
+    assert said.count("\n") == 1
+
+
 def test_a_full_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         output = io.TextIOWrapper(full, write_through=True)
@@ -138,3 +192,33 @@ def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Pa
     )
     assert done.stdout == "None\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ["--num-prompts", "0"],
+            "error: Invalid value for '--num-prompts': Input should be greater",
+        ),
+        (["--max-tokens", "0"], "error: Invalid value for '--max-tokens': Input should be greater"),
+        (
+            ["--repetitions", "0"],
+            "error: Invalid value for '--repetitions': Input should be greater",
+        ),
+        (["--temperature", "-1"], "error: --temperature: Input should be greater than or equal"),
+        ([], "error: {path} is not UTF-8 (byte 0)"),
+    ],
+)
+def test_a_benchmark_that_cannot_work_is_refused_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: list[str],
+    line: str,
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xff")
+    monkeypatch.setattr(sys, "argv", ["slipstream", "bench", "--prompt-file", str(path), *options])
+    assert cli._run(None) == cli.EXIT_USAGE
+    assert capsys.readouterr().err.startswith(line.format(path=path))

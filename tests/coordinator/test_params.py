@@ -2,17 +2,21 @@
 
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
 from coordinator import LLM, SamplingParams, options
+from coordinator.config import PairConfig, checked
 from coordinator.tokenization import Tokenization
+from engine.checkpoint import find_checkpoint
+from engine.errors import ModelError
 from proto.errors import ConfigurationError
 
 
@@ -64,6 +68,23 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
         ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
         ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
         ({"max_model_len": 1}, "max_model_len: "),
+        ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),
+        ({"speculative_config": []}, "speculative_config: expected a dict of method, model,"),
+        ({"speculative_config": {5: 1}}, "speculative_config has no 5; there are method"),
+        ({"speculative_config": {"method": []}}, "one of ar, sync, pipelined, ngram, not []"),
+        ({"speculative_config": {"model": 5}}, "drafter: Input should be a valid string (got 5)"),
+        ({"speculative_config": {"window": "wide"}}, "window: Input should be a valid integer"),
+        ({"drafter": ""}, "drafter: String should have at least 1 character"),
+        ({"drafter": 5}, "drafter: Input should be a valid string (got 5)"),
+        ({"dtype": None}, "dtype: Input should be 'auto', "),
+        ({"reproducible": "perhaps"}, "reproducible: Input should be a valid boolean"),
+        ({"target_device": 0}, "target_device: Input should be a valid string"),
+        ({"max_model_len": 10**5000}, "max_model_len: "),
+        ({"target_revision": ""}, "target_revision: String should have at least 1 character"),
+        (
+            {"drafter": "ngram", "drafter_revision": "main"},
+            "drafter_revision is for a model on the hub, but n-gram drafts come from no model",
+        ),
         ({"tensor_parallel": 2}, "PairConfig has no setting 'tensor_parallel'"),
     ],
 )
@@ -71,6 +92,22 @@ def test_a_bad_setting_is_one_line_and_starts_nothing(values: dict[str, Any], li
     with pytest.raises(ConfigurationError) as caught:
         LLM("./nowhere", **values)
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_folder_has_no_revision(tmp_path: Path, role: str) -> None:
+    values: dict[str, Any] = {"target": "a/b", "drafter": "a/b", f"{role}_revision": "main"}
+    assert PairConfig(**values).target == "a/b"
+    values[role] = str(tmp_path)
+    rest = f"revision is for a model on the hub, but {tmp_path} is a folder; leave it out"
+    with pytest.raises(ConfigurationError) as caught:
+        PairConfig(**values)
+    assert str(caught.value) == f"{role}_{rest}"
+    with pytest.raises(ConfigurationError) as caught:
+        checked(PairConfig, **values)
+    assert str(caught.value) == f"--{role}-{rest}"
+    with pytest.raises(ModelError, match="is a folder, which has no revision 'main'; leave it out"):
+        find_checkpoint(str(tmp_path), "main")
 
 
 def test_one_string_and_nothing_stand_for_lists() -> None:
@@ -107,8 +144,13 @@ def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
 
 def test_sampling_parameters_do_not_change() -> None:
     params = SamplingParams(temperature=0.5)
-    with pytest.raises(ValidationError, match="frozen"):
-        params.temperature = 1.0  # type: ignore[misc]
+    for config, name in ((params, "temperature"), (PairConfig(), "target"), (params, "no_such")):
+        for change in (partial(setattr, config, name, 1.0), partial(delattr, config, name)):
+            with pytest.raises(ConfigurationError) as caught:
+                change()
+            kind = type(config).__name__
+            assert str(caught.value) == f"{name}: a {kind} does not change; make another {kind}"
+    assert params == SamplingParams(temperature=0.5)
 
 
 def test_the_api_is_loaded_when_it_is_used_and_never_loads_torch() -> None:

@@ -83,6 +83,15 @@ def test_a_full_device_ends_the_run_with_one_line(tiny: list[str]) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [[*GENERATE, "a"], [sys.executable, "-m", "target_node"]])
+def test_too_few_open_files_are_one_line_that_says_what_to_do(command: list[str]) -> None:
+    done = in_shell("</dev/null", "bash", "-c", 'ulimit -n 24; exec "$@"', "bash", *command)
+    assert only_line(done) == (
+        "error: this process may have 24 files open, of which fewer than 32 are left; raise the "
+        "limit of open files (ulimit -n)"
+    )
+
+
 @pytest.mark.parametrize("module", ["target_node", "drafter_node"])
 @pytest.mark.parametrize("redirection", ["<&-", "</dev/null", "<<< garbage", "<<< [[[", "<<< '[]'"])
 def test_a_node_started_by_hand_says_who_starts_it(module: str, redirection: str) -> None:
