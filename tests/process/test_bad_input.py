@@ -15,15 +15,6 @@ from tests.tiny_models import make_model
 
 pytestmark = pytest.mark.process
 
-
-@pytest.fixture(autouse=True)
-def a_hang_up_is_not_ignored() -> Iterator[None]:
-    """As it is where the tests were started with nohup, and then in every process they start."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 LIMIT_S = 60
 
 
