@@ -25,6 +25,19 @@ END_GRACE_S = 1.0
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
 
+@dataclass(frozen=True, slots=True)
+class Obituary:
+    """How a node process ended.
+
+    line    what happened and what it said last
+    status  its exit status, below zero for a signal; None: it went with its machine
+    """
+
+    role: Role
+    line: str
+    status: int | None
+
+
 class NodeLauncher(Protocol):
     """Where and how node processes are started; `Launcher` does it on this machine.
 
@@ -36,8 +49,8 @@ class NodeLauncher(Protocol):
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
 
-    def ended(self) -> list[tuple[Role, str]]:
-        """The nodes that have ended since the last call, and how. Asked often: never waits."""
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call. Asked often: never waits."""
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -58,8 +71,8 @@ class NodeProcess:
     process: subprocess.Popen[str]
     log: Path
 
-    def obituary(self) -> str | None:
-        """One line on how the process ended and what it said last; None while it runs."""
+    def obituary(self) -> Obituary | None:
+        """How the process ended; None while it runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -68,7 +81,8 @@ class NodeProcess:
         else:
             how = f"exited with status {status}"
         words = self.last_words()
-        return f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        return Obituary(self.role, line, status)
 
     def last_words(self) -> str:
         """The last line that the process printed."""
@@ -127,12 +141,12 @@ class Launcher:
         except OSError:
             pass  # it has ended already; its obituary says why
 
-    def ended(self) -> list[tuple[Role, str]]:
-        """The nodes that have ended since the last call, and how."""
-        found = [(node, line) for node in list(self._nodes) if (line := node.obituary())]
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call."""
+        found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
-        return [(node.role, line) for node, line in found]
+        return [obituary for _, obituary in found]
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""

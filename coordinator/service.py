@@ -48,7 +48,7 @@ from proto.messages import (
     SamplingSpec,
     Verdict,
 )
-from proto.node import HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
+from proto.node import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
 from proto.transport import Listener
 
@@ -74,7 +74,7 @@ class Service:
         self.endpoint = self._listener.endpoint
         self.secret = secrets.token_hex(16)
         self.registry = Registry(self.secret)
-        self._identities: dict[Role, bytes] = {}
+        self._identities: dict[Role, bytes] = {}  # of the nodes that are not gone
         self._active: Running | None = None  # the text that the nodes work on
         self._waiting: deque[Running] = deque()  # submitted, oldest first
         # Other threads append a text that begins or the number of one to be ended.
@@ -85,7 +85,6 @@ class Service:
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
         self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
-        self._num_bad_frames = 0
         self._num_dropped = 0  # frames that a queue refused
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -114,7 +113,7 @@ class Service:
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
-        nodes = [self.registry.of(role) for role in self._identities]
+        nodes = [self.registry.of(role) for role in tuple(self._identities)]
         return {node.role: node.state for node in nodes if node is not None}
 
     def submit(
@@ -228,16 +227,17 @@ class Service:
                 self.watch.enter(Phase.DECODE)
             message = decode(frame)
         except RemoteProtocolError as error:
-            self._on_bad_frame(node, error)
+            self._on_bad_frame(node, error, now)
             return
         self.watch.enter(Phase.DECIDE)
         self._on_message(node, message, now)
 
-    def _on_bad_frame(self, node: Node, error: RemoteProtocolError) -> None:
-        self._num_bad_frames += 1
+    def _on_bad_frame(self, node: Node, error: RemoteProtocolError, now: float) -> None:
+        node.num_bad_frames += 1
         logger.warning("dropped a frame of the %s: %s", node.role, error)
-        if self._num_bad_frames > MAX_BAD_FRAMES:
-            raise NodeError(f"the {node.role} keeps sending garbled frames; the last: {error}")
+        if node.num_bad_frames > MAX_BAD_FRAMES:
+            line = f"the {node.role} keeps sending garbled frames; the last: {error}"
+            self._failed(node, line, now)
 
     def _on_message(self, node: Node, message: Message, now: float) -> None:
         match message:
@@ -255,8 +255,9 @@ class Service:
                 node.progress = message.progress
             case Hello():
                 self._on_hello(node, message, now)
-            case Fault(code=FaultCode.FAILED):
-                raise NodeError(f"the {node.role} failed: {message.detail}")
+            case Fault(code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
+                line = f"the {node.role} failed: {message.detail}"
+                self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
             case Fault():
                 self._step(s.FaultArrived(node.role, message), now, message.session)
             case _:
@@ -270,8 +271,12 @@ class Service:
         self._joined(node, now)
 
     def _on_timer(self, now: float) -> None:
-        for role, obituary in self._launcher.ended():
-            self._on_ended(role, obituary, now)
+        for obituary in self._launcher.ended():
+            node = self.registry.of(obituary.role)
+            assert node is not None
+            if node.health is not Health.GONE:  # else it has said itself why it ends
+                is_unusable = obituary.status == EXIT_UNUSABLE
+                self._failed(node, obituary.line, now, is_unusable=is_unusable)
         for node in self.registry.newly_silent(now):
             if node.role is Role.TARGET:
                 silence = node.detector.silence_s(now)
@@ -279,16 +284,20 @@ class Service:
             self._lost(node, now)
         self._step(s.Tick(), now)
 
-    def _on_ended(self, role: Role, obituary: str, now: float) -> None:
-        node = self.registry.find(self._identities[role])
-        assert node is not None
+    def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
+        """A node is gone: the end of everything, or of the drafts.
+
+        is_unusable  as it was configured it cannot work: from the start, an error of the user
+        """
         was_ready = node.health is not Health.EXPECTED
         self.registry.gone(node)
-        if role is Role.TARGET or not was_ready:
-            made = self._active.machine.num_generated if self._active is not None else 0
-            raise NodeError(f"{obituary} (after {made} tokens)" if was_ready else obituary)
-        logger.warning("%s; going on without drafts", obituary)
-        self._lost(node, now)
+        del self._identities[node.role]
+        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
+            logger.warning("%s; going on without drafts", line)
+            self._lost(node, now)
+            return
+        made = self._active.machine.num_generated if self._active is not None else 0
+        raise NodeError(f"{line} (after {made} tokens)" if was_ready else line)
 
     def _joined(self, node: Node, now: float) -> None:
         self._step(s.NodeJoined(node.role), now)
@@ -323,6 +332,8 @@ class Service:
         for role in (Role.TARGET, Role.DRAFTER):
             if self.registry.ready(role) is not None:
                 self._step(s.NodeJoined(role), now)
+            elif self.registry.of(role) is not None:
+                self._step(s.NodeLost(role), now)
 
     def _end(self, running: Running, last: Result | SlipstreamError) -> None:
         if running is self._active:
@@ -359,7 +370,7 @@ class Service:
 
     def _beat(self) -> None:
         marks = () if self._active is None else (self._active.machine.mark,)
-        for role in self._identities:
+        for role in tuple(self._identities):
             if self.registry.ready(role) is not None:
                 self._send(role, Heartbeat(marks, 0, ""))
 

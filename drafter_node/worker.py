@@ -18,14 +18,14 @@ from drafter_node.events import (
     Tick,
 )
 from engine.coupling import choose_scored
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
 from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
 from engine.sampling import sampling_of
 from proto.codec import encode
-from proto.errors import ModelError
+from proto.errors import ModelError, NodeError
 from proto.messages import Fingerprint, Hello, Message, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.stopwatch import Phase
@@ -55,6 +55,8 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             backend=config.backend,
             row_counts=PROGRAM_ROWS,
         )
+    except OutOfMemory as error:
+        raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
     say("ready")

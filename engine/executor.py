@@ -19,7 +19,7 @@ import torch
 
 from engine.compiled import CompiledBackend
 from engine.device import send
-from engine.errors import ModelError
+from engine.errors import kind_of
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
@@ -246,7 +246,7 @@ def _make_backend(
             return FusedBackend(loaded, num_slots)
         return HuggingFaceBackend(loaded, num_slots)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(
+        raise kind_of(error)(
             f"{loaded.name}: no cache of {num_slots} slots on {loaded.device} "
             f"({one_line(error)}); try a shorter maximum length, or another model"
         ) from error

@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 
 from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory, kind_of
 
 DTYPES = {
     "float32": torch.float32,
@@ -210,7 +210,7 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             output_loading_info=True,
         )
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name}: not enough memory for its weights: {one_line(error)}") from error
+        raise OutOfMemory(f"{name}: no memory for its weights: {one_line(error)}") from error
     except (
         OSError,
         ValueError,
@@ -220,7 +220,8 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
         AttributeError,
         SafetensorError,
     ) as error:
-        raise ModelError(f"{name}: cannot load the weights: {one_line(error)}") from error
+        kind = kind_of(error)
+        raise kind(f"{name}: cannot load the weights: {one_line(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
@@ -234,7 +235,7 @@ def _put(name: str, model: Any, device: torch.device) -> Any:
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
-        raise ModelError(
+        raise OutOfMemory(
             f"{name}: its weights do not fit on {device}; use a smaller dtype or model"
         ) from error
 

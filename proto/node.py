@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from proto.codec import decode, encode
-from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError, TransportError
+from proto.errors import (
+    ConfigurationError,
+    ModelError,
+    RemoteProtocolError,
+    SlipstreamError,
+    TransportError,
+)
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     PROTOCOL_VERSION,
@@ -44,6 +50,8 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input; it is started by "
     "`python -m coordinator`"
 )
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
 HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
 
 
@@ -236,18 +244,22 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return EXIT_UNUSABLE
     try:
         work(config, connection, heart)
+    except (ConfigurationError, ModelError) as error:
+        _tell(connection, config, FaultCode.UNUSABLE, str(error))
+        return EXIT_UNUSABLE
     except SlipstreamError as error:
-        return _fail(connection, config, str(error))
+        _tell(connection, config, FaultCode.FAILED, str(error))
+        return EXIT_FAILED
     finally:
         heart.stop()
         connection.close()
     return 0
 
 
-def _fail(connection: Connection, config: NodeConfig, detail: str) -> int:
+def _tell(connection: Connection, config: NodeConfig, code: FaultCode, detail: str) -> None:
+    """Why the node ends: to the coordinator, and for whoever reads the log."""
     print(f"{config.role}: {detail}", file=sys.stderr)  # noqa: T201
-    connection.send(encode(Fault(0, 0, FaultCode.FAILED, detail[:2000])))
-    return 1
+    connection.send(encode(Fault(0, 0, code, detail[:2000])))
