@@ -87,6 +87,7 @@ class Service:
         self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
         self._num_dropped = 0  # frames that a queue refused
         self._stopping = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
         # The loop shares Python's lock with whoever renders text: hand it over quickly.
         sys.setswitchinterval(0.0005)
@@ -105,7 +106,9 @@ class Service:
         self._launcher.start(config)
 
     def check_alive(self) -> None:
-        """Raises what ended the service, if something did."""
+        """Raises what ended the service, if something did, or if this is a forked child's copy."""
+        if os.getpid() != self._owner:
+            raise ClosedError("a forked process cannot use its parent's nodes; start some in it")
         if self._failure is not None:
             raise self._failure
         if self._stopping:

@@ -95,6 +95,7 @@ class RayLauncher:
     def __init__(self, address: str, roles: tuple[Role, ...]) -> None:
         self.endpoint = "tcp://127.0.0.1:*"
         self._roles = roles
+        self._owner = os.getpid()
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
         self._deaths: dict[Role, Future[Obituary]] = {}
@@ -136,6 +137,8 @@ class RayLauncher:
 
     def close(self) -> None:
         """End the nodes and their actors, give the place back, leave the cluster."""
+        if os.getpid() != self._owner:
+            return  # a forked child's copy
         self._deaths.clear()
         self._pids.clear()
         actors = [self._actors.pop(role) for role in list(self._actors)]

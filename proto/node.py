@@ -2,13 +2,16 @@
 
 A node is started with a pipe as its standard input. One JSON line on it is the config (the secret
 in it must not show in a process list); after that the pipe is the *lifeline*: at its end of file
-whoever started the node is gone, and the node ends at once, even in the middle of a forward.
+whoever started the node is gone, and the node ends at once, even in the middle of a forward. A copy
+of the other end may live on in a process that was forked there, so the node also looks whether its
+parent is the one that it had.
 """
 
 import dataclasses
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -52,6 +55,7 @@ NO_CONFIG = (
 )
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
+PARENT_CHECK_S = 0.5
 HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
 
 
@@ -65,6 +69,7 @@ class NodeConfig:
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
     backend         which forward runs: one of `engine.prepare.BACKENDS`
     busy_poll_us    so long it asks for messages without pause before it sleeps
+    parent_pid      the process that has started the node; the launcher knows it
     max_candidates  classical rules: most tokens that a draft is sampled from
     """
 
@@ -82,6 +87,7 @@ class NodeConfig:
     max_candidates: int = 64
     backend: str = "auto"
     busy_poll_us: int = 0
+    parent_pid: int = 0
 
     def to_json(self) -> str:
         """One line."""
@@ -158,14 +164,18 @@ def read_config() -> NodeConfig:
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigurationError(NO_CONFIG)
     config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
-    threading.Thread(target=_end_with_lifeline, name="lifeline", daemon=True).start()
+    watch = threading.Thread(
+        target=_end_with_parent, args=(config.parent_pid,), name="lifeline", daemon=True
+    )
+    watch.start()
     return config
 
 
-def _end_with_lifeline() -> None:
-    # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
-    while os.read(0, 4096):
-        pass
+def _end_with_parent(pid: int) -> None:
+    while os.getppid() == pid:
+        # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
+        if select.select([0], [], [], PARENT_CHECK_S)[0] and not os.read(0, 4096):
+            break
     os._exit(0)
 
 
