@@ -61,7 +61,6 @@ def only_warning(caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize(
     ("way", "line"),
     [
-        ("exit_", "the drafter process exited with status 3"),
         ("memory_error", "the drafter process exited with status 1; its last words: MemoryError"),
         ("too_large", "the drafter failed: the drafter's weights do not fit on cuda:0"),
         ("killed", r"the drafter process was ended by signal 9 \(SIGKILL\)"),
