@@ -23,7 +23,7 @@ from coordinator.bench import (
     pair_arm,
     wait_for_quiet,
 )
-from coordinator.bench_report import equality, host_time, machine, table
+from coordinator.bench_report import equality, host_time, lost_drafters, machine, table
 from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.devices import chosen_devices
 from coordinator.pair import Pair
@@ -250,6 +250,8 @@ def _one_temperature(
     compared = names if value == 0 else ours
     typer.echo(equality(runs, [name for name in compared if name != PLAIN], PLAIN))
     typer.echo(host_time(runs, ours))
+    if lost := lost_drafters(runs):
+        typer.echo(f"texts without their drafter, which was lost (measure again): {lost}")
     for speeds in swept:
         typer.echo("swept: " + ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items()))
     return runs

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -98,3 +99,13 @@ def host_time(runs: Sequence[Run], arms: Sequence[str]) -> str:
         if figures:
             parts.append(f"{arm} {median(figures):.2f}")
     return "host ms per pass: " + ", ".join(parts)
+
+
+def lost_drafters(runs: Sequence[Run]) -> str:
+    """By arm, how many texts went without their drafter: they measure the target alone."""
+    lost = Counter(
+        run.arm
+        for run in runs
+        if run.text.metrics is not None and run.text.metrics.drafter_lost_at is not None
+    )
+    return ", ".join(f"{arm} {number}" for arm, number in lost.items())

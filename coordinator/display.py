@@ -107,6 +107,8 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
         sum(m.num_accepted_tokens for m in done),
         sum(m.num_draft_tokens for m in done),
     )
+    if num_lost := sum(m.drafter_lost_at is not None for m in done):
+        line += f"\nthe drafter was lost: {num_lost} texts were without it"
     if not drafted:
         return line
     return (

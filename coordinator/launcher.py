@@ -1,7 +1,9 @@
 """Node processes: started, watched and ended here. None of them outlives the coordinator.
 
 Every node's standard input is a pipe that only this process writes to. When this process ends,
-however it ends, the pipe closes and the node goes. What a node prints is kept in a file beside the
+however it ends, the pipe closes and the node goes. A forked child gives its copies of the pipes
+back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
+sees by its own parent that this process has gone. What a node prints is kept in a file beside the
 socket.
 """
 
@@ -9,13 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from coordinator.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.messages import Role
@@ -24,6 +27,19 @@ from proto.node import NodeConfig
 ROOT = Path(__file__).resolve().parent.parent
 END_GRACE_S = 1.0
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
+
+
+@dataclass(frozen=True, slots=True)
+class Obituary:
+    """How a node process ended.
+
+    line    what happened and what it said last
+    status  its exit status, below zero for a signal; None: it went with its machine
+    """
+
+    role: Role
+    line: str
+    status: int | None
 
 
 class NodeLauncher(Protocol):
@@ -37,14 +53,14 @@ class NodeLauncher(Protocol):
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
 
-    def ended(self) -> list[tuple[Role, str]]:
-        """The nodes that have ended since the last call, and how. Asked often: never waits."""
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call. Asked often: never waits."""
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
 
     def close(self) -> None:
-        """End every node, within seconds. May be called twice."""
+        """End every node, within seconds. May be called twice; does nothing in a forked child."""
 
 
 # Of the address of a Ray cluster and the roles to make room for.
@@ -59,8 +75,8 @@ class NodeProcess:
     process: subprocess.Popen[str]
     log: Path
 
-    def obituary(self) -> str | None:
-        """One line on how the process ended and what it said last; None while it runs."""
+    def obituary(self) -> Obituary | None:
+        """How the process ended; None while it runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -69,7 +85,8 @@ class NodeProcess:
         else:
             how = f"exited with status {status}"
         words = self.last_words()
-        return f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        return Obituary(self.role, line, status)
 
     def last_words(self) -> str:
         """The last line that the process printed."""
@@ -85,18 +102,16 @@ class Launcher:
 
     def __init__(self) -> None:
         try:
-            # Made with mode 0700: only this user can reach the socket in it.
             # It goes when this process ends, also where `close` is cut short.
-            self._runtime = tempfile.TemporaryDirectory(
-                prefix="slipstream-", ignore_cleanup_errors=True
-            )
+            self._runtime = RuntimeFolder()
         except OSError as error:
             raise NodeError(
                 f"cannot make a runtime folder: {error}; free space or set TMPDIR"
             ) from error
-        self.folder = Path(self._runtime.name)
+        self.folder = self._runtime.path
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
+        _launchers.add(self)
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
@@ -124,17 +139,17 @@ class Launcher:
         self._nodes.append(node)
         try:
             assert process.stdin is not None
-            process.stdin.write(config.to_json() + "\n")
+            process.stdin.write(replace(config, parent_pid=os.getpid()).to_json() + "\n")
             process.stdin.flush()
         except OSError:
             pass  # it has ended already; its obituary says why
 
-    def ended(self) -> list[tuple[Role, str]]:
-        """The nodes that have ended since the last call, and how."""
-        found = [(node, line) for node in list(self._nodes) if (line := node.obituary())]
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call."""
+        found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
-        return [(node.role, line) for node, line in found]
+        return [obituary for _, obituary in found]
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -152,7 +167,18 @@ class Launcher:
             if self._wait():
                 break
         self._nodes = []
-        self._runtime.cleanup()
+        self._runtime.remove()
+
+    def disown(self) -> None:
+        """In a forked child: the nodes and the folder are the parent's, whatever is called here."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for node in self._nodes:
+            if node.process.stdin is not None and not node.process.stdin.closed:
+                # To close the file would wait for its lock, which a thread of the parent may hold.
+                os.dup2(nowhere, node.process.stdin.fileno(), inheritable=False)
+        os.close(nowhere)
+        self._nodes = []
+        self._runtime.disown()
 
     def _wait(self) -> bool:
         """Whether all have ended within the grace time."""
@@ -163,3 +189,14 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 return False
         return True
+
+
+_launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for launcher in _launchers:
+        launcher.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -63,7 +63,8 @@ class Metrics:
     target_busy             share of the time that the target's device was computing
     host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
     no_model_ms_per_pass    the same and what of the wait neither model was at work for
-    fallbacks               passes that went without (enough) drafts, by cause, and a lost drafter
+    fallbacks               passes that went without (enough) drafts, by cause
+    drafter_lost_at         tokens that were there when the drafter went away; 0: it was away
     speculative_decoding    None if the policy has no drafter
     """
 

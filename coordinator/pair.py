@@ -112,7 +112,7 @@ class Pair:
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
-        while not self.service.registry.all_ready():
+        while not self.service.registry.none_expected():
             self.service.check_alive()
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())

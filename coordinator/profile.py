@@ -37,6 +37,7 @@ class Profile:
 
     no_model_ms  median time per pass in which no model is known to have been at work
     host_ms      what the target's host took of it
+    num_without_drafter  texts that went without their drafter, or lost it on the way
     """
 
     tokens_per_second: float
@@ -45,6 +46,7 @@ class Profile:
     mean_acceptance_length: float
     no_model_ms: float
     host_ms: float
+    num_without_drafter: int
     shares: list[Share]
 
 
@@ -78,7 +80,8 @@ def profile(
         mean_acceptance_length=1 + sum(text.num_accepted_tokens for text in texts) / num_passes,
         no_model_ms=median(text.no_model_ms_per_pass for text in texts),
         host_ms=median(text.host_ms_per_pass for text in texts),
-        shares=[_share(name, before, after, elapsed_s, num_passes) for name in after.times_us],
+        num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),
+        shares=[_share(name, before, after, elapsed_s, num_passes) for name in before.times_us],
     )
 
 
@@ -97,7 +100,8 @@ def _read(pair: Pair) -> _Reading:
     time.sleep(2.5 * HEARTBEAT_INTERVAL_S)
     roles = (Role.TARGET, Role.DRAFTER)
     nodes = {role.value: pair.service.registry.of(role) for role in roles}
-    there = {name: node for name, node in nodes.items() if node is not None}
+    # A drafter that failed before it could say anything has no figures.
+    there = {name: node for name, node in nodes.items() if node is not None and node.times_us}
     times_us = {name: node.times_us for name, node in there.items()}
     times_us[COORDINATOR] = pair.service.watch.totals_us
     return _Reading(

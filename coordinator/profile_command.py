@@ -85,6 +85,9 @@ def profile_command(
         f"{found.mean_acceptance_length:.2f}; in no model: {found.no_model_ms:.3f} ms a pass "
         f"(median),\nof it {found.host_ms:.3f} on the target's host"
     )
+    if found.num_without_drafter:
+        num_lost = found.num_without_drafter
+        typer.echo(f"the drafter was lost: {num_lost} texts were without it, at least in part")
     for share in found.shares:
         if share.num_uncaptured:
             typer.echo(

@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 A node is *expected* from the moment its process is started, *ready* once its Hello was accepted,
 *silent* while nothing is heard from it for too long (it may come back), and *gone* when its process
-has ended. A node whose Hello does not fit is refused with a reason that says how it differs.
+has ended or has failed: nothing that it sends counts any more. A node whose Hello does not fit is
+refused with a reason that says how it differs.
 """
 
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Node:
     marks     the sessions that it has open, by its last heartbeat
     times_us  in each phase of its loop, by its last heartbeat
     num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
+    num_bad_frames  frames of it that could not be decoded
     """
 
     role: Role
@@ -47,6 +49,7 @@ class Node:
     marks: tuple[SessionMark, ...] = ()
     times_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
+    num_bad_frames: int = 0
 
 
 class Registry:
@@ -64,8 +67,9 @@ class Registry:
         self._nodes[identity] = Node(role, identity, FaultDetector(now, limit))
 
     def find(self, identity: bytes) -> Node | None:
-        """The node that sends by this identity."""
-        return self._nodes.get(identity)
+        """The node that sends by this identity, unless it is gone."""
+        node = self._nodes.get(identity)
+        return node if node is not None and node.health is not Health.GONE else None
 
     def of(self, role: Role) -> Node | None:
         """The node of this role, whatever its health."""
@@ -76,9 +80,9 @@ class Registry:
         node = self.of(role)
         return node if node is not None and node.health is Health.READY else None
 
-    def all_ready(self) -> bool:
-        """Whether every node that was started can work."""
-        return all(node.health is Health.READY for node in self._nodes.values())
+    def none_expected(self) -> bool:
+        """Whether nobody is waited for: every node that was started was ready once, or is gone."""
+        return all(node.health is not Health.EXPECTED for node in self._nodes.values())
 
     def greet(self, node: Node, hello: Hello) -> Welcome | Fault:
         """Answer a Hello. The node is ready if the answer is Welcome."""
@@ -124,7 +128,7 @@ class Registry:
         return silent
 
     def gone(self, node: Node) -> None:
-        """The node's process has ended."""
+        """The node's process has ended, or is as good as that."""
         node.health = Health.GONE
 
     def _other(self, node: Node) -> Hello | None:

@@ -76,3 +76,11 @@ def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[floa
         times.append((time_s, min(number, num_tokens)))
         num_tokens -= number
     return times
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A text is to be ended: because its reader has left, or found its end (`is_complete`)."""
+
+    session: int
+    is_complete: bool

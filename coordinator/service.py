@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 
 from coordinator import session as s
 from coordinator.launcher import NodeLauncher
 from coordinator.registry import Health, Node, Registry
-from coordinator.running import MISHAPS, Running, check_opening
+from coordinator.running import MISHAPS, Ending, Running, check_opening
 from coordinator.stream import Result, Stream
 from proto.codec import decode, encode, kind_of
 from proto.errors import (
@@ -51,21 +50,13 @@ from proto.messages import (
     SamplingSpec,
     Verdict,
 )
-from proto.node import HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
+from proto.node import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
 from proto.transport import Listener
 
 logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """A text is to be ended: because its reader has left, or found its end (`is_complete`)."""
-
-    session: int
-    is_complete: bool
 
 
 class Service:
@@ -77,20 +68,20 @@ class Service:
         self.endpoint = self._listener.endpoint
         self.secret = secrets.token_hex(16)
         self.registry = Registry(self.secret)
-        self._identities: dict[Role, bytes] = {}
+        self._identities: dict[Role, bytes] = {}  # of the nodes that are not gone
         self._active: Running | None = None  # the text that the nodes work on
         self._waiting: deque[Running] = deque()  # submitted, oldest first
         # Other threads append a text that begins or the number of one to be ended.
-        self._commands: deque[Running | _Ending] = deque()
+        self._commands: deque[Running | Ending] = deque()
         self._lock = threading.Lock()  # guards the next two
         self._num_open = 0  # texts that have been submitted and not ended; <= MAX_SESSIONS
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
         self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
-        self._num_bad_frames = 0
         self._num_dropped = 0  # frames that a queue refused
         self._stopping = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
         # The loop shares Python's lock with whoever renders text: hand it over quickly.
         sys.setswitchinterval(0.0005)
@@ -109,7 +100,9 @@ class Service:
         self._launcher.start(config)
 
     def check_alive(self) -> None:
-        """Raises what ended the service, if something did."""
+        """Raises what ended the service, if something did, or if this is a forked child's copy."""
+        if os.getpid() != self._owner:
+            raise ClosedError("a forked process cannot use its parent's nodes; start some in it")
         if self._failure is not None:
             # A new one each time: an exception that is raised again keeps every traceback.
             raise copy(self._failure) from self._failure
@@ -118,7 +111,7 @@ class Service:
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
-        nodes = [self.registry.of(role) for role in self._identities]
+        nodes = [self.registry.of(role) for role in tuple(self._identities)]
         return {node.role: node.state for node in nodes if node is not None}
 
     def submit(
@@ -157,15 +150,15 @@ class Service:
             self._num_open += 1
             self._last_session = number
             stream = Stream(
-                partial(self._end_soon, _Ending(number, is_complete=False)),
-                partial(self._end_soon, _Ending(number, is_complete=True)),
+                partial(self._end_soon, Ending(number, is_complete=False)),
+                partial(self._end_soon, Ending(number, is_complete=True)),
                 self.check_alive,
             )
             self._commands.append(Running(machine, stream, time.monotonic()))
         self._listener.wake()
         return stream
 
-    def _end_soon(self, ending: _Ending) -> None:
+    def _end_soon(self, ending: Ending) -> None:
         """End a text, if it has not ended yet."""
         self._commands.append(ending)
         self._listener.wake()
@@ -234,16 +227,17 @@ class Service:
                 self.watch.enter(Phase.DECODE)
             message = decode(frame)
         except RemoteProtocolError as error:
-            self._on_bad_frame(node, error)
+            self._on_bad_frame(node, error, now)
             return
         self.watch.enter(Phase.DECIDE)
         self._on_message(node, message, now)
 
-    def _on_bad_frame(self, node: Node, error: RemoteProtocolError) -> None:
-        self._num_bad_frames += 1
+    def _on_bad_frame(self, node: Node, error: RemoteProtocolError, now: float) -> None:
+        node.num_bad_frames += 1
         logger.warning("dropped a frame of the %s: %s", node.role, error)
-        if self._num_bad_frames > MAX_BAD_FRAMES:
-            raise NodeError(f"the {node.role} keeps sending garbled frames; the last: {error}")
+        if node.num_bad_frames > MAX_BAD_FRAMES:
+            line = f"the {node.role} keeps sending garbled frames; the last: {error}"
+            self._failed(node, line, now)
 
     def _on_message(self, node: Node, message: Message, now: float) -> None:
         match message:
@@ -261,8 +255,9 @@ class Service:
                 node.progress = message.progress
             case Hello():
                 self._on_hello(node, message, now)
-            case Fault(code=FaultCode.FAILED):
-                raise NodeError(f"the {node.role} failed: {message.detail}")
+            case Fault(code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
+                line = f"the {node.role} failed: {message.detail}"
+                self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
             case Fault():
                 self._step(s.FaultArrived(node.role, message), now, message.session)
             case _:
@@ -276,8 +271,12 @@ class Service:
         self._joined(node, now)
 
     def _on_timer(self, now: float) -> None:
-        for role, obituary in self._launcher.ended():
-            self._on_ended(role, obituary, now)
+        for obituary in self._launcher.ended():
+            node = self.registry.of(obituary.role)
+            assert node is not None
+            if node.health is not Health.GONE:  # else it has said itself why it ends
+                is_unusable = obituary.status == EXIT_UNUSABLE
+                self._failed(node, obituary.line, now, is_unusable=is_unusable)
         for node in self.registry.newly_silent(now):
             if node.role is Role.TARGET:
                 silence = node.detector.silence_s(now)
@@ -285,16 +284,20 @@ class Service:
             self._lost(node, now)
         self._step(s.Tick(), now)
 
-    def _on_ended(self, role: Role, obituary: str, now: float) -> None:
-        node = self.registry.find(self._identities[role])
-        assert node is not None
+    def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
+        """A node is gone: the end of everything, or of the drafts.
+
+        is_unusable  as it was configured it cannot work: from the start, an error of the user
+        """
         was_ready = node.health is not Health.EXPECTED
         self.registry.gone(node)
-        if role is Role.TARGET or not was_ready:
-            made = self._active.machine.num_generated if self._active is not None else 0
-            raise NodeError(f"{obituary} (after {made} tokens)" if was_ready else obituary)
-        logger.warning("%s; going on without drafts", obituary)
-        self._lost(node, now)
+        del self._identities[node.role]
+        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
+            logger.warning("%s; going on without drafts", line)
+            self._lost(node, now)
+            return
+        made = self._active.machine.num_generated if self._active is not None else 0
+        raise NodeError(f"{line} (after {made} tokens)" if was_ready else line)
 
     def _joined(self, node: Node, now: float) -> None:
         self._step(s.NodeJoined(node.role), now)
@@ -304,7 +307,7 @@ class Service:
 
     # -- one text after another -------------------------------------------------------------------
 
-    def _on_command(self, command: Running | _Ending) -> None:
+    def _on_command(self, command: Running | Ending) -> None:
         if isinstance(command, Running):
             self._waiting.append(command)
             return
@@ -332,6 +335,8 @@ class Service:
         for role in (Role.TARGET, Role.DRAFTER):
             if self.registry.ready(role) is not None:
                 self._step(s.NodeJoined(role), now)
+            elif self.registry.of(role) is not None:
+                self._step(s.NodeLost(role), now)
 
     def _end(self, running: Running, last: Result | SlipstreamError) -> None:
         if running is self._active:
@@ -379,7 +384,7 @@ class Service:
 
     def _beat(self) -> None:
         marks = () if self._active is None else (self._active.machine.mark,)
-        for role in self._identities:
+        for role in tuple(self._identities):
             if self.registry.ready(role) is not None:
                 self._send(role, Heartbeat(marks, 0, ""))
 

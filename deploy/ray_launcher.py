@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.launcher import ROOT
+from coordinator.launcher import ROOT, Obituary
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
 from proto.messages import Role
 from proto.node import NodeConfig
@@ -62,11 +62,11 @@ class Supervisor:
         (pid,) = self._launcher.pids().values()
         return pid
 
-    def wait(self) -> str:
+    def wait(self) -> "Obituary":  # in quotes: where this runs, the name may not be there yet
         """Return when the node has ended, and how it did."""
         while not (ended := self._launcher.ended()):
             time.sleep(POLL_S)
-        return ended[0][1]
+        return ended[0]
 
     def close(self) -> None:
         """End the node."""
@@ -95,9 +95,10 @@ class RayLauncher:
     def __init__(self, address: str, roles: tuple[Role, ...]) -> None:
         self.endpoint = "tcp://127.0.0.1:*"
         self._roles = roles
+        self._owner = os.getpid()
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
-        self._deaths: dict[Role, Future[str]] = {}
+        self._deaths: dict[Role, Future[Obituary]] = {}
         _check_reachable(address)
         try:
             _connect(address)
@@ -122,13 +123,13 @@ class RayLauncher:
         self._pids[role] = _answer(role, started)
         self._deaths[role] = supervisor.wait.remote().future()
 
-    def ended(self) -> list[tuple[Role, str]]:
-        """The nodes that have ended since the last call, and how."""
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call."""
         found = [(role, death) for role, death in list(self._deaths.items()) if death.done()]
         for role, _ in found:
             del self._deaths[role]
             del self._pids[role]
-        return [(role, _obituary(role, death)) for role, death in found]
+        return [_obituary(role, death) for role, death in found]
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -136,6 +137,8 @@ class RayLauncher:
 
     def close(self) -> None:
         """End the nodes and their actors, give the place back, leave the cluster."""
+        if os.getpid() != self._owner:
+            return  # a forked child's copy
         self._deaths.clear()
         self._pids.clear()
         actors = [self._actors.pop(role) for role in list(self._actors)]
@@ -238,11 +241,12 @@ def _answer(role: Role, started: "ray.ObjectRef[int]") -> int:
         raise NodeError(f"cannot start the {role}: {_line(error)}") from error
 
 
-def _obituary(role: Role, death: Future[str]) -> str:
+def _obituary(role: Role, death: Future[Obituary]) -> Obituary:
     try:
         return death.result()
     except RayError as error:
-        return f"the {role} process went with its Ray node: {_line(error)}"
+        line = f"the {role} process went with its Ray node: {_line(error)}"
+        return Obituary(role, line, status=None)
 
 
 def _line(error: BaseException) -> str:

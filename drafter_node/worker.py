@@ -19,14 +19,14 @@ from drafter_node.events import (
     WaitUntil,
 )
 from engine.coupling import choose_scored
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
 from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
 from engine.sampling import sampling_of
 from proto.codec import encode
-from proto.errors import ModelError
+from proto.errors import ModelError, NodeError
 from proto.messages import Fingerprint, Hello, Message, Proposal
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.stopwatch import Phase
@@ -56,11 +56,16 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             backend=config.backend,
             row_counts=PROGRAM_ROWS,
         )
-        say("ready")
-        welcome = shake_hands(connection, _hello(config, prepared))
-        Worker(config, connection, heart, prepared, welcome.vocab_size).run()
+    except OutOfMemory as error:
+        raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
+    say("ready")
+    welcome = shake_hands(connection, _hello(config, prepared))
+    try:
+        Worker(config, connection, heart, prepared, welcome.vocab_size).run()
+    except EngineError as error:
+        raise NodeError(str(error)) from error
 
 
 def _hello(config: NodeConfig, prepared: Prepared) -> Hello:

@@ -2,6 +2,7 @@
 
     EngineError
     └── ModelError      the model, its folder, or its device cannot be used
+        └── OutOfMemory     there is no room for it now; another time there may be
 
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
@@ -13,3 +14,13 @@ class EngineError(Exception):
 
 class ModelError(EngineError):
     """A model cannot be loaded, or this engine cannot run it exactly."""
+
+
+class OutOfMemory(ModelError):
+    """A model that finds no room now."""
+
+
+def kind_of(cause: Exception) -> type[ModelError]:
+    """What to raise because of an error of torch, which says of a CPU's memory in words only."""
+    words = ("out of memory", "can't allocate memory")
+    return OutOfMemory if any(word in str(cause) for word in words) else ModelError

@@ -20,7 +20,7 @@ import torch
 
 from engine.compiled import CompiledBackend
 from engine.device import send
-from engine.errors import ModelError
+from engine.errors import kind_of
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
@@ -267,7 +267,7 @@ def _make_backend(
         LookupError,
         ArithmeticError,
     ) as error:
-        raise ModelError(
+        raise kind_of(error)(
             f"{loaded.name}: no cache of {num_slots} slots on {loaded.device} "
             f"({one_line(error)}); try a shorter maximum length, or another model"
         ) from error

@@ -17,7 +17,7 @@ from transformers.utils import logging as hf_logging
 
 from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.tensors import (
     Shapes,
@@ -236,9 +236,12 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             generation_config=_NO_GENERATION,  # what is wanted of the file is read here
         )
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name}: not enough memory for its weights: {one_line(error)}") from error
+        raise OutOfMemory(
+            f"{name}: not enough memory for its weights: {one_line(error)}"
+        ) from error
     except Exception as error:  # it computes with what it finds, so anything may come of it
-        raise ModelError(f"{name}: cannot load the weights: {one_line(error)}") from error
+        kind = kind_of(error)
+        raise kind(f"{name}: cannot load the weights: {one_line(error)}") from error
     refuse_mismatched(folder / "config.json", info["mismatched_keys"])
     refuse_missing(folder / "config.json", info["missing_keys"])
     refuse_unexpected(folder / "config.json", model, info["unexpected_keys"])
@@ -250,7 +253,7 @@ def _put(name: str, model: Any, device: torch.device) -> Any:
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
-        raise ModelError(
+        raise OutOfMemory(
             f"{name}: its weights do not fit on {device}; use a smaller dtype or model"
         ) from error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory
 from engine.executor import Executor
 from engine.model import LoadedModel
 from engine.model_files import one_line
@@ -80,7 +80,7 @@ def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -
     try:
         error = _slot_error(executor, plain)
     except torch.OutOfMemoryError as failure:
-        raise ModelError(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
+        raise OutOfMemory(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
     except _MISFITS as failure:
         raise ModelError(
             f"{loaded.name}: {loaded.architecture} does not take tree masks over a slot cache "

@@ -14,7 +14,7 @@ from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -89,7 +89,8 @@ class FaultCode(StrEnum):
 
     GAP = "gap"  # the node's text is not the coordinator's: answer with Open
     REFUSED = "refused"  # the handshake failed
-    FAILED = "failed"  # the node cannot go on
+    FAILED = "failed"  # the node cannot go on; another time it might
+    UNUSABLE = "unusable"  # its model or its settings: a user must mend them
     BAD_FRAME = "bad frame"
 
 

@@ -2,13 +2,16 @@
 
 A node is started with a pipe as its standard input. One JSON line on it is the config (the secret
 in it must not show in a process list); after that the pipe is the *lifeline*: at its end of file
-whoever started the node is gone, and the node ends at once, even in the middle of a forward.
+whoever started the node is gone, and the node ends at once, even in the middle of a forward. A copy
+of the other end may live on in a process that was forked there, so the node also looks whether its
+parent is the one that it had.
 """
 
 import dataclasses
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,7 +22,13 @@ from typing import Any, NoReturn
 
 from proto.codec import decode, encode
 from proto.descriptors import check_spare
-from proto.errors import ConfigurationError, RemoteProtocolError, SlipstreamError, TransportError
+from proto.errors import (
+    ConfigurationError,
+    ModelError,
+    RemoteProtocolError,
+    SlipstreamError,
+    TransportError,
+)
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     PROTOCOL_VERSION,
@@ -45,6 +54,9 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input; it is started by "
     "`python -m coordinator`"
 )
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
+PARENT_CHECK_S = 0.5
 HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
 
 
@@ -58,6 +70,7 @@ class NodeConfig:
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
     backend         which forward runs: one of `engine.prepare.BACKENDS`
     busy_poll_us    so long it asks for messages without pause before it sleeps
+    parent_pid      the process that has started the node; the launcher knows it
     max_candidates  classical rules: most tokens that a draft is sampled from
     """
 
@@ -75,6 +88,7 @@ class NodeConfig:
     max_candidates: int = 64
     backend: str = "auto"
     busy_poll_us: int = 0
+    parent_pid: int = 0
 
     def to_json(self) -> str:
         """One line."""
@@ -151,14 +165,18 @@ def read_config() -> NodeConfig:
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigurationError(NO_CONFIG)
     config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
-    threading.Thread(target=_end_with_lifeline, name="lifeline", daemon=True).start()
+    watch = threading.Thread(
+        target=_end_with_parent, args=(config.parent_pid,), name="lifeline", daemon=True
+    )
+    watch.start()
     return config
 
 
-def _end_with_lifeline() -> None:
-    # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
-    while os.read(0, 4096):
-        pass
+def _end_with_parent(pid: int) -> None:
+    while os.getppid() == pid:
+        # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
+        if select.select([0], [], [], PARENT_CHECK_S)[0] and not os.read(0, 4096):
+            break
     os._exit(0)
 
 
@@ -238,18 +256,22 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return EXIT_UNUSABLE
     try:
         work(config, connection, heart)
+    except (ConfigurationError, ModelError) as error:
+        _tell(connection, config, FaultCode.UNUSABLE, str(error))
+        return EXIT_UNUSABLE
     except SlipstreamError as error:
-        return _fail(connection, config, str(error))
+        _tell(connection, config, FaultCode.FAILED, str(error))
+        return EXIT_FAILED
     finally:
         heart.stop()
         connection.close()
     return 0
 
 
-def _fail(connection: Connection, config: NodeConfig, detail: str) -> int:
+def _tell(connection: Connection, config: NodeConfig, code: FaultCode, detail: str) -> None:
+    """Why the node ends: to the coordinator, and for whoever reads the log."""
     print(f"{config.role}: {detail}", file=sys.stderr)  # noqa: T201
-    connection.send(encode(Fault(0, 0, FaultCode.FAILED, detail[:2000])))
-    return 1
+    connection.send(encode(Fault(0, 0, code, detail[:2000])))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.coupling import choose
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfMemory
 from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.prepare import Prepared, prepare
@@ -15,7 +15,7 @@ from engine.sampling import Sampling, sampling_of
 from engine.slots import NUM_TREE_SLOTS
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from proto.codec import encode
-from proto.errors import ModelError
+from proto.errors import ModelError, NodeError
 from proto.messages import OFF, Fingerprint, Hello, Logprobs, Message, Rule
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.stopwatch import Phase
@@ -61,11 +61,16 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
             backend=config.backend,
             row_counts=PROGRAM_ROWS,
         )
-        say("ready")
-        shake_hands(connection, _hello(config, prepared))
-        Worker(config, connection, heart, prepared).run()
+    except OutOfMemory as error:
+        raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
+    say("ready")
+    shake_hands(connection, _hello(config, prepared))
+    try:
+        Worker(config, connection, heart, prepared).run()
+    except EngineError as error:
+        raise NodeError(str(error)) from error
 
 
 def _hello(config: NodeConfig, prepared: Prepared) -> Hello:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 from coordinator.counts import SessionCounts
+from coordinator.display import figures_of_all
 from coordinator.metrics import Metrics, SpeculativeDecoding
 
 
@@ -48,3 +49,20 @@ def test_metrics_are_json_and_say_nothing_of_speculation_under_ar() -> None:
     assert record["speculative_decoding"]["acceptance_histogram_by_draft_length"] == {
         "2": [0, 1, 0]
     }
+
+
+def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:
+    def text(drafter_lost_at: int | None) -> Metrics:
+        return Metrics.of(
+            SessionCounts(num_passes=2),
+            started=0.5,
+            emitted=[(1.0, 1), (2.0, 2)],
+            drafter_lost_at=drafter_lost_at,
+            queued_s=0.0,
+            num_spec_tokens=2,
+        )
+
+    whole = figures_of_all([text(None)], policy="sync")
+    assert "lost" not in whole
+    some = figures_of_all([text(None), text(0), text(2)], policy="sync")
+    assert "the drafter was lost: 2 texts were without it" in some.splitlines()[1]

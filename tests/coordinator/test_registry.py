@@ -1,6 +1,6 @@
 """Who counts as silent."""
 
-from coordinator.registry import OWN_PAUSE_S, Registry
+from coordinator.registry import OWN_PAUSE_S, Health, Registry
 from proto.liveness import SILENCE_LIMIT_S
 from proto.messages import Role
 from tests.coordinator.test_behaviours import hello
@@ -14,7 +14,7 @@ def ready(now: float) -> Registry:
         node = registry.of(role)
         assert node is not None
         registry.greet(node, hello(role))
-    assert registry.all_ready()
+    assert registry.none_expected()
     return registry
 
 
@@ -36,3 +36,20 @@ def test_whoever_was_stopped_itself_blames_nobody() -> None:
     node = registry.of(Role.DRAFTER)
     assert node is not None
     assert node.detector.silence_s(701.0) == 1.0
+
+
+def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:
+    registry = Registry("secret")
+    for role in Role:
+        registry.expect(role, role.value.encode(), 100.0)
+    target, drafter = registry.of(Role.TARGET), registry.of(Role.DRAFTER)
+    assert target is not None
+    assert drafter is not None
+    registry.greet(drafter, hello(Role.DRAFTER))
+    assert not registry.none_expected()
+    registry.greet(target, hello(Role.TARGET))
+    drafter.health = Health.SILENT
+    assert registry.none_expected()
+    registry.gone(drafter)
+    assert registry.none_expected()
+    assert registry.find(drafter.identity) is None, "what it sends counts for nothing"

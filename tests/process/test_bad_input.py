@@ -15,15 +15,6 @@ from tests.tiny_models import make_model
 
 pytestmark = pytest.mark.process
 
-
-@pytest.fixture(autouse=True)
-def a_hang_up_is_not_ignored() -> Iterator[None]:
-    """As it is where the tests were started with nohup, and then in every process they start."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 LIMIT_S = 60
 
 
@@ -119,10 +110,11 @@ def test_a_node_does_not_wait_for_a_config_from_a_terminal() -> None:
 class Started:
     """A coordinator in a session of its own, with a temporary folder of its own."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, *shell: str) -> None:
+        """`shell`: what starts it, if it is not this process."""
         self.folder = folder
         self.process = subprocess.Popen(
-            [*GENERATE, *arguments, "--max-tokens", "600", "--min-target-pass-ms", "50"],
+            [*shell, *GENERATE, *arguments, "--max-tokens", "600", "--min-target-pass-ms", "50"],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": str(folder)},
             stdout=subprocess.PIPE,
@@ -200,6 +192,22 @@ def test_a_run_that_nohup_started_survives_the_hang_up(tiny: list[str], tmp_path
     process.stdout.close()
     assert process.wait(LIMIT_S) == 0
     assert len((first + rest).split(b",")) == 40
+
+
+def test_a_background_job_ignores_ctrl_c_and_ends_on_sigterm(
+    tiny: list[str], tmp_path: Path
+) -> None:
+    started = Started(tiny, tmp_path, "bash", "-c", 'trap "" INT; exec "$@"', "bash")
+    try:
+        started.wait_for_text()
+        os.killpg(started.process.pid, signal.SIGINT)
+        assert started.process.stdout is not None
+        assert len(started.process.stdout.read(100)) == 100, "the text broke off"
+        os.kill(started.process.pid, signal.SIGTERM)
+        started.check_end()
+    finally:
+        started.process.kill()
+        started.process.communicate()
 
 
 def test_ctrl_c_during_the_imports_shows_no_traceback() -> None:

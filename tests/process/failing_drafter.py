@@ -1,0 +1,71 @@
+"""A drafter that fails, in the way that SLIPSTREAM_TEST_FAILURE names."""
+
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+import drafter_node.worker as worker
+from drafter_node.worker import Worker, work
+from engine.errors import OutOfMemory
+from proto.errors import NodeError
+from proto.node import run_node
+
+FAILING_STEP = 12  # by then some drafts have been accepted
+
+
+def exit_(*_: Any, **__: Any) -> NoReturn:
+    """Without a word, and without any cleaning up."""
+    os._exit(3)
+
+
+def memory_error(*_: Any, **__: Any) -> NoReturn:
+    """Nobody catches this one."""
+    raise MemoryError
+
+
+def too_large(*_: Any, **__: Any) -> NoReturn:
+    """As the engine says it."""
+    raise OutOfMemory("the drafter's weights do not fit on cuda:0")
+
+
+def killed(*_: Any, **__: Any) -> NoReturn:
+    """As the system does it when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("this process has been killed")
+
+
+def fault(*_: Any, **__: Any) -> NoReturn:
+    """An error of ours, which is told to the coordinator."""
+    raise NodeError("the device has been taken away")
+
+
+def garbage(drafter: Worker) -> None:
+    """Frames that nobody can read."""
+    for _ in range(20):
+        drafter.connection.send(b"\xff" * 9)
+
+
+WAYS = {one.__name__: one for one in (exit_, memory_error, too_large, killed, fault, garbage)}
+
+
+def main() -> int:
+    """A node that fails while it loads or, with `run`, after some steps."""
+    way, _, when = os.environ["SLIPSTREAM_TEST_FAILURE"].partition(" ")
+    fail = WAYS[way]
+    if when == "load":
+        worker.prepare = fail  # type: ignore[assignment]
+        return run_node(work)
+    compute = Worker._compute
+
+    def fail_later(self: Worker, action: Any) -> Any:
+        if self.heart.progress == FAILING_STEP:
+            fail(self)
+        return compute(self, action)
+
+    Worker._compute = fail_later  # type: ignore[method-assign]
+    return run_node(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

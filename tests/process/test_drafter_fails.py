@@ -1,0 +1,150 @@
+"""A drafter that fails costs speed, never a text, and it is said once what became of it."""
+
+import logging
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator import launcher
+from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.pair import Pair
+from coordinator.profile import profile
+from proto.errors import NodeError
+from proto.messages import Role
+from tests.process.ray_nodes import command_of
+from tests.process.reference import generate
+from tests.process.test_faults import children, start_cli, wait_for
+from tests.tiny_models import make_model
+
+pytestmark = pytest.mark.process
+
+PROMPT = (5, 6, 7)
+GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
+PIPELINED = SpeculationConfig()
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
+    """A random model drafted by itself, by a target that is slow enough to wait for it."""
+    folder = str(make_model("llama", tmp_path_factory.mktemp("models") / "llama"))
+    return PairConfig(target=folder, drafter=folder, dtype="float32", min_target_pass_ms=5.0)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: PairConfig) -> list[int]:
+    """The text as the target alone writes it."""
+    with Pair(tiny, with_drafter=False) as pair:
+        return generate(pair, PROMPT, SpeculationConfig(policy="ar"), GREEDY).tokens
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The drafter is one that fails, in the way that `tests.process.failing_drafter` is told."""
+    monkeypatch.setitem(launcher.MODULES, Role.DRAFTER, "tests.process.failing_drafter")
+    return monkeypatch
+
+
+def only_warning(caplog: pytest.LogCaptureFixture) -> str:
+    """What was said of the drafter's end: one line."""
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    (line,) = [one for one in said if not one.startswith("dropped a frame")]
+    assert "\n" not in line
+    assert line.endswith("; going on without drafts")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("way", "line"),
+    [
+        ("memory_error", "the drafter process exited with status 1; its last words: MemoryError"),
+        ("too_large", "the drafter failed: the drafter's weights do not fit on cuda:0"),
+        ("killed", r"the drafter process was ended by signal 9 \(SIGKILL\)"),
+    ],
+)
+def test_a_drafter_that_fails_while_it_loads_is_done_without(
+    tiny: PairConfig,
+    whole: list[int],
+    failing: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    line: str,
+) -> None:
+    failing.setenv("SLIPSTREAM_TEST_FAILURE", f"{way} load")
+    with Pair(tiny) as pair:
+        assert pair.pids().keys() == {"target"}
+        for _ in range(2):
+            got = generate(pair, PROMPT, PIPELINED, GREEDY)
+            assert got.tokens == whole
+            assert got.metrics.drafter_lost_at == 0
+            assert got.metrics.num_draft_tokens == 0
+    assert re.match(line, only_warning(caplog))
+
+
+@pytest.mark.parametrize(
+    ("way", "line"),
+    [
+        ("fault", "the drafter failed: the device has been taken away"),
+        ("exit_", "the drafter process exited with status 3"),
+        ("garbage", "the drafter keeps sending garbled frames"),
+    ],
+)
+def test_a_drafter_that_fails_in_the_middle_of_a_text_is_done_without(
+    tiny: PairConfig,
+    whole: list[int],
+    failing: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    line: str,
+) -> None:
+    failing.setenv("SLIPSTREAM_TEST_FAILURE", f"{way} run")
+    with Pair(tiny) as pair:
+        got, next_one = (generate(pair, PROMPT, PIPELINED, GREEDY) for _ in range(2))
+        time.sleep(0.2)  # the end of the process is no second line
+    assert got.tokens == next_one.tokens == whole
+    assert 0 < (got.metrics.drafter_lost_at or 0) < len(whole)
+    assert got.metrics.num_accepted_tokens > 0
+    assert next_one.metrics.drafter_lost_at == 0
+    assert next_one.metrics.num_draft_tokens == 0
+    assert re.match(line, only_warning(caplog))
+
+
+def test_a_drafter_that_cannot_be_used_is_an_error_from_the_start(
+    tiny: PairConfig, tmp_path: Path
+) -> None:
+    nowhere = tiny.model_copy(update={"drafter": str(tmp_path)})
+    with pytest.raises(NodeError, match=r"no config\.json"):
+        Pair(nowhere)
+
+
+def test_the_command_line_says_it_in_one_line_and_in_the_figures(tiny: PairConfig) -> None:
+    process = start_cli(tiny, "--max-tokens", "20")
+    drafter: list[int] = []
+
+    def is_there() -> bool:
+        drafter[:] = [pid for pid in children(process.pid) if "drafter_node" in command_of(pid)]
+        return bool(drafter)
+
+    assert wait_for(is_there, LIMIT_S)
+    os.kill(drafter[0], signal.SIGKILL)
+    text, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    assert len(text.split(",")) == 20
+    assert [line for line in said.splitlines() if "going on without drafts" in line] == [
+        "the drafter process was ended by signal 9 (SIGKILL); going on without drafts"
+    ]
+    assert "drafter lost after 0 tokens" in said
+
+
+def test_a_profile_tells_how_many_texts_had_no_drafter(
+    tiny: PairConfig, failing: pytest.MonkeyPatch
+) -> None:
+    failing.setenv("SLIPSTREAM_TEST_FAILURE", "exit_ load")
+    with Pair(tiny) as pair:
+        found = profile(pair, [PROMPT, PROMPT], PIPELINED, GREEDY)
+    assert found.num_without_drafter == 2
+    assert [share.process for share in found.shares] == ["target", "coordinator"]
