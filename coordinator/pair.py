@@ -28,7 +28,6 @@ from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
     MAX_REFERENCE_LEN,
-    MAX_STOP_IDS,
     OFF,
     Hello,
     Limits,
@@ -248,15 +247,6 @@ class Pair:
         for name, ids in named.items():
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
-        num_stop_ids = len(self.ending(request).stop_ids)
-        if num_stop_ids > MAX_STOP_IDS:
-            num_named = len(request.stop_token_ids)
-            num_own = len(self.hello(Role.TARGET).fingerprint.eos_ids)
-            raise ConfigurationError(
-                f"stop_token_ids: {num_named} and the model's own {num_own} end-of-text tokens are "
-                f"{num_stop_ids} together, and {MAX_STOP_IDS} may end a text; leave some out, or "
-                "set ignore_eos"
-            )
         if request.bad_words:
             bans = self._tokenizer().bans(request.bad_words)
             if sum(map(len, bans)) > MAX_BAN_TOKENS:

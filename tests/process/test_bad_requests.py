@@ -14,7 +14,7 @@ from coordinator.launcher import Launcher
 from coordinator.service import Service
 from coordinator.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
-from proto.messages import MAX_SESSIONS, Limits, Role, SamplingSpec
+from proto.messages import MAX_SESSIONS, MAX_STOP_IDS, Limits, Role, SamplingSpec
 from tests.process.test_faults import wait_for
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import save_bytewise_tokenizer
@@ -22,7 +22,7 @@ from tests.tiny_tokenizer import save_bytewise_tokenizer
 pytestmark = pytest.mark.process
 
 VOCAB = 400
-EOS_IDS = range(150, 350)
+EOS_IDS = range(150, 278)
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
 
 
@@ -86,9 +86,8 @@ def with_attribute() -> SamplingParams:
         (PARAMS.model_copy(update={"topp": 1.0}), "SamplingParams has no setting 'topp'"),
         (SamplingParams.model_construct(logprobs="all"), "logprobs: Input should be a valid"),
         (
-            SamplingParams(stop_token_ids=list(range(100))),
-            "stop_token_ids: 100 and the model's own 200 end-of-text tokens are 300 together, and "
-            "256 may end a text; leave some out, or set ignore_eos",
+            PARAMS.model_copy(update={"stop_token_ids": list(range(129))}),
+            "stop_token_ids: Value should have at most 128 items",
         ),
     ],
 )
@@ -178,8 +177,9 @@ def test_a_pair_says_what_it_takes(llm: LLM, values: dict[str, Any], line: str) 
         llm.pair.encode(5)  # type: ignore[arg-type]
 
 
-def test_without_the_models_own_end_the_same_stop_tokens_fit(llm: LLM) -> None:
-    params = SamplingParams(stop_token_ids=list(range(300, 400)), ignore_eos=True, max_tokens=300)
+def test_as_many_stop_tokens_as_a_request_may_name_fit_beside_the_models_own(llm: LLM) -> None:
+    assert len(EOS_IDS) + 128 == MAX_STOP_IDS
+    params = SamplingParams(stop_token_ids=list(range(22, 150)), max_tokens=300)
     assert llm.generate("one", params)[0].finished
 
 
