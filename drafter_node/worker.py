@@ -25,10 +25,12 @@ from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
 from engine.sampling import sampling_of
+from node.loop import hello_of, serve
+from node.process import Heart, shake_hands
 from proto.codec import encode
 from proto.errors import ModelError, NodeError
-from proto.messages import Fingerprint, Hello, Message, Proposal
-from proto.node import Heart, NodeConfig, serve, shake_hands
+from proto.messages import Message, Proposal
+from proto.node_config import NodeConfig
 from proto.stopwatch import Phase
 from proto.transport import Connection
 
@@ -61,23 +63,11 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     except EngineError as error:
         raise ModelError(str(error)) from error
     say("ready")
-    welcome = shake_hands(connection, _hello(config, prepared))
+    welcome = shake_hands(connection, hello_of(config, prepared))
     try:
         Worker(config, connection, heart, prepared, welcome.vocab_size).run()
     except EngineError as error:
         raise NodeError(str(error)) from error
-
-
-def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
-    loaded = prepared.loaded
-    return config.hello(
-        fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
-        logits_size=loaded.vocab_size,
-        max_model_len=prepared.max_len,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        num_parameters=loaded.num_parameters,
-        load_s=prepared.load_s,
-    )
 
 
 class Worker:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import drafter_node.worker as worker
 from drafter_node.worker import Worker, work
 from engine.errors import OutOfMemory
+from node.process import run_node
 from proto.errors import NodeError
-from proto.node import run_node
 
 FAILING_STEP = 12  # by then some drafts have been accepted
 
