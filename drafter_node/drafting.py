@@ -29,20 +29,10 @@ those on a path that came back: they may have been judged.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafter_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Event,
-    MoveRows,
-    Proposed,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from drafter_node.events import Action, Compute, Event, Proposed
 from drafter_node.reminding import Reminder
 from engine.slots import SlotMap
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from proto.messages import (
     Cause,
     Close,

@@ -6,18 +6,7 @@ from dataclasses import replace
 import torch
 
 from drafter_node.drafting import Drafting
-from drafter_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Event,
-    MoveRows,
-    Proposed,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from drafter_node.events import Action, Compute, Event, Proposed
 from engine.coupling import choose_scored
 from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
@@ -25,6 +14,7 @@ from engine.judging import life_of, sample_draft
 from engine.prepare import Prepared, prepare
 from engine.processors import Newest
 from engine.sampling import sampling_of
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from node.loop import hello_of, serve
 from node.process import Heart, shake_hands
 from proto.codec import encode

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.slots import Feed, SlotMap
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from proto.messages import (
     NGRAM_SOURCE,
     Cause,
@@ -46,19 +47,7 @@ from proto.messages import (
 )
 from proto.tree import Graft, SpeculationTree
 from target_node.accepting import judge_of, judged, num_equal
-from target_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Computed,
-    Event,
-    Judge,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from target_node.events import Action, Compute, Computed, Event, Judge
 from target_node.lookup import LookupSource
 from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt

@@ -14,6 +14,7 @@ from engine.processors import Newest
 from engine.sampling import Sampling, sampling_of
 from engine.slots import NUM_TREE_SLOTS
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from node.loop import hello_of, serve
 from node.process import Heart, shake_hands
 from proto.codec import encode
@@ -22,19 +23,7 @@ from proto.messages import OFF, Logprobs, Message, Rule
 from proto.node_config import NodeConfig
 from proto.stopwatch import Phase
 from proto.transport import Connection
-from target_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Computed,
-    Event,
-    Judge,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from target_node.events import Action, Compute, Computed, Event, Judge
 from target_node.verifying import Verifying
 
 IDLE_S = 1.0

@@ -36,6 +36,7 @@ PURE = (
     "proto/node_config.py",
     "engine/ngram.py",
     "engine/slots.py",
+    "node/events.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
     "drafter_node/reminding.py",

@@ -1,7 +1,8 @@
 """A drafter's machine whose model is the test."""
 
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Arrived, Compute, Proposed, Send, Tick, WaitUntil
+from drafter_node.events import Action, Compute, Proposed
+from node.events import Arrived, Send, Tick, WaitUntil
 from proto.messages import Draft, Message
 
 

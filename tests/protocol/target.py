@@ -1,6 +1,7 @@
 """A target machine under test, and what is said to it and by it."""
 
 from engine.slots import Feed
+from node.events import Arrived, Send, Tick
 from proto.messages import (
     Draft,
     Fault,
@@ -10,7 +11,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from target_node.events import Action, Arrived, Compute, Computed, Send, Tick
+from target_node.events import Action, Compute, Computed
 from target_node.rows import NOTHING_KNOWN, PassCosts
 from target_node.verifying import Verifying
 from tests.protocol.texts import PIPELINED, SPEC, name, opening

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from drafter_node.drafting import PREFILL_CHUNK
-from drafter_node.events import Action, Allocate, Compute, Proposed, Send
+from drafter_node.events import Action, Compute, Proposed
 from engine.slots import Feed
+from node.events import Allocate, Send
 from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, SessionMark
 from tests.protocol.drafter import Drafter
 from tests.protocol.texts import (

@@ -5,6 +5,7 @@ from dataclasses import replace
 from drafter_node import drafting
 from drafter_node import events as d
 from engine.slots import Feed
+from node.events import Allocate, Send
 from proto.messages import (
     Cause,
     Limits,
@@ -13,7 +14,7 @@ from proto.messages import (
     PromptLogprobs,
     SamplingSpec,
 )
-from target_node.events import Action, Allocate, Compute, Computed, Send
+from target_node.events import Action, Compute, Computed
 from target_node.reading import PREFILL_CHUNK
 from target_node.reports import Reports
 from tests.protocol.target import Target, marked, said

@@ -1,12 +1,13 @@
 """The target's machine in trouble: lives, lost messages, contradictions."""
 
 from engine.slots import Feed
+from node.events import Allocate, Send
 from proto.messages import (
     Cause,
     Close,
     Heartbeat,
 )
-from target_node.events import Allocate, Compute, Send
+from target_node.events import Compute
 from tests.protocol.target import Target, gap, marked, ready, rows
 from tests.protocol.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
+from node.events import Arrived
 from proto.messages import (
     NGRAM_SOURCE,
     Draft,
@@ -152,7 +153,7 @@ class Judge:
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
             self._check_drafts(machine, truth)
-            if isinstance(event, drafter.Arrived) and isinstance(event.message, Verdict):
+            if isinstance(event, Arrived) and isinstance(event.message, Verdict):
                 self.liveness.verdict_applied(event.message)
             return
         self._check_copies(machine, truth)
@@ -160,7 +161,7 @@ class Judge:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
         if self._tree is not machine.tree:
             self._tree, self._come = machine.tree, defaultdict(set)
-        if isinstance(event, target.Arrived) and isinstance(event.message, Draft):
+        if isinstance(event, Arrived) and isinstance(event.message, Draft):
             self._count(event.message, machine.opened.session)
 
     def rested(self, node: "Node") -> None:

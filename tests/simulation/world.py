@@ -13,6 +13,7 @@ from typing import Any
 from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -128,13 +129,12 @@ class Node:
     def _drain(self) -> None:
         while self._inbox:
             message = self._inbox.popleft()
-            event = drafter.Arrived if self.role is Role.DRAFTER else target.Arrived
-            self._handle(event(message))
+            self._handle(Arrived(message))
         self._tick()
 
     def _tick(self) -> None:
         self.deadline = float("inf")
-        self._handle(drafter.Tick() if self.role is Role.DRAFTER else target.Tick())
+        self._handle(Tick())
         self.world.judge.rested(self)
 
     def _handle(self, event: Any) -> None:
@@ -148,17 +148,17 @@ class Node:
     def _perform(self, action: Any) -> None:
         self.world.tell(str(self.role), "does", action)
         match action:
-            case drafter.Send(message) | target.Send(message):
+            case Send(message):
                 self.world.judge.sent(self, message)
                 self.world.uplinks[self.role].send(codec.encode(message))
-            case drafter.MoveRows(move) | target.MoveRows(move):
+            case MoveRows(move):
                 self.cache.move(move)
             case drafter.Compute() | target.Compute():
                 self._compute(action)
-            case drafter.WaitUntil(deadline) | target.WaitUntil(deadline):
+            case WaitUntil(deadline):
                 self.deadline = deadline
                 self._later(deadline - self.world.timeline.now, self._wake)
-            case drafter.Allocate() | target.Allocate():
+            case Allocate():
                 pass
             case _:
                 raise AssertionError(f"unknown action {action}")
