@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Feed
-from node.events import Arrived, SharedAction, Tick
+from node.events import Arrived, Confirmed, SharedAction, Tick
 from proto.messages import Proposal, SamplingSpec
 
 
@@ -38,5 +38,5 @@ class Compute:
     drafted: tuple[int, ...] = ()
 
 
-Event = Arrived | Tick | Proposed
+Event = Arrived | Confirmed | Tick | Proposed
 Action = SharedAction | Compute

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Move
-from proto.messages import Message
+from proto.messages import Fault, FaultCode, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,13 @@ class Arrived:
     """A message came from the coordinator."""
 
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A heartbeat shows that the coordinator has the first `length` tokens of our text."""
+
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +55,12 @@ class WaitUntil:
 
 # What every machine may ask for, besides its own Compute.
 SharedAction = Allocate | MoveRows | Send | WaitUntil
+
+
+def gap(session: int, incarnation: int, length: int) -> Send:
+    """Ask to be told the text anew, by an Open.
+
+    incarnation, length  of the text that is here; zeros if there is none
+    """
+    detail = f"the text here has {length} tokens and is another"
+    return Send(Fault(session, incarnation, FaultCode.GAP, detail))

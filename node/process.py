@@ -52,7 +52,7 @@ class Heart:
         self.state = "starting"  # shown to people while the node loads
         self.progress = 0  # forwards finished
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
-        self.mark: SessionMark | None = None
+        self.marks: tuple[SessionMark, ...] = ()
         self.watch = Stopwatch(time.perf_counter_ns)  # of the node's loop
         self._connection = Connection(config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX)
         self._stop = threading.Event()
@@ -61,10 +61,8 @@ class Heart:
 
     def _beat(self) -> None:
         while not self._stop.is_set():
-            mark = self.mark
-            marks = () if mark is None else (mark,)
             beat = Heartbeat(
-                marks, self.progress, self.state, self.watch.totals_us, self.num_uncaptured
+                self.marks, self.progress, self.state, self.watch.totals_us, self.num_uncaptured
             )
             self._connection.send(encode(beat))
             self._stop.wait(HEARTBEAT_INTERVAL_S)

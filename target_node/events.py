@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.slots import Feed
-from node.events import Arrived, SharedAction, Tick
+from node.events import Arrived, Confirmed, SharedAction, Tick
 from proto.messages import Logprobs, Proposal, Rule, SamplingSpec
 
 
@@ -57,5 +57,5 @@ class Compute:
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
 
-Event = Arrived | Tick | Computed
+Event = Arrived | Confirmed | Tick | Computed
 Action = SharedAction | Compute

@@ -22,7 +22,13 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/transport.py",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
-    "torch": ("engine/", "drafter_node/worker.py", "target_node/worker.py", "models/"),
+    "torch": (
+        "engine/",
+        "node/forwards.py",
+        "drafter_node/worker.py",
+        "target_node/worker.py",
+        "models/",
+    ),
 }
 PURE = (
     "proto/messages.py",
@@ -37,6 +43,7 @@ PURE = (
     "engine/ngram.py",
     "engine/slots.py",
     "node/events.py",
+    "node/follower.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
     "drafter_node/reminding.py",

@@ -31,7 +31,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     assert target.hears(Close(1, "stop")) == []
     assert target.computes(1, 3) == []
     assert target.ticks() == []
-    assert target.machine.mark is None
+    assert target.follower.marks == ()
 
 
 def test_an_open_that_is_not_newer_is_ignored() -> None:
@@ -92,5 +92,5 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     target.hears(opening(1, 2))
     target.ticks()
     assert target.hears(Heartbeat((), 0, "")) == []
-    assert target.machine.mark is None
+    assert target.follower.marks == ()
     assert target.computes(1, 3) == []

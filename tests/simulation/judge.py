@@ -6,7 +6,8 @@ Safety, after every step of every machine
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
     * what the drafter drafts is what its model says about that path: its cache is right
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
-    * an ack never counts over a gap, and an Open that is not newer than another changes nothing
+    * an ack never counts over a gap, an Open that is not newer than another of its text changes
+      nothing, and a text that was closed stays closed
     * an idle target has something to do or a deadline
     * what was emitted is the text to its end, with the right reason, and nothing after it
 Liveness is defined in `liveness.py`.
@@ -21,6 +22,7 @@ from drafter_node import events as drafter
 from node.events import Arrived
 from proto.messages import (
     NGRAM_SOURCE,
+    Close,
     Draft,
     FinishReason,
     Message,
@@ -72,8 +74,10 @@ class Judge:
         self.truths: dict[int, Truth] = {}
         self.liveness = Liveness(scenario, timeline)
         self._lengths: dict[Role, tuple[tuple[int, int, int], int]] = {}
-        # Per life of a node: the newest Open that has come, and the tree that it made.
-        self._opened: dict[tuple[Role, int], tuple[tuple[int, int], Any]] = {}
+        # Per life of a node and text: incarnation of the newest Open that has come.
+        self._opened: dict[tuple[Role, int, int], int] = {}
+        self._trees: dict[tuple[Role, int], Any] = {}  # per life of a node: after the last Open
+        self._closed: set[tuple[Role, int, int]] = set()  # per life of a node: texts
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
         self._tree: Any = None
         self._come: dict[int, set[int]] = defaultdict(set)
@@ -147,8 +151,12 @@ class Judge:
         machine = node.machine
         if isinstance(getattr(event, "message", None), Open):
             self._check_open(node, event.message)
+        if isinstance(getattr(event, "message", None), Close):
+            self._closed.add((node.role, node.life, event.message.session))
         if machine.opened is None:
             return
+        life = (node.role, node.life, machine.opened.session)
+        assert life not in self._closed, "a closed text is open again"
         truth = self.truths[machine.opened.session]
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
@@ -184,10 +192,12 @@ class Judge:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_open(self, node: "Node", message: Open) -> None:
-        life = (message.session, message.incarnation)
-        newest, tree = self._opened.get((node.role, node.life), ((0, 0), None))
-        assert life > newest or node.machine.tree is tree, "an old Open has been obeyed"
-        self._opened[node.role, node.life] = max(life, newest), node.machine.tree
+        text, life = (node.role, node.life, message.session), (node.role, node.life)
+        newest = self._opened.get(text, 0)
+        is_same = node.machine.tree is self._trees.get(life)
+        assert message.incarnation > newest or is_same, "an old Open has been obeyed"
+        self._opened[text] = max(message.incarnation, newest)
+        self._trees[life] = node.machine.tree
 
     def _check_text(self, node: "Node", truth: Truth) -> None:
         machine = node.machine

@@ -14,6 +14,7 @@ from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
+from node.follower import Follower
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -86,6 +87,7 @@ class Node:
         self.life = 0  # of the process; things that an earlier life asked for do not happen
         self.alive = False
         self.machine: Any = None
+        self.follower: Any = None  # the machine's entrance
         self.cache = ToyCache(0)
         self.ticket = 0  # of the Compute whose result has not come yet; 0: none
         self.deadline = float("inf")  # at which the machine wants to be woken
@@ -112,6 +114,7 @@ class Node:
             self.machine = verifying.Verifying(
                 num_slots=scenario.capacity, fixed_rows=scenario.fixed_rows
             )
+        self.follower = Follower(self.machine)
         self._later(HEARTBEAT_INTERVAL_S * self.world.random.random(), self._beat)
 
     def crash(self) -> None:
@@ -138,10 +141,11 @@ class Node:
         self.world.judge.rested(self)
 
     def _handle(self, event: Any) -> None:
-        actions = self.machine.handle(event, self.world.timeline.now)
+        actions = self.follower.handle(event, self.world.timeline.now)
         self.world.tell(str(self.role), "handles", event)
         for action in actions:
             self._perform(action)
+        self.follower.check()
         self.machine.check()
         self.world.judge.handled(self, event)
 
@@ -197,8 +201,7 @@ class Node:
             self._tick()
 
     def _beat(self) -> None:
-        mark = self.machine.mark
-        beat = Heartbeat(() if mark is None else (mark,), self.progress, "")
+        beat = Heartbeat(self.follower.marks, self.progress, "")
         self.world.uplinks[self.role].send(codec.encode(beat))
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
 
