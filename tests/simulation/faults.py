@@ -353,7 +353,7 @@ FAULTS = (
     Fault(the_session_does_not_look_for_stop_tokens, f"{NOT_THE_TEXT}|still missing"),
     Fault(drafts_go_past_the_longest_text, "past the longest text"),
     Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed"),
-    Fault(a_late_open_revives_a_closed_text, "a closed text is open again"),
+    Fault(a_late_open_revives_a_closed_text, "a closed text is open again", first_seed=800),
     Fault(the_target_uses_the_result_of_an_earlier_life, BAD_CACHE),
     Fault(the_drafter_uses_the_result_of_an_earlier_life, BAD_CACHE),
     Fault(what_was_lost_is_not_sent_again, NO_SPEED, oracle=True),

@@ -149,28 +149,30 @@ class Judge:
     def handled(self, node: "Node", event: Any) -> None:
         """A node's machine has handled an event and its actions are done."""
         machine = node.machine
-        if isinstance(getattr(event, "message", None), Open):
-            self._check_open(node, event.message)
-        if isinstance(getattr(event, "message", None), Close):
-            self._closed.add((node.role, node.life, event.message.session))
+        message = event.message if isinstance(event, Arrived) else None
+        if isinstance(message, Close):
+            self._closed.add((node.role, node.life, message.session))
+        if machine.opened is not None:
+            text = (node.role, node.life, machine.opened.session)
+            assert text not in self._closed, "a closed text is open again"
+        if isinstance(message, Open):
+            self._check_open(node, message)
         if machine.opened is None:
             return
-        life = (node.role, node.life, machine.opened.session)
-        assert life not in self._closed, "a closed text is open again"
         truth = self.truths[machine.opened.session]
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
             self._check_drafts(machine, truth)
-            if isinstance(event, Arrived) and isinstance(event.message, Verdict):
-                self.liveness.verdict_applied(event.message)
+            if isinstance(message, Verdict):
+                self.liveness.verdict_applied(message)
             return
         self._check_copies(machine, truth)
         for key in machine.tree.nodes:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
         if self._tree is not machine.tree:
             self._tree, self._come = machine.tree, defaultdict(set)
-        if isinstance(event, Arrived) and isinstance(event.message, Draft):
-            self._count(event.message, machine.opened.session)
+        if isinstance(message, Draft):
+            self._count(message, machine.opened.session)
 
     def rested(self, node: "Node") -> None:
         """A node has handled all that was there and has ticked."""
