@@ -22,7 +22,7 @@ from coordinator.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.messages import Role
-from proto.node import NodeConfig
+from proto.node_config import NodeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 END_GRACE_S = 1.0

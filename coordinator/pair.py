@@ -34,7 +34,7 @@ from proto.messages import (
     Role,
     SamplingSpec,
 )
-from proto.node import NodeConfig
+from proto.node_config import NodeConfig
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]

@@ -50,7 +50,7 @@ from proto.messages import (
     SamplingSpec,
     Verdict,
 )
-from proto.node import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
+from proto.node_config import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, MAX_BAD_FRAMES, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
 from proto.transport import Listener
 

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from coordinator.launcher import ROOT, Obituary
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
 from proto.messages import Role
-from proto.node import NodeConfig
+from proto.node_config import NodeConfig
 
 CONNECT_LIMIT_S = 10.0
 PLACEMENT_LIMIT_S = 10.0
@@ -54,7 +54,7 @@ class Supervisor:
             raise RuntimeError(f"the repository is not at {root} on its Ray node; put it there")
         sys.path.insert(0, root)
         from coordinator.launcher import Launcher
-        from proto.node import NodeConfig
+        from proto.node_config import NodeConfig
 
         forget_thread_limit()
         self._launcher = Launcher()

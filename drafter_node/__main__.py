@@ -4,7 +4,7 @@ import gc
 import sys
 
 from drafter_node.worker import work
-from proto.node import run_node
+from node.process import run_node
 
 if __name__ == "__main__":
     gc.freeze()

@@ -10,6 +10,8 @@ The drafter holds a copy of the speculation tree and runs ahead of the last verd
     Arrived(Verdict)  move the root along the committed tokens; all else dies     -> MoveRows
     Arrived(Open)     start from the coordinator's text, keeping the cached prefix -> Allocate
 
+What is not of the present life of its text never comes this far (`node/follower.py`).
+
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
 credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING).
 
@@ -29,30 +31,15 @@ those on a path that came back: they may have been judged.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafter_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Event,
-    MoveRows,
-    Proposed,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from drafter_node.events import Action, Compute, Event, Proposed
 from drafter_node.reminding import Reminder
 from engine.slots import SlotMap
+from node.events import Allocate, Arrived, Confirmed, MoveRows, Send, Tick, WaitUntil, gap
 from proto.messages import (
     Cause,
-    Close,
     Draft,
-    Fault,
-    FaultCode,
-    Heartbeat,
     Open,
     Rule,
-    SessionMark,
     Verdict,
 )
 from proto.tree import Diverged, Graft, Node, SpeculationTree
@@ -81,7 +68,6 @@ class Drafting:
         self.slots: SlotMap[int] = SlotMap(num_slots)
         self.opened: Open | None = None  # None: no session
         self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
-        self._last_open = (-1, -1)  # (session, incarnation), only grows
         self._in_flight: _InFlight | None = None
         self._ticket = 0  # only grows, over all sessions
         self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
@@ -112,31 +98,13 @@ class Drafting:
                 return self._on_open(message)
             case Arrived(Verdict() as message):
                 return self._on_verdict(message, now)
-            case Arrived(Close(session=session)):
-                if self.opened is not None and session == self.opened.session:
-                    self._close()
-                return []
-            case Arrived(Heartbeat(marks=marks)):
-                return self._on_marks(marks)
-            case Arrived():
+            case Arrived() | Confirmed():
                 return []
         raise AssertionError(f"unknown event {event}")
-
-    @property
-    def mark(self) -> SessionMark | None:
-        """How far the session is here."""
-        if self.opened is None:
-            return None
-        return SessionMark(
-            self.opened.session, self.opened.incarnation, len(self.tree.text), self.tree.root
-        )
 
     # -- the text ---------------------------------------------------------------------------------
 
     def _on_open(self, message: Open) -> list[Action]:
-        if (message.session, message.incarnation) <= self._last_open:
-            return []
-        self._last_open = (message.session, message.incarnation)
         # The last token is always fed again.
         common_len = self.tree.text.common_len(message.tokens)
         self.slots.truncate(min(common_len, len(message.tokens) - 1))
@@ -156,22 +124,21 @@ class Drafting:
         self._reminder.opened()
         return [Allocate(min(message.limits.max_len, self.max_len))]
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """The cache stays as it is; the result of a running forward is worth nothing now."""
         self.opened = None
         self._in_flight = None
 
     def _on_verdict(self, message: Verdict, now: float) -> list[Action]:
         opened = self.opened
-        if opened is None or message.session != opened.session:
-            return []
+        assert opened is not None
         self._reminder.answered(now)
         try:
             news = self.tree.news(message.base_len, message.base_hash, message.tokens)
         except Diverged:
             news = None
         if news is None:
-            return [self._gap(opened.session, opened.incarnation)]
+            return [gap(opened.session, opened.incarnation, len(self.tree.text))]
         path, _ = self.tree.advance(news)
         self._rests = message.cause is Cause.RESTING
         is_new_attempt = message.attempt != self._attempt
@@ -204,24 +171,6 @@ class Drafting:
             if (ack.source, ack.incarnation) == (self.source, life):
                 self._acked = max(self._acked, min(ack.number, self._number))
         return self._acked < (self._number if reopened else self._suspect)
-
-    def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
-        """Compare the coordinator's state with ours. What it does not list is closed."""
-        mine = self.opened
-        if mine is not None and all(mark.session != mine.session for mark in marks):
-            self._close()
-        for mark in marks:
-            if mark.session < self._last_open[0]:
-                continue
-            if self.opened is None or self.opened.session != mark.session:
-                return [self._gap(mark.session, 0)]
-            if not self.tree.text.is_prefix(mark.length, mark.path_hash):
-                return [self._gap(mark.session, self.opened.incarnation)]
-        return []
-
-    def _gap(self, session: int, incarnation: int) -> Send:
-        detail = f"the drafter lost track after {len(self.tree.text)} tokens"
-        return Send(Fault(session, incarnation, FaultCode.GAP, detail))
 
     # -- drafting ---------------------------------------------------------------------------------
 

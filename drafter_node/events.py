@@ -2,15 +2,9 @@
 
 from dataclasses import dataclass
 
-from engine.slots import Feed, Move
-from proto.messages import Message, Proposal, SamplingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message came from the coordinator."""
-
-    message: Message
+from engine.slots import Feed
+from node.events import Arrived, Confirmed, SharedAction, Tick
+from proto.messages import Proposal, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +19,6 @@ class Proposed:
     scores: tuple[float, ...]
     model_us: int
     proposals: tuple[Proposal, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """All messages that were there have been handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    """A new text begins: the cache must hold `max_len` tokens."""
-
-    max_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +38,5 @@ class Compute:
     drafted: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRows:
-    """Move cache rows, after every Compute that was asked for before."""
-
-    move: Move
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send to the coordinator."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
-    """Tick again at `deadline` (seconds) at the latest."""
-
-    deadline: float
-
-
-Event = Arrived | Proposed | Tick
-Action = Allocate | Compute | MoveRows | Send | WaitUntil
+Event = Arrived | Confirmed | Tick | Proposed
+Action = SharedAction | Compute

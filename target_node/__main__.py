@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from proto.node import run_node
+from node.process import run_node
 from target_node.worker import work
 
 if __name__ == "__main__":

@@ -2,15 +2,9 @@
 
 from dataclasses import dataclass
 
-from engine.slots import Feed, Move
-from proto.messages import Logprobs, Message, Proposal, Rule, SamplingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message came from the coordinator."""
-
-    message: Message
+from engine.slots import Feed
+from node.events import Arrived, Confirmed, SharedAction, Tick
+from proto.messages import Logprobs, Proposal, Rule, SamplingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +23,6 @@ class Computed:
     model_us: int
     num_accepted: int | None = None
     logprobs: Logprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """All messages that were there have been handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    """A new text begins: the cache must hold `max_len` tokens."""
-
-    max_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +57,5 @@ class Compute:
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRows:
-    """Move cache rows, after every Compute that was asked for before."""
-
-    move: Move
-
-
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
-    """Tick again at `deadline` (seconds) at the latest."""
-
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send to the coordinator."""
-
-    message: Message
-
-
-Event = Arrived | Computed | Tick
-Action = Allocate | Compute | MoveRows | WaitUntil | Send
+Event = Arrived | Confirmed | Tick | Computed
+Action = SharedAction | Compute

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from engine.slots import Feed, SlotMap
+from node.events import Send
 from proto.messages import Logprobs, Open, PromptLogprobs
-from target_node.events import Action, Send
+from target_node.events import Action
 
 PREFILL_CHUNK = 256
 

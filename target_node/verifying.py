@@ -9,6 +9,9 @@ The target holds its own copy of the speculation tree, so it starts a pass witho
     Computed         walk the target's own choices down the tree       -> Send(Verdict), MoveRows
     Arrived(Open)    start from the coordinator's text, keeping the cached prefix -> Allocate
                      what ours has beyond it was missed, and is said again        -> Send(Verdict)
+    Confirmed        forget what need not be said again                           -> Send(Fault)
+
+What is not of the present life of its text never comes this far (`node/follower.py`).
 
 A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it.
 Row by row the target's own choice is compared with the draft; the accepted run and the target's
@@ -31,34 +34,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.slots import Feed, SlotMap
+from node.events import Allocate, Arrived, Confirmed, MoveRows, Send, Tick, WaitUntil, gap
 from proto.messages import (
     NGRAM_SOURCE,
     Cause,
-    Close,
     Draft,
-    Fault,
-    FaultCode,
-    Heartbeat,
     Open,
     Rule,
-    SessionMark,
     Verdict,
 )
 from proto.tree import Graft, SpeculationTree
 from target_node.accepting import judge_of, judged, num_equal
-from target_node.events import (
-    Action,
-    Allocate,
-    Arrived,
-    Compute,
-    Computed,
-    Event,
-    Judge,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-)
+from target_node.events import Action, Compute, Computed, Event, Judge
 from target_node.lookup import LookupSource
 from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt
@@ -103,7 +90,7 @@ class Verifying:
         self.opened: Open | None = None  # None: no session
         self.finished = False  # the text has come to its end
         self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
-        self._last_open = (-1, -1)  # (session, incarnation), only grows
+        self._text_id: tuple[int, bytes] | None = None  # session and key of the text in the tree
         self._running: _Pass | None = None
         self._ticket = 0  # only grows, over all sessions
         self._received = Received()
@@ -128,33 +115,18 @@ class Verifying:
                 return []
             case Arrived(Open() as message):
                 return self._on_open(message, now)
-            case Arrived(Close(session=session)):
-                if self.opened is not None and session == self.opened.session:
-                    self._close()
-                return []
-            case Arrived(Heartbeat(marks=marks)):
-                return self._on_marks(marks)
+            case Confirmed(length):
+                return self._on_confirmed(length)
             case Arrived():
                 return []
         raise AssertionError(f"unknown event {event}")
 
-    @property
-    def mark(self) -> SessionMark | None:
-        """How far the session is here."""
-        if self.opened is None:
-            return None
-        return SessionMark(
-            self.opened.session, self.opened.incarnation, len(self.tree.text), self.tree.root
-        )
-
     # -- messages ---------------------------------------------------------------------------------
 
     def _on_open(self, message: Open, now: float) -> list[Action]:
-        if (message.session, message.incarnation) <= self._last_open:
-            return []
-        same_session = message.session == self._last_open[0]
+        same_session = self._text_id == (message.session, message.key)
+        self._text_id = (message.session, message.key)
         self._reports = self._reports if same_session else Reports()
-        self._last_open = (message.session, message.incarnation)
         missed = missed_of(message, self.tree.text) if same_session else ()
         tokens = message.tokens + missed
         # The last token is always fed again.
@@ -182,14 +154,12 @@ class Verifying:
             actions.append(Send(repeated(message, self.tree.text, missed, self._reports)))
         return actions
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """The cache stays as it is; the result of a running pass is worth nothing now."""
         self.opened = None
         self._running = None
 
     def _on_draft(self, message: Draft, now: float) -> None:
-        if self.opened is None or message.session != self.opened.session:
-            return
         first_of_life = self._received.add(message)
         if not self._is_judgeable(message):
             # Nothing worth waiting for will come before the drafter has heard of this attempt.
@@ -206,25 +176,14 @@ class Verifying:
             return True
         return draft.attempt == self._attempt and len(draft.proposals) == len(draft.tokens)
 
-    def _on_marks(self, marks: Sequence[SessionMark]) -> list[Action]:
-        """Compare the coordinator's state with ours. What it does not list is closed."""
-        mine = self.opened
-        if mine is not None and all(mark.session != mine.session for mark in marks):
-            self._close()
-        for mark in marks:
-            if mark.session < self._last_open[0]:
-                continue
-            current = self.opened is not None and self.opened.session == mark.session
-            known = current and self.tree.text.is_prefix(mark.length, mark.path_hash)
-            if known:
-                self._reports.forget(mark.length)
-            # The coordinator is behind while a verdict is on its way; if none can follow it, it
-            # was lost.
-            if not known or (self.finished and mark.length < len(self.tree.text)):
-                incarnation = self.opened.incarnation if self.opened and current else 0
-                detail = f"the target's text of {len(self.tree.text)} tokens is another"
-                return [Send(Fault(mark.session, incarnation, FaultCode.GAP, detail))]
-        return []
+    def _on_confirmed(self, length: int) -> list[Action]:
+        assert self.opened is not None
+        self._reports.forget(length)
+        # The coordinator is behind while a verdict is on its way; if none can follow it, it was
+        # lost.
+        if not self.finished or length == len(self.tree.text):
+            return []
+        return [gap(self.opened.session, self.opened.incarnation, len(self.tree.text))]
 
     # -- starting a pass --------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from tests.architecture.sources import PACKAGES, Source
 MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
     "engine": set(),
-    "drafter_node": {"proto", "engine"},
-    "target_node": {"proto", "engine"},
+    "node": {"proto", "engine"},
+    "drafter_node": {"proto", "engine", "node"},
+    "target_node": {"proto", "engine", "node"},
     "coordinator": {"proto"},
     "deploy": {"coordinator", "proto"},
     "models": {"engine"},
@@ -21,7 +22,13 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/transport.py",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
-    "torch": ("engine/", "drafter_node/worker.py", "target_node/worker.py", "models/"),
+    "torch": (
+        "engine/",
+        "node/forwards.py",
+        "drafter_node/worker.py",
+        "target_node/worker.py",
+        "models/",
+    ),
 }
 PURE = (
     "proto/messages.py",
@@ -32,8 +39,11 @@ PURE = (
     "proto/liveness.py",
     "proto/stopwatch.py",
     "proto/errors.py",
+    "proto/node_config.py",
     "engine/ngram.py",
     "engine/slots.py",
+    "node/events.py",
+    "node/follower.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
     "drafter_node/reminding.py",

@@ -6,7 +6,16 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("proto", "engine", "drafter_node", "target_node", "coordinator", "deploy", "models")
+PACKAGES = (
+    "proto",
+    "engine",
+    "node",
+    "drafter_node",
+    "target_node",
+    "coordinator",
+    "deploy",
+    "models",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "coordinator" in loaded
-    assert not loaded & {"torch", "transformers", "ray", "engine", "drafter_node", "target_node"}
+    of_nodes = {"torch", "transformers", "engine", "node", "drafter_node", "target_node"}
+    assert not loaded & {*of_nodes, "ray"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,10 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
         ("engine/model.py", "from proto.messages import Open"),
         ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
         ("target_node/worker.py", "import drafter_node"),
+        ("node/loop.py", "from drafter_node.worker import Worker"),
+        ("proto/node_config.py", "from node.process import Heart"),
         ("coordinator/service.py", "from engine import slots"),
+        ("coordinator/launcher.py", "from node.process import run_node"),
         ("coordinator/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
@@ -85,7 +89,8 @@ def test_a_forbidden_package_is_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("drafter_node/worker.py", "from engine import slots\nfrom proto.messages import Open"),
+        ("drafter_node/worker.py", "from engine import slots\nfrom node import loop"),
+        ("node/loop.py", "from engine import slots\nfrom proto.messages import Open"),
         ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "from coordinator.launcher import Launcher\nimport proto"),
     ],
@@ -97,7 +102,7 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("proto/node.py", "import zmq"),
+        ("node/process.py", "import zmq"),
         ("coordinator/service.py", "from zmq.utils import z85"),
         ("proto/transport.py", "import msgpack"),
         ("coordinator/launcher.py", "def later():\n    import ray"),
@@ -130,7 +135,7 @@ def test_a_library_in_its_place_is_not_found(path: str, text: str) -> None:
         "import os.path",
         "def later():\n    import logging",
         "from proto import transport",
-        "from proto.node import Heart",
+        "from proto.descriptors import check_spare",
         "import torch",
     ],
 )

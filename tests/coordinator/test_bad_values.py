@@ -95,7 +95,7 @@ def open_files_left(number: int, code: str) -> str:
         "from coordinator.launcher import Launcher\n"
         "from proto.errors import SlipstreamError\n"
         "from proto.messages import Role\n"
-        "from proto.node import NodeConfig\n"
+        "from proto.node_config import NodeConfig\n"
         "from proto.transport import Connection, Listener\n"
         "def leave(number):\n"
         "    highest = max(map(int, os.listdir('/proc/self/fd')))\n"

@@ -6,6 +6,7 @@ from coordinator import session as s
 from coordinator.counts import SessionCounts
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
+from node.events import Arrived, Send, Tick
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import events as target
 from target_node.verifying import Verifying
@@ -55,18 +56,18 @@ class Trio:
             self._steps += 1
             assert self._steps < MAX_STEPS, "the text does not end"
             # The drafter is so fast that it is always as far ahead as its window allows.
-            while self._step_drafter(drafter.Tick()):
+            while self._step_drafter(Tick()):
                 pass
-            self._step_target(target.Tick())
+            self._step_target(Tick())
         return self.emitted
 
     def _tell(self, event: s.Event) -> None:
         for action in self._session.handle(event, 0.0):
             match action:
                 case s.Send(Role.DRAFTER, message):
-                    self._step_drafter(drafter.Arrived(message))
+                    self._step_drafter(Arrived(message))
                 case s.Send(_, message):
-                    self._step_target(target.Arrived(message))
+                    self._step_target(Arrived(message))
                 case s.Emit():
                     self.emitted.append(action)
                 case s.Finish():
@@ -82,8 +83,8 @@ class Trio:
                 case drafter.Compute():
                     has_computed = True
                     self._step_drafter(self._proposal(action))
-                case drafter.Send(message):
-                    self._step_target(target.Arrived(message))
+                case Send(message):
+                    self._step_target(Arrived(message))
         self._drafting.check()
         return has_computed
 
@@ -99,11 +100,11 @@ class Trio:
                 case target.Compute(ticket=ticket, positions=positions):
                     tokens = tuple(self._target_says[position] for position in positions)
                     self._step_target(target.Computed(ticket, tokens, 0))
-                case target.Send(message):
+                case Send(message):
                     self._heard_from_target(message)
         self._verifying.check()
 
     def _heard_from_target(self, message: Message) -> None:
         assert isinstance(message, Verdict)
-        self._step_drafter(drafter.Arrived(message))
+        self._step_drafter(Arrived(message))
         self._tell(s.VerdictArrived(message))

@@ -5,7 +5,7 @@ import os
 import sys
 
 from engine.verification import Distribution, Trial
-from proto.node import run_node
+from node.process import run_node
 from target_node.worker import work
 
 

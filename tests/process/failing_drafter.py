@@ -5,11 +5,12 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-import drafter_node.worker as worker
-from drafter_node.worker import Worker, work
+from drafter_node.worker import work
 from engine.errors import OutOfMemory
+from node import loop
+from node.loop import Loop
+from node.process import run_node
 from proto.errors import NodeError
-from proto.node import run_node
 
 FAILING_STEP = 12  # by then some drafts have been accepted
 
@@ -40,7 +41,7 @@ def fault(*_: Any, **__: Any) -> NoReturn:
     raise NodeError("the device has been taken away")
 
 
-def garbage(drafter: Worker) -> None:
+def garbage(drafter: Loop[Any, Any]) -> None:
     """Frames that nobody can read."""
     for _ in range(20):
         drafter.connection.send(b"\xff" * 9)
@@ -54,16 +55,16 @@ def main() -> int:
     way, _, when = os.environ["SLIPSTREAM_TEST_FAILURE"].partition(" ")
     fail = WAYS[way]
     if when == "load":
-        worker.prepare = fail  # type: ignore[assignment]
+        loop.prepare = fail  # type: ignore[assignment]
         return run_node(work)
-    compute = Worker._compute
+    turn = Loop._turn
 
-    def fail_later(self: Worker, action: Any) -> Any:
+    def fail_later(self: Loop[Any, Any], *args: Any) -> Any:
         if self.heart.progress == FAILING_STEP:
             fail(self)
-        return compute(self, action)
+        return turn(self, *args)
 
-    Worker._compute = fail_later  # type: ignore[method-assign]
+    Loop._turn = fail_later  # type: ignore[method-assign]
     return run_node(work)
 
 

@@ -1,20 +1,25 @@
 """A drafter's machine whose model is the test."""
 
+from collections.abc import Sequence
+
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Arrived, Compute, Proposed, Send, Tick, WaitUntil
+from drafter_node.events import Action, Compute, Proposed
+from node.events import Arrived, Send, Tick, WaitUntil
+from node.follower import Follower
 from proto.messages import Draft, Message
 
 
 class Drafter:
-    """A machine whose model proposes what the test says; every step checks every invariant."""
+    """A machine behind its entrance; its model proposes what the test says, and all is checked."""
 
     def __init__(self, max_len: int = 100) -> None:
         self.machine = Drafting(max_len=max_len, num_slots=max_len + 64)
+        self.follower = Follower(self.machine)
         self.now = 0.0
 
     def hears(self, message: Message) -> list[Action]:
         """A message comes."""
-        return self._checked(self.machine.handle(Arrived(message), self.now))
+        return self._checked(self.follower.handle(Arrived(message), self.now))
 
     def ticks(self) -> list[Action]:
         """All messages have been handled."""
@@ -41,6 +46,7 @@ class Drafter:
                 sent.append(action.message)
         return sent
 
-    def _checked(self, actions: list[Action]) -> list[Action]:
+    def _checked(self, actions: Sequence[Action]) -> list[Action]:
         self.machine.check()
-        return actions
+        self.follower.check()
+        return list(actions)

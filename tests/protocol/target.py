@@ -1,6 +1,8 @@
 """A target machine under test, and what is said to it and by it."""
 
 from engine.slots import Feed
+from node.events import Arrived, Send, Tick
+from node.follower import Follower
 from proto.messages import (
     Draft,
     Fault,
@@ -10,25 +12,27 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from target_node.events import Action, Arrived, Compute, Computed, Send, Tick
+from target_node.events import Action, Compute, Computed
 from target_node.rows import NOTHING_KNOWN, PassCosts
 from target_node.verifying import Verifying
 from tests.protocol.texts import PIPELINED, SPEC, name, opening
 
 
 class Target:
-    """A machine whose model says what the test says; every step checks every invariant."""
+    """A machine behind its entrance; its model says what the test says, and all is checked."""
 
     def __init__(self, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN) -> None:
         self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows, pass_s=pass_s)
+        self.follower = Follower(self.machine)
         self.now = 0.0
 
     def hears(self, *messages: Message) -> list[Action]:
         """Messages come; returns what the last of them made it do."""
         actions: list[Action] = []
         for message in messages:
-            actions = self.machine.handle(Arrived(message), self.now)
+            actions = list(self.follower.handle(Arrived(message), self.now))
             self.machine.check()
+            self.follower.check()
         return actions
 
     def ticks(self) -> list[Action]:
@@ -60,8 +64,8 @@ def marked(*tokens: int, session: int = 1, incarnation: int = 1) -> Heartbeat:
 
 
 def gap(incarnation: int, length: int, session: int = 1) -> list[Action]:
-    """What a target says that has another text."""
-    detail = f"the target's text of {length} tokens is another"
+    """What a node says that has another text of so many tokens."""
+    detail = f"the text here has {length} tokens and is another"
     return [Send(Fault(session, incarnation, FaultCode.GAP, detail))]
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from drafter_node.drafting import PREFILL_CHUNK
-from drafter_node.events import Action, Allocate, Compute, Proposed, Send
+from drafter_node.events import Compute, Proposed
 from engine.slots import Feed
-from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, SessionMark
+from node.events import Allocate, Send
+from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.protocol.drafter import Drafter
+from tests.protocol.target import gap, marked
 from tests.protocol.texts import (
     KEY,
     PIPELINED,
@@ -24,18 +26,6 @@ def row(ticket: int, token: int, position: int, prefix_len: int, mask: int = 1) 
     """A forward of one row, which lies at its position."""
     feed = Feed((token,), (position,), (position,), prefix_len, (mask,))
     return Compute(ticket, feed, position + 1, SPEC)
-
-
-def marked(*tokens: int, session: int = 1, incarnation: int = 1) -> Heartbeat:
-    """The coordinator's heartbeat with this text."""
-    mark = SessionMark(session, incarnation, len(tokens), name(*tokens))
-    return Heartbeat((mark,), 0, "")
-
-
-def gap(incarnation: int, length: int, session: int = 1) -> list[Action]:
-    """What a drafter says that has lost track."""
-    detail = f"the drafter lost track after {length} tokens"
-    return [Send(Fault(session, incarnation, FaultCode.GAP, detail))]
 
 
 def test_a_short_text_is_fed_and_expanded_at_once() -> None:
@@ -257,7 +247,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     drafter.hears(opening(1, 2))
     drafter.ticks()
     assert drafter.hears(Close(1, "stop")) == []
-    assert drafter.machine.mark is None
+    assert drafter.follower.marks == ()
     assert drafter.proposes(1, 7) == []
     assert drafter.is_idle()
 
@@ -313,7 +303,7 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     drafter.hears(opening(1, 2))
     drafter.ticks()
     assert drafter.hears(Heartbeat((), 0, "")) == []
-    assert drafter.machine.mark is None
+    assert drafter.follower.marks == ()
     assert drafter.proposes(1, 5) == []
 
 
@@ -321,7 +311,7 @@ def test_its_mark_is_where_its_root_is() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, incarnation=4))
     drafter.drafts(5)
-    assert drafter.machine.mark == SessionMark(1, 4, 2, name(1, 2))
+    assert drafter.follower.marks == (SessionMark(1, 4, 2, name(1, 2)),)
     assert drafter.machine.tree.text.key == KEY
     assert drafter.machine.opened is not None
     assert drafter.machine.opened.policy == SYNC_4

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from drafter_node.events import Compute, Send, WaitUntil
+from drafter_node.events import Compute
 from drafter_node.reminding import WAIT_S_FIRST, WAIT_S_MAX
+from node.events import Send, WaitUntil
 from proto.messages import Rule
 from tests.protocol.drafter import Drafter
 from tests.protocol.texts import PIPELINED, STOP, draft, opening, verdict

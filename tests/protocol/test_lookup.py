@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.events import WaitUntil
 from proto.messages import (
     MODEL_SOURCE,
     NGRAM_SOURCE,
@@ -24,7 +25,7 @@ from proto.messages import (
     without_drafter,
 )
 from proto.tree import SpeculationTree
-from target_node.events import Compute, WaitUntil
+from target_node.events import Compute
 from target_node.lookup import LookupSource
 from tests.protocol.target import Target, rows, said
 from tests.protocol.texts import KEY, LIMITS, PIPELINED, draft, opening, verdict

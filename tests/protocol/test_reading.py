@@ -5,6 +5,7 @@ from dataclasses import replace
 from drafter_node import drafting
 from drafter_node import events as d
 from engine.slots import Feed
+from node.events import Allocate, Arrived, Send, Tick
 from proto.messages import (
     Cause,
     Limits,
@@ -13,7 +14,7 @@ from proto.messages import (
     PromptLogprobs,
     SamplingSpec,
 )
-from target_node.events import Action, Allocate, Compute, Computed, Send
+from target_node.events import Action, Compute, Computed
 from target_node.reading import PREFILL_CHUNK
 from target_node.reports import Reports
 from tests.protocol.target import Target, marked, said
@@ -139,10 +140,10 @@ def test_the_drafter_says_which_drafts_come_before_its_choice_if_anyone_looks() 
         (SamplingSpec(min_tokens=1), [(), (4,)]),
     ):
         drafter = drafting.Drafting(max_len=100, num_slots=100)
-        drafter.handle(d.Arrived(asked(opening(1, 2, 3), sampling)), 0.0)
+        drafter.handle(Arrived(asked(opening(1, 2, 3), sampling)), 0.0)
         seen = []
         for token in (4, 5):
-            (compute,) = drafter.handle(d.Tick(), 0.0)
+            (compute,) = drafter.handle(Tick(), 0.0)
             assert isinstance(compute, d.Compute)
             seen.append(compute.drafted)
             drafter.handle(d.Proposed(compute.ticket, (token,), (-0.1,), 0), 0.0)

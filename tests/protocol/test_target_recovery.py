@@ -1,12 +1,13 @@
 """The target's machine in trouble: lives, lost messages, contradictions."""
 
 from engine.slots import Feed
+from node.events import Allocate, Send
 from proto.messages import (
     Cause,
     Close,
     Heartbeat,
 )
-from target_node.events import Allocate, Compute, Send
+from target_node.events import Compute
 from tests.protocol.target import Target, gap, marked, ready, rows
 from tests.protocol.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
 
@@ -30,7 +31,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     assert target.hears(Close(1, "stop")) == []
     assert target.computes(1, 3) == []
     assert target.ticks() == []
-    assert target.machine.mark is None
+    assert target.follower.marks == ()
 
 
 def test_an_open_that_is_not_newer_is_ignored() -> None:
@@ -91,5 +92,5 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     target.hears(opening(1, 2))
     target.ticks()
     assert target.hears(Heartbeat((), 0, "")) == []
-    assert target.machine.mark is None
+    assert target.follower.marks == ()
     assert target.computes(1, 3) == []

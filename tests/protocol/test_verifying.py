@@ -3,6 +3,7 @@
 import pytest
 
 from engine.slots import Feed, SlotMap
+from node.events import Allocate, Send, Tick, WaitUntil
 from proto.messages import (
     Ack,
     Cause,
@@ -10,7 +11,7 @@ from proto.messages import (
     autoregressive,
     pipelined,
 )
-from target_node.events import Allocate, Compute, Computed, Send, Tick, WaitUntil
+from target_node.events import Compute, Computed
 from target_node.patience import WAIT_S_MIN
 from target_node.reading import PREFILL_CHUNK
 from tests.protocol.target import Target, ready, rows, said

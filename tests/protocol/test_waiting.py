@@ -1,7 +1,7 @@
 """How long the target waits, and which drafts it has counted."""
 
+from node.events import WaitUntil
 from proto.messages import Ack, Cause, Limits
-from target_node.events import WaitUntil
 from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
 from target_node.received import MAX_GAPS, Received
 from tests.protocol.target import Target

@@ -10,6 +10,7 @@ from coordinator.session import Session
 from drafter_node.drafting import Drafting
 from drafter_node.events import Proposed
 from engine.slots import Feed, SlotMap
+from node.follower import CLOSED, Follower
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node.events import Computed
@@ -182,15 +183,26 @@ def drafts_go_past_the_longest_text(patch: Patch) -> None:
 
 
 def an_open_of_the_same_incarnation_is_obeyed(patch: Patch) -> None:
-    for machine in (Drafting, Verifying):
-        on_open: Any = machine._on_open
+    on_open = Follower._on_open
 
-        def obey(self: Any, message: Open, *now: float, on_open: Any = on_open) -> Any:
-            session, incarnation = self._last_open
-            self._last_open = session, incarnation - 1
-            return on_open(self, message, *now)
+    def obey(self: Follower[Any, Any], message: Open, now: float) -> Any:
+        if self._newest.get(message.session) == message.incarnation:
+            self._newest[message.session] -= 1
+        return on_open(self, message, now)
 
-        patch.setattr(machine, "_on_open", obey)
+    patch.setattr(Follower, "_on_open", obey)
+
+
+def a_late_open_revives_a_closed_text(patch: Patch) -> None:
+    remember = Follower._remember
+
+    def forget(self: Follower[Any, Any], session: int, incarnation: int) -> None:
+        if incarnation == CLOSED:
+            self._newest.pop(session, None)
+            return
+        remember(self, session, incarnation)
+
+    patch.setattr(Follower, "_remember", forget)
 
 
 def the_target_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
@@ -244,12 +256,21 @@ def the_later_child_wins(patch: Patch) -> None:
     patch.setattr(SpeculationTree, "_place", anew)
 
 
+def _do_not_look_at_heartbeats(patch: Patch, machine: type[Drafting | Verifying]) -> None:
+    on_marks = Follower._on_marks
+
+    def blind(self: Follower[Any, Any], *args: Any) -> Any:
+        return [] if isinstance(self._machine, machine) else on_marks(self, *args)
+
+    patch.setattr(Follower, "_on_marks", blind)
+
+
 def the_drafter_does_not_look_at_heartbeats(patch: Patch) -> None:
-    patch.setattr(Drafting, "_on_marks", lambda self, marks: [])
+    _do_not_look_at_heartbeats(patch, Drafting)
 
 
 def the_target_does_not_look_at_heartbeats(patch: Patch) -> None:
-    patch.setattr(Verifying, "_on_marks", lambda self, marks: [])
+    _do_not_look_at_heartbeats(patch, Verifying)
 
 
 def a_fault_is_not_answered(patch: Patch) -> None:
@@ -332,6 +353,7 @@ FAULTS = (
     Fault(the_session_does_not_look_for_stop_tokens, f"{NOT_THE_TEXT}|still missing"),
     Fault(drafts_go_past_the_longest_text, "past the longest text"),
     Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed"),
+    Fault(a_late_open_revives_a_closed_text, "a closed text is open again", first_seed=800),
     Fault(the_target_uses_the_result_of_an_earlier_life, BAD_CACHE),
     Fault(the_drafter_uses_the_result_of_an_earlier_life, BAD_CACHE),
     Fault(what_was_lost_is_not_sent_again, NO_SPEED, oracle=True),

@@ -6,7 +6,8 @@ Safety, after every step of every machine
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
     * what the drafter drafts is what its model says about that path: its cache is right
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
-    * an ack never counts over a gap, and an Open that is not newer than another changes nothing
+    * an ack never counts over a gap, an Open that is not newer than another of its text changes
+      nothing, and a text that was closed stays closed
     * an idle target has something to do or a deadline
     * what was emitted is the text to its end, with the right reason, and nothing after it
 Liveness is defined in `liveness.py`.
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
+from node.events import Arrived
 from proto.messages import (
     NGRAM_SOURCE,
+    Close,
     Draft,
     FinishReason,
     Message,
@@ -71,8 +74,10 @@ class Judge:
         self.truths: dict[int, Truth] = {}
         self.liveness = Liveness(scenario, timeline)
         self._lengths: dict[Role, tuple[tuple[int, int, int], int]] = {}
-        # Per life of a node: the newest Open that has come, and the tree that it made.
-        self._opened: dict[tuple[Role, int], tuple[tuple[int, int], Any]] = {}
+        # Per life of a node and text: incarnation of the newest Open that has come.
+        self._opened: dict[tuple[Role, int, int], int] = {}
+        self._trees: dict[tuple[Role, int], Any] = {}  # per life of a node: after the last Open
+        self._closed: set[tuple[Role, int, int]] = set()  # per life of a node: texts
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
         self._tree: Any = None
         self._come: dict[int, set[int]] = defaultdict(set)
@@ -144,24 +149,30 @@ class Judge:
     def handled(self, node: "Node", event: Any) -> None:
         """A node's machine has handled an event and its actions are done."""
         machine = node.machine
-        if isinstance(getattr(event, "message", None), Open):
-            self._check_open(node, event.message)
+        message = event.message if isinstance(event, Arrived) else None
+        if isinstance(message, Close):
+            self._closed.add((node.role, node.life, message.session))
+        if machine.opened is not None:
+            text = (node.role, node.life, machine.opened.session)
+            assert text not in self._closed, "a closed text is open again"
+        if isinstance(message, Open):
+            self._check_open(node, message)
         if machine.opened is None:
             return
         truth = self.truths[machine.opened.session]
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
             self._check_drafts(machine, truth)
-            if isinstance(event, drafter.Arrived) and isinstance(event.message, Verdict):
-                self.liveness.verdict_applied(event.message)
+            if isinstance(message, Verdict):
+                self.liveness.verdict_applied(message)
             return
         self._check_copies(machine, truth)
         for key in machine.tree.nodes:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
         if self._tree is not machine.tree:
             self._tree, self._come = machine.tree, defaultdict(set)
-        if isinstance(event, target.Arrived) and isinstance(event.message, Draft):
-            self._count(event.message, machine.opened.session)
+        if isinstance(message, Draft):
+            self._count(message, machine.opened.session)
 
     def rested(self, node: "Node") -> None:
         """A node has handled all that was there and has ticked."""
@@ -183,10 +194,12 @@ class Judge:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_open(self, node: "Node", message: Open) -> None:
-        life = (message.session, message.incarnation)
-        newest, tree = self._opened.get((node.role, node.life), ((0, 0), None))
-        assert life > newest or node.machine.tree is tree, "an old Open has been obeyed"
-        self._opened[node.role, node.life] = max(life, newest), node.machine.tree
+        text, life = (node.role, node.life, message.session), (node.role, node.life)
+        newest = self._opened.get(text, 0)
+        is_same = node.machine.tree is self._trees.get(life)
+        assert message.incarnation > newest or is_same, "an old Open has been obeyed"
+        self._opened[text] = max(message.incarnation, newest)
+        self._trees[life] = node.machine.tree
 
     def _check_text(self, node: "Node", truth: Truth) -> None:
         machine = node.machine

@@ -17,7 +17,7 @@ from tests.simulation.faults import NO_SPEED, Fault, Patch
 
 def closing_forgets_the_running_forward_only_half(patch: Patch) -> None:
     for machine in (Drafting, Verifying):
-        patch.setattr(machine, "_close", lambda self: setattr(self, "opened", None))
+        patch.setattr(machine, "close", lambda self: setattr(self, "opened", None))
 
 
 def a_full_tree_is_expanded(patch: Patch) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
+from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
+from node.follower import Follower
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -85,6 +87,7 @@ class Node:
         self.life = 0  # of the process; things that an earlier life asked for do not happen
         self.alive = False
         self.machine: Any = None
+        self.follower: Any = None  # the machine's entrance
         self.cache = ToyCache(0)
         self.ticket = 0  # of the Compute whose result has not come yet; 0: none
         self.deadline = float("inf")  # at which the machine wants to be woken
@@ -111,6 +114,7 @@ class Node:
             self.machine = verifying.Verifying(
                 num_slots=scenario.capacity, fixed_rows=scenario.fixed_rows
             )
+        self.follower = Follower(self.machine)
         self._later(HEARTBEAT_INTERVAL_S * self.world.random.random(), self._beat)
 
     def crash(self) -> None:
@@ -128,37 +132,37 @@ class Node:
     def _drain(self) -> None:
         while self._inbox:
             message = self._inbox.popleft()
-            event = drafter.Arrived if self.role is Role.DRAFTER else target.Arrived
-            self._handle(event(message))
+            self._handle(Arrived(message))
         self._tick()
 
     def _tick(self) -> None:
         self.deadline = float("inf")
-        self._handle(drafter.Tick() if self.role is Role.DRAFTER else target.Tick())
+        self._handle(Tick())
         self.world.judge.rested(self)
 
     def _handle(self, event: Any) -> None:
-        actions = self.machine.handle(event, self.world.timeline.now)
+        actions = self.follower.handle(event, self.world.timeline.now)
         self.world.tell(str(self.role), "handles", event)
         for action in actions:
             self._perform(action)
+        self.follower.check()
         self.machine.check()
         self.world.judge.handled(self, event)
 
     def _perform(self, action: Any) -> None:
         self.world.tell(str(self.role), "does", action)
         match action:
-            case drafter.Send(message) | target.Send(message):
+            case Send(message):
                 self.world.judge.sent(self, message)
                 self.world.uplinks[self.role].send(codec.encode(message))
-            case drafter.MoveRows(move) | target.MoveRows(move):
+            case MoveRows(move):
                 self.cache.move(move)
             case drafter.Compute() | target.Compute():
                 self._compute(action)
-            case drafter.WaitUntil(deadline) | target.WaitUntil(deadline):
+            case WaitUntil(deadline):
                 self.deadline = deadline
                 self._later(deadline - self.world.timeline.now, self._wake)
-            case drafter.Allocate() | target.Allocate():
+            case Allocate():
                 pass
             case _:
                 raise AssertionError(f"unknown action {action}")
@@ -197,8 +201,7 @@ class Node:
             self._tick()
 
     def _beat(self) -> None:
-        mark = self.machine.mark
-        beat = Heartbeat(() if mark is None else (mark,), self.progress, "")
+        beat = Heartbeat(self.follower.marks, self.progress, "")
         self.world.uplinks[self.role].send(codec.encode(beat))
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
 

@@ -1,0 +1,168 @@
+"""What a node does from its config to its end: load, introduce itself, and then one loop.
+
+The loop drains the messages, ticks and does what the machine asks for, for ever. It decides
+nothing, and knows of a Compute only that there is somebody who can run it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NoReturn, TypeVar
+
+from engine.errors import EngineError, OutOfMemory
+from engine.executor import Executor
+from engine.prepare import Prepared, prepare
+from engine.slots import NUM_TREE_SLOTS
+from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, WaitUntil
+from node.follower import Follower
+from node.process import BadFrames, Heart, shake_hands
+from proto.codec import encode
+from proto.errors import ModelError, NodeError
+from proto.messages import PROTOCOL_VERSION, Fingerprint, Hello, Welcome
+from proto.node_config import NodeConfig
+from proto.stopwatch import Phase
+from proto.transport import Connection
+
+IDLE_S = 1.0
+
+Compute = TypeVar("Compute")
+Result = TypeVar("Result")
+
+
+def load(
+    config: NodeConfig,
+    heart: Heart,
+    *,
+    warm_rows: Sequence[int],
+    row_counts: Mapping[str, Sequence[int]],
+) -> Prepared:
+    """Load, check and warm up the node's model.
+
+    warm_rows, row_counts  as for `engine.prepare`; with fixed rows passes have no other number
+
+    Raises:
+        NodeError: there is no memory for it now.
+        ModelError: it cannot be used as it is configured.
+    """
+
+    def say(state: str) -> None:
+        heart.state = state
+
+    try:
+        prepared = prepare(
+            config.model,
+            revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            max_len=config.max_model_len,
+            fixed_rows=config.fixed_rows or None,
+            warm_rows=(config.fixed_rows,) if config.fixed_rows else warm_rows,
+            say=say,
+            backend=config.backend,
+            row_counts=row_counts,
+        )
+    except OutOfMemory as error:
+        raise NodeError(str(error)) from error
+    except EngineError as error:
+        raise ModelError(str(error)) from error
+    say("ready")
+    return prepared
+
+
+def introduce(config: NodeConfig, connection: Connection, prepared: Prepared) -> Welcome:
+    """Tell the coordinator what was loaded. Raises RemoteProtocolError if it refuses."""
+    loaded = prepared.loaded
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        role=config.role,
+        secret=config.secret,
+        fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
+        logits_size=loaded.vocab_size,
+        max_model_len=prepared.max_len,
+        model=config.model,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=config.device,
+        num_parameters=loaded.num_parameters,
+        load_us=round(prepared.load_s * 1e6),
+    )
+    return shake_hands(connection, hello)
+
+
+class Loop(Generic[Compute, Result]):
+    """Gives a machine a clock, a socket and a model.
+
+    compute  runs what the machine asks for; the result is its next event
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        heart: Heart,
+        executor: Executor,
+        follower: Follower[Result, SharedAction | Compute],
+        compute: Callable[[Compute], Result],
+    ) -> None:
+        self.connection = connection
+        self.heart = heart
+        self.executor = executor
+        self.follower = follower
+        self.compute = compute
+
+    def run(self) -> NoReturn:
+        """Serve for ever; the lifeline ends the process.
+
+        Raises:
+            NodeError: the engine cannot go on.
+            RemoteProtocolError: too many garbled frames have come.
+        """
+        bad_frames = BadFrames()
+        timeout_s = 0.0
+        try:
+            while True:
+                timeout_s = self._turn(timeout_s, bad_frames)
+        except EngineError as error:
+            raise NodeError(str(error)) from error
+
+    def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
+        """Handle all messages that are there, then tick; returns how long the next may wait."""
+        enter = self.heart.watch.enter
+        enter(Phase.WAIT)
+        for frame in self.connection.receive(timeout_s):
+            enter(Phase.DECODE)
+            message = bad_frames.decode(frame)
+            enter(Phase.DECIDE)
+            if message is not None:
+                self._handle(Arrived(message))
+            enter(Phase.WAIT)
+        enter(Phase.DECIDE)
+        self.heart.marks = self.follower.marks
+        return self._handle(Tick())
+
+    def _handle(self, event: Arrived | Tick | Result) -> float:
+        """Let the machine decide and do it; returns how long the loop may wait for messages."""
+        timeout_s = IDLE_S
+        for action in self.follower.handle(event, time.monotonic()):
+            timeout_s = min(timeout_s, self._perform(action))
+        return timeout_s
+
+    def _perform(self, action: SharedAction | Compute) -> float:
+        enter = self.heart.watch.enter
+        match action:
+            case Send(message):
+                enter(Phase.SEND)
+                self.connection.send(encode(message))
+            case MoveRows(move):
+                enter(Phase.MOVE)
+                self.executor.move(move)
+            case WaitUntil(deadline):
+                return deadline - time.monotonic()
+            case Allocate(max_len):
+                # The cache was made for the longest text, but every pass must cover as much of it.
+                if self.executor.fixed_rows is not None:
+                    self.executor.set_total(max_len + NUM_TREE_SLOTS)
+            case _:
+                done = self.compute(action)
+                enter(Phase.DECIDE)
+                self._handle(done)
+                return 0.0
+        enter(Phase.DECIDE)
+        return IDLE_S

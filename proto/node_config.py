@@ -1,0 +1,62 @@
+"""What the coordinator and its nodes agree on before any message: config, names, exit statuses."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from proto.errors import ConfigurationError
+from proto.messages import Role
+
+HEARTBEAT_SUFFIX = b"/heartbeat"  # of the identity under which a node's heartbeats come
+MAX_BAD_FRAMES = 8  # garbled ones that either side takes from the other
+NO_CONFIG = (
+    "a node reads its config as one JSON line from standard input; it is started by "
+    "`python -m coordinator`"
+)
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything that a node needs to know; written by the coordinator, never changed.
+
+    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"
+    max_model_len   most tokens of a text; 0: the model's own limit
+    fixed_rows      reproducible mode: rows of every decoding pass; 0: off
+    min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
+    backend         which forward runs: one of `engine.prepare.BACKENDS`
+    busy_poll_us    so long it asks for messages without pause before it sleeps
+    parent_pid      the process that has started the node; the launcher knows it
+    max_candidates  classical rules: most tokens that a draft is sampled from
+    """
+
+    role: Role
+    endpoint: str
+    identity: str
+    secret: str
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int = 0
+    fixed_rows: int = 0
+    min_forward_ms: float = 0.0
+    max_candidates: int = 64
+    backend: str = "auto"
+    busy_poll_us: int = 0
+    parent_pid: int = 0
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "NodeConfig":
+        """Raises ConfigurationError if the line is not a config."""
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            return cls(**{**fields, "role": Role(fields["role"])})
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConfigurationError(f"{NO_CONFIG} ({error})") from error

@@ -1,0 +1,201 @@
+"""The loop of a node, with a machine that plays a script and a link that is a list."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from engine.errors import EngineError, ModelError, OutOfMemory
+from engine.slots import NUM_TREE_SLOTS, Move
+from node import loop
+from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, WaitUntil
+from node.loop import IDLE_S, Loop, load
+from proto import errors
+from proto.codec import decode, encode
+from proto.messages import Close, Message, Role, SessionMark
+from proto.node_config import MAX_BAD_FRAMES, NodeConfig
+from proto.stopwatch import Stopwatch
+
+CONFIG = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model", fixed_rows=16)
+CLOSE = Close(1, "stop")
+MARK = SessionMark(1, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a forward."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It has been run."""
+
+    ticket: int
+
+
+Event = Arrived | Tick | Done
+Action = SharedAction | Compute
+
+
+class Ended(Exception):
+    """The script is over."""
+
+
+@dataclass
+class Link:
+    """What comes in turn after turn, and what is sent."""
+
+    turns: list[list[bytes]]
+    waits: list[float] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
+
+    def receive(self, timeout_s: float) -> Iterator[bytes]:
+        """The frames of the next turn."""
+        self.waits.append(timeout_s)
+        if not self.turns:
+            raise Ended
+        return iter(self.turns.pop(0))
+
+    def send(self, frame: bytes) -> bool:
+        """Take it."""
+        self.sent.append(decode(frame))
+        return True
+
+
+@dataclass
+class Device:
+    """An executor that writes down what it is asked for."""
+
+    fixed_rows: int | None = None
+    did: list[Any] = field(default_factory=list)
+
+    def move(self, move: Move) -> None:
+        """Take a note."""
+        self.did.append(move)
+
+    def set_total(self, total: int) -> None:
+        """Take a note."""
+        self.did.append(total)
+
+
+class Heart:
+    """A heart that does not beat."""
+
+    def __init__(self) -> None:
+        self.state = ""
+        self.marks: tuple[SessionMark, ...] = ()
+        self.watch = Stopwatch(lambda: 0)
+
+
+class Script:
+    """A follower that answers every event as it was told to."""
+
+    def __init__(self, answers: Callable[[Event], Sequence[Action]]) -> None:
+        self.answers = answers
+        self.events: list[Event] = []
+        self.marks = (MARK,)
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        """The script's answer."""
+        self.events.append(event)
+        return self.answers(event)
+
+
+def run(
+    turns: list[list[bytes]],
+    answers: Callable[[Event], Sequence[Action]] = lambda event: (),
+    device: Device | None = None,
+    compute: Callable[[Compute], Done] = lambda action: Done(action.ticket),
+) -> tuple[Script, Link, Heart]:
+    """Run a loop through these turns, to the end of the script."""
+    script, link, heart = Script(answers), Link(turns), Heart()
+    make: Any = Loop
+    with pytest.raises(Ended):
+        make(link, heart, device or Device(), script, compute).run()
+    return script, link, heart
+
+
+def test_all_messages_are_handled_before_one_tick() -> None:
+    script, _, heart = run([[encode(CLOSE), encode(CLOSE)], []])
+    assert script.events == [Arrived(CLOSE), Arrived(CLOSE), Tick(), Tick()]
+    assert heart.marks == (MARK,)
+
+
+def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
+    asked = iter([Compute(1)])
+
+    def answers(event: Event) -> Sequence[Action]:
+        match event:
+            case Tick():
+                return list(asked)
+            case Done():
+                return [Send(CLOSE), MoveRows(Move((5,), (4,)))]
+            case _:
+                return []
+
+    device = Device()
+    script, link, _ = run([[], []], answers, device)
+    assert script.events == [Tick(), Done(1), Tick()]
+    assert link.sent == [CLOSE]
+    assert device.did == [Move((5,), (4,))]
+    assert link.waits == [0.0, 0.0, IDLE_S]
+
+
+def test_it_waits_no_longer_than_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    _, link, _ = run([[]], lambda event: [WaitUntil(10.25), WaitUntil(30.0)])
+    assert link.waits == [0.0, 0.25]
+
+
+@pytest.mark.parametrize(("fixed_rows", "did"), [(None, []), (16, [40 + NUM_TREE_SLOTS])])
+def test_only_reproducible_passes_cover_all_that_a_text_may_need(
+    fixed_rows: int | None, did: list[int]
+) -> None:
+    device = Device(fixed_rows)
+    run([[]], lambda event: [Allocate(40)], device)
+    assert device.did == did
+
+
+def test_garbled_frames_are_dropped_up_to_a_limit() -> None:
+    script, _, _ = run([[b"\xff"] * MAX_BAD_FRAMES, [encode(CLOSE)]])
+    assert script.events == [Tick(), Arrived(CLOSE), Tick()]
+    with pytest.raises(errors.RemoteProtocolError, match="garbled frames"):
+        run([[b"\xff"] * (MAX_BAD_FRAMES // 2 + 1)] * 2)
+
+
+def test_an_engine_that_cannot_go_on_is_a_failure_of_the_node() -> None:
+    def fails(action: Compute) -> Done:
+        raise EngineError("the logits are not finite")
+
+    with pytest.raises(errors.NodeError, match="not finite"):
+        run([[]], lambda event: [Compute(1)], compute=fails)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(OutOfMemory("no room"), errors.NodeError), (ModelError("no model"), errors.ModelError)],
+)
+def test_only_what_a_user_must_mend_is_an_error_of_the_model(
+    raised: Exception, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(loop, "prepare", prepare)
+    with pytest.raises(expected, match=str(raised)):
+        load(CONFIG, cast(Any, Heart()), warm_rows=(1,), row_counts={})
+
+
+def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(loop, "prepare", lambda model, **wanted: asked.update(wanted))
+    heart = Heart()
+    load(CONFIG, cast(Any, heart), warm_rows=(1, 2), row_counts={})
+    assert (asked["fixed_rows"], asked["warm_rows"]) == (16, (16,))
+    assert heart.state == "ready"
