@@ -17,18 +17,18 @@ import math
 from collections.abc import Sequence
 
 from engine.ngram import Match, NgramIndex
+from node.acceptance import FIRST_OF_MODEL, Acceptance, Kind
 from proto.messages import NGRAM_SOURCE, Open, Proposal, Rule
 from proto.tree import Graft, Node, SpeculationTree
-from target_node.rate import MAX_TRIES, PRIOR_TRIES, Rate
 
 
 class LookupSource:
     """The n-gram drafts of one text; `open` begins another."""
 
-    def __init__(self) -> None:
+    def __init__(self, acceptance: Acceptance) -> None:
+        self._acceptance = acceptance
         self._index: NgramIndex | None = None  # None: this text is written without them
         self._is_certain = False  # classical rules: each draft is all that it was sampled from
-        self._rates: dict[int, Rate] = {}  # by length of the n-gram
         self._ngram_lens: dict[int, int] = {}  # of the nodes that were added here
         self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
 
@@ -41,10 +41,6 @@ class LookupSource:
             self._index = None
             return
         self._is_certain = message.rule is not Rule.COUPLED
-        self._rates = {
-            n: Rate(n / (n + 1) * PRIOR_TRIES)
-            for n in range(lookup.ngram_min, lookup.ngram_max + 1)
-        }
         self._index = NgramIndex(
             ngram_min=lookup.ngram_min,
             ngram_max=lookup.ngram_max,
@@ -58,11 +54,8 @@ class LookupSource:
         if self._index is not None:
             self._index.extend(tokens)
 
-    def is_worth_starting(self, wanted: int, of_model: float) -> bool:
-        """Whether to start a pass with what is found at the root, without the drafter's drafts.
-
-        of_model  chance that one of those is right
-        """
+    def is_worth_starting(self, wanted: int) -> bool:
+        """Whether to start a pass with what is found at the root, without the drafter's drafts."""
         if self._index is None:
             return False
         if self._found[0] != len(self._index):
@@ -70,12 +63,14 @@ class LookupSource:
         match = self._found[1]
         if match is None or len(match.tokens) < wanted:
             return False
-        return self._rates[match.ngram_len].chance >= of_model
+        chance = self._acceptance.chance
+        return chance((NGRAM_SOURCE, match.ngram_len)) >= chance(FIRST_OF_MODEL)
 
-    def chances(self, chain: Sequence[Node], of_model: float) -> list[float]:
-        """The chance that each is right, given that those before it are."""
-        lens = [self._ngram_lens.get(node.key) for node in chain]
-        return [of_model if length is None else self._rates[length].chance for length in lens]
+    def kind_of(self, node: Node) -> Kind:
+        """What a draft counts as, when it is asked how often such drafts are right."""
+        if node.source != NGRAM_SOURCE:
+            return FIRST_OF_MODEL
+        return NGRAM_SOURCE, self._ngram_lens[node.key]
 
     def grow(self, tree: SpeculationTree, limit: int) -> None:
         """Add drafts for a pass that verifies at most `limit` of them."""
@@ -96,7 +91,7 @@ class LookupSource:
         if match is None:
             return False
         number = len(match.tokens)
-        score = math.log(self._rates[match.ngram_len].chance)
+        score = math.log(self._acceptance.chance((NGRAM_SOURCE, match.ngram_len)))
         before = set(tree.nodes)
         tree.attach(
             Graft(
@@ -115,15 +110,7 @@ class LookupSource:
         self._ngram_lens.update(dict.fromkeys(new, match.ngram_len))
         return bool(new)
 
-    def judged(self, nodes: Sequence[Node], num_accepted: int) -> None:
-        """The first `num_accepted` of these drafts were right, and not the next one."""
-        for index, node in enumerate(nodes[: num_accepted + 1]):
-            length = self._ngram_lens.get(node.key)
-            if length is not None:
-                self._rates[length].add(right=index < num_accepted)
-
     def check(self, tree: SpeculationTree) -> None:
         """Assert every invariant (for tests and the simulator)."""
         is_right = self._index is None or self._index.tokens == tree.text.tokens
         assert is_right, "another text than this one is indexed"
-        assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())

@@ -34,7 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.slots import Feed, SlotMap
+from node.acceptance import Acceptance
+from node.costs import Costs
 from node.events import Allocate, Arrived, Confirmed, MoveRows, Send, Tick, WaitUntil, gap
+from node.price import num_worth
 from proto.messages import (
     NGRAM_SOURCE,
     Cause,
@@ -47,11 +50,11 @@ from proto.tree import Graft, SpeculationTree
 from target_node.accepting import judge_of, judged, num_equal
 from target_node.events import Action, Compute, Computed, Event, Judge
 from target_node.lookup import LookupSource
-from target_node.patience import Patience
 from target_node.reading import next_chunk, scored_by, tell_prompt
 from target_node.received import Received
 from target_node.reports import Reports, missed_of, repeated
-from target_node.rows import NOTHING_KNOWN, PassCosts, Rows
+from target_node.resting import Resting, kind_of
+from target_node.waiting import Waiting
 
 MAX_NODES = 128
 
@@ -79,13 +82,16 @@ class Verifying:
     fixed_rows  reproducible mode: every decoding pass has at most so many rows (the engine pads
                 them to exactly as many), the prompt is prefilled alone, and no other session's
                 cache is reused
-    pass_s      seconds of a pass by its rows, as measured at load
+    costs       of this node, over all texts
     """
 
     def __init__(
-        self, *, num_slots: int, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN
+        self, *, num_slots: int, fixed_rows: int | None = None, costs: Costs | None = None
     ) -> None:
         self.fixed_rows = fixed_rows
+        self._costs = costs or Costs()
+        self._acceptance = Acceptance()
+        self._resting = Resting()
         self.slots: SlotMap[int] = SlotMap(num_slots)
         self.opened: Open | None = None  # None: no session
         self.finished = False  # the text has come to its end
@@ -94,10 +100,9 @@ class Verifying:
         self._running: _Pass | None = None
         self._ticket = 0  # only grows, over all sessions
         self._received = Received()
-        self._patience = Patience()
+        self._waiting: Waiting | None = None  # of the present life
         self._reports = Reports()
-        self._lookup = LookupSource()
-        self._rows = Rows(pass_s)
+        self._lookup = LookupSource(self._acceptance)
         self._attempt = 0  # drafts of another one are stale; coupled texts have only this one
         self._done_root = 0  # root under which the drafter has nothing more
         self._ready_at = 0.0  # since when the target has been able to start a pass
@@ -145,7 +150,8 @@ class Verifying:
         self._attempt = message.attempt
         self._running = None
         self._received = Received()
-        self._patience.opened(message)
+        self._waiting = Waiting(message, self._costs, self._acceptance)
+        self._resting.opened(kind_of(message), message.policy.rest_after)
         self._lookup.open(message, tokens)
         self._done_root = self._stale_reported = 0
         self._ready_at = now
@@ -160,12 +166,14 @@ class Verifying:
         self._running = None
 
     def _on_draft(self, message: Draft, now: float) -> None:
+        assert self._waiting is not None
         first_of_life = self._received.add(message)
         if not self._is_judgeable(message):
             # Nothing worth waiting for will come before the drafter has heard of this attempt.
             self.tree.num_stale += len(message.tokens)
             return
-        self._patience.heard(message, now, first_of_life=first_of_life)
+        self._resting.heard()
+        self._waiting.heard(message, now, first_of_life=first_of_life)
         self.tree.attach(Graft.of(message))
         if message.done:
             self._done_root = message.parent_hash
@@ -188,11 +196,11 @@ class Verifying:
     # -- starting a pass --------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Action]:
-        opened = self.opened
-        if opened is None or self._running is not None or self.finished:
+        opened, waiting = self.opened, self._waiting
+        if opened is None or waiting is None or self._running is not None or self.finished:
             return []
         text = self.tree.text.tokens
-        alone = self._patience.without_drafter(opened.policy, 0) or Cause.ALONE
+        alone = self._why_alone(0) or Cause.ALONE
         if chunk := next_chunk(self.slots, text, opened, is_alone=bool(self.fixed_rows)):
             feed = self.slots.feed_prefix(chunk)
             num_asked = int(self.slots.prefix_len == len(text))
@@ -201,8 +209,10 @@ class Verifying:
         if self.fixed_rows and len(missing) > 1:
             feed = self.slots.feed(missing[: min(self.fixed_rows, len(missing) - 1)])
             return [self._launch(feed, None, alone, now)]
-        if (cause := self._reason_to_start(now)) is None:
-            return [WaitUntil(self._deadline())]
+        if (cause := self._reason_to_start(waiting, now)) is None:
+            waiting.began()
+            return [WaitUntil(self._ready_at + waiting.limit_s)]
+        waiting.started(cause, now - self._ready_at)
         return [self._start_pass(missing, cause, now)]
 
     def _num_drafts_max(self) -> int:
@@ -214,24 +224,26 @@ class Verifying:
         k = self.opened.policy.num_speculative_tokens
         return min(k, num_free, self.opened.limits.max_drafts(text_len))
 
-    def _reason_to_start(self, now: float) -> Cause | None:
+    def _why_alone(self, most: int) -> Cause | None:
+        """Why no drafter is expected, if a pass verifies at most so many drafts. None: one is."""
+        assert self.opened is not None
+        if self._resting.now:
+            return Cause.RESTING
+        return Cause.ALONE if most == 0 or not self.opened.policy.has_drafter else None
+
+    def _reason_to_start(self, waiting: Waiting, now: float) -> Cause | None:
         """The launch rule. None: wait."""
         assert self.opened is not None
         most = self._num_drafts_max()
-        if (cause := self._patience.without_drafter(self.opened.policy, most)) is not None:
+        if (cause := self._why_alone(most)) is not None:
             return cause
         wanted = min(self.opened.policy.launch_min, most)
         is_met = len(self.tree.best_chain(wanted)) == wanted
         if is_met or self._done_root == self.tree.root:
             return Cause.READY
-        if self._lookup.is_worth_starting(wanted, self._patience.chance):
+        if self._lookup.is_worth_starting(wanted):
             return Cause.READY
-        is_late = now >= self._deadline()
-        return self._patience.reason(self.opened, wanted, is_late=is_late)
-
-    def _deadline(self) -> float:
-        assert self.opened is not None
-        return self._ready_at + self._patience.limit_s(self.opened.policy)
+        return waiting.reason(wanted, is_late=now >= self._ready_at + waiting.limit_s)
 
     def _start_pass(self, missing: Sequence[int], cause: Cause, now: float) -> Action:
         assert self.opened is not None
@@ -239,15 +251,14 @@ class Verifying:
         self._lookup.grow(self.tree, most)
         chain = at_hand = self.tree.best_chain(most)
         if self.opened.policy.rest_after:
-            chances = self._lookup.chances(at_hand, self._patience.chance)
-            chain = at_hand[: self._rows.num_worth(chances, len(missing))]
+            chances = [self._acceptance.chance(self._lookup.kind_of(node)) for node in at_hand]
+            chain = at_hand[: num_worth(chances, len(missing), self._costs)]
         if chain and cause is Cause.ALONE:
             cause = Cause.READY
         parents = [None, *(node.key for node in chain)]
         pairs = zip(chain, parents, strict=False)
         nodes = [(node.key, parent, node.token, node.position) for node, parent in pairs]
         feed = self.slots.feed(missing, nodes)
-        self._patience.started(cause, now - self._ready_at)
         keys, judge = tuple(node.key for node in at_hand), judge_of(self.opened, chain)
         return self._launch(feed, keys[: len(chain)], cause, now, judge, keys)
 
@@ -289,6 +300,7 @@ class Verifying:
         self, running: _Pass, accepted: int, tokens: tuple[int, ...], event: Computed, now: float
     ) -> list[Action]:
         assert self.opened is not None
+        assert self._waiting is not None
         base_len, base_hash = len(self.tree.text), self.tree.root
         chain = [self.tree.nodes[key] for key in running.nodes or ()]
         self._learn(running, accepted, tokens)
@@ -306,10 +318,8 @@ class Verifying:
             # The last token is always fed again, also if it is the draft that was rejected.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         wait_s, pass_s = running.started - self._ready_at, now - running.started
-        self._patience.told(self.tree.root, now, pass_s if running.num_rows else None)
-        self._patience.passed(len(tokens), wait_s + pass_s)
-        if running.num_rows:
-            self._rows.passed(running.num_rows, len(tokens), pass_s, wait_s + pass_s)
+        self._measure(running, len(tokens), pass_s, wait_s + pass_s)
+        self._waiting.told(self.tree.root, now)
         self._ready_at = now
         num_stale = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
@@ -345,10 +355,20 @@ class Verifying:
         at_hand = [self.tree.nodes[key] for key in running.at_hand]
         num_verified = len(running.nodes or ())
         chain, num_right = judged(self.opened, at_hand, num_verified, accepted, tokens)
-        self._lookup.judged(chain, num_right)
-        sources = [node.source for node in chain]
-        num_model = sources.index(NGRAM_SOURCE) if NGRAM_SOURCE in sources else len(chain)
-        self._patience.judged(num_model, min(num_right, num_model))
+        for index, node in enumerate(chain[: num_right + 1]):
+            self._acceptance.add(self._lookup.kind_of(node), right=index < num_right)
+        if self._waiting is not None and any(node.source != NGRAM_SOURCE for node in chain):
+            self._waiting.had_drafts()
+
+    def _measure(self, running: _Pass, num_tokens: int, pass_s: float, round_s: float) -> None:
+        """What a pass has cost; a prefill, however long, says nothing of the next pass."""
+        if not running.num_rows:
+            return
+        rested = self._resting.now
+        self._costs.passed(running.num_rows, num_tokens, pass_s, round_s)
+        self._resting.passed(num_tokens, round_s)
+        if rested and not self._resting.now and self._waiting is not None:
+            self._waiting.woke()
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
@@ -357,3 +377,4 @@ class Verifying:
         assert self._stale_reported <= self.tree.num_stale
         self._received.check()
         self._lookup.check(self.tree)
+        self._acceptance.check()

@@ -9,6 +9,7 @@ from engine.judging import judge, life_of
 from engine.logprobs import report
 from engine.sampling import Sampling, sampling_of
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
+from node.costs import Costs
 from node.follower import Follower
 from node.forwards import Forwards
 from node.loop import Loop, introduce, load
@@ -33,7 +34,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     machine = Verifying(
         num_slots=executor.capacity,
         fixed_rows=config.fixed_rows or None,
-        pass_s={rows: max(least_s, seconds) for rows, seconds in prepared.pass_s.items()},
+        costs=Costs({rows: max(least_s, took) for rows, took in prepared.pass_s.items()}),
     )
     worker = Worker(Forwards(executor, heart, machine, least_s))
     Loop(connection, heart, executor, Follower(machine), worker.compute).run()

@@ -1,6 +1,7 @@
 """A target machine under test, and what is said to it and by it."""
 
 from engine.slots import Feed
+from node.costs import NOTHING_KNOWN, Costs, PassCosts
 from node.events import Arrived, Send, Tick
 from node.follower import Follower
 from proto.messages import (
@@ -13,7 +14,6 @@ from proto.messages import (
     Verdict,
 )
 from target_node.events import Action, Compute, Computed
-from target_node.rows import NOTHING_KNOWN, PassCosts
 from target_node.verifying import Verifying
 from tests.protocol.texts import PIPELINED, SPEC, name, opening
 
@@ -22,7 +22,7 @@ class Target:
     """A machine behind its entrance; its model says what the test says, and all is checked."""
 
     def __init__(self, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN) -> None:
-        self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows, pass_s=pass_s)
+        self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows, costs=Costs(pass_s))
         self.follower = Follower(self.machine)
         self.now = 0.0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.acceptance import FIRST_OF_MODEL, Acceptance
 from node.events import WaitUntil
 from proto.messages import (
     MODEL_SOURCE,
@@ -128,27 +129,31 @@ def test_a_poor_match_waits_for_the_drafter_and_then_competes_with_its_drafts() 
 
 
 def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
-    source = LookupSource()
+    acceptance = Acceptance()
+    source = LookupSource(acceptance)
     source.open(opened(*TEXT), TEXT)
-    assert source.is_worth_starting(4, 0.6)
-    assert not source.is_worth_starting(9, 0.6), "so many tokens did not follow"
+    assert source.is_worth_starting(4)
+    assert not source.is_worth_starting(9), "so many tokens did not follow"
     tree = SpeculationTree(KEY, TEXT, max_nodes=16)
     for _ in range(100):
         tree.clear()
         source.grow(tree, 4)
         chain = tree.best_chain(4)
         assert [node.token for node in chain] == [4, 5, 6, 7]
-        source.judged(chain, 0)
+        acceptance.add(source.kind_of(chain[0]), right=False)
         source.check(tree)
     assert math.exp(chain[0].score) < 0.1
-    assert not source.is_worth_starting(4, 0.6)
+    assert not source.is_worth_starting(4)
 
 
 def test_a_match_must_be_right_as_often_as_the_drafter() -> None:
-    source = LookupSource()
+    acceptance = Acceptance()
+    source = LookupSource(acceptance)
     source.open(opened(*TEXT), TEXT)
-    assert source.is_worth_starting(4, 0.7)
-    assert not source.is_worth_starting(4, 0.97)
+    assert source.is_worth_starting(4)
+    for _ in range(50):
+        acceptance.add(FIRST_OF_MODEL, right=True)
+    assert not source.is_worth_starting(4)
 
 
 def test_a_text_that_is_opened_anew_is_looked_up_anew() -> None:

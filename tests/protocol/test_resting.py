@@ -143,7 +143,7 @@ def test_a_target_that_is_faster_alone_says_so_and_does_not_wait() -> None:
         (compute,) = target.ticks()
         assert isinstance(compute, Compute)
         # Every pass takes a second; with drafts, of which none is right, two.
-        is_free = target.machine._patience._resting.now
+        is_free = target.machine._resting.now
         causes.append(
             said(target.computes(compute.ticket, 3 + token % 90, pass_s=2.0 - is_free)).cause
         )
@@ -169,7 +169,7 @@ def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
     target.hears(opening(*range(1, 21), policy=pipelined(8, 16)))
     target.ticks()
     target.computes(1, 3, pass_s=100.0)
-    course = target.machine._patience._resting._course
+    course = target.machine._resting._course
     assert course is not None
     assert course.num_passes == 0
     target.ticks()
@@ -180,7 +180,7 @@ def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
 def test_a_text_of_a_kind_that_rests_begins_with_a_rest() -> None:
     target = Target()
     first = opening(*range(1, 21), policy=pipelined(8, 16))
-    resting = target.machine._patience._resting
+    resting = target.machine._resting
     resting.opened(kind_of(first), REST_AFTER)
     run(resting, LONG, with_s=2.0, alone_s=1.0)
     assert resting.now

@@ -4,6 +4,7 @@ import pytest
 
 from engine.slots import Feed, SlotMap
 from node.events import Allocate, Send, Tick, WaitUntil
+from node.price import WAIT_S_MIN
 from proto.messages import (
     Ack,
     Cause,
@@ -12,7 +13,6 @@ from proto.messages import (
     pipelined,
 )
 from target_node.events import Compute, Computed
-from target_node.patience import WAIT_S_MIN
 from target_node.reading import PREFILL_CHUNK
 from tests.protocol.target import Target, ready, rows, said
 from tests.protocol.texts import PIPELINED, SPEC, STOP, draft, opening, verdict

@@ -1,46 +1,52 @@
 """How long the target waits, and which drafts it has counted."""
 
+import random
+
+import pytest
+
+from node.acceptance import FIRST_OF_MODEL, Acceptance
+from node.costs import Costs
 from node.events import WaitUntil
-from proto.messages import Ack, Cause, Limits
-from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
+from node.price import WAIT_S_MIN
+from proto.messages import Ack, Cause, Limits, Policy
 from target_node.received import MAX_GAPS, Received
+from target_node.waiting import NUM_FIRST, NUM_SKIPPED_MAX, Waiting
 from tests.protocol.target import Target
 from tests.protocol.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
-def heard(patience: Patience, now: float, *, first_of_life: bool = False) -> None:
+def waits(policy: Policy = PIPELINED, *, accepted: float = 0.6) -> tuple[Waiting, Costs]:
+    """A text of this policy, whose drafts are right so often."""
+    costs, acceptance = Costs(), Acceptance()
+    draw = random.Random(2)
+    for _ in range(200):
+        acceptance.add(FIRST_OF_MODEL, right=draw.random() < accepted)
+    return Waiting(opening(1, 2, policy=policy), costs, acceptance), costs
+
+
+def heard(waiting: Waiting, now: float, *, first_of_life: bool = False) -> None:
     """A draft that answers the root (1, 2) comes."""
-    patience.heard(draft((1, 2), 5), now, first_of_life=first_of_life)
+    waiting.heard(draft((1, 2), 5), now, first_of_life=first_of_life)
 
 
 def test_nobody_is_waited_for_before_he_is_heard() -> None:
-    patience = Patience()
-    assert patience.is_over
-    heard(patience, 1.0)
-    assert not patience.is_over
-    patience.opened(opening(1, 2))
-    assert patience.is_over
+    waiting, _ = waits()
+    assert waiting.reason(2, is_late=False) is Cause.QUIET
+    heard(waiting, 1.0)
+    assert waiting.reason(2, is_late=False) is None
+    waiting.woke()
+    assert waiting.reason(2, is_late=False) is Cause.QUIET
 
 
 def test_two_vain_waits_end_it_and_a_draft_begins_it_again() -> None:
-    patience = Patience()
-    heard(patience, 1.0)
-    patience.started(Cause.LATE, 1.0)
-    assert not patience.is_over
-    patience.started(Cause.LATE, 1.0)
-    assert patience.is_over
-    heard(patience, 2.0)
-    assert not patience.is_over
-
-
-def test_an_unmeasured_wait_is_short() -> None:
-    assert Patience().limit_s(SYNC_4) == WAIT_S_MIN
-
-
-def test_a_wait_is_at_least_a_pass() -> None:
-    patience = Patience()
-    patience.told(name(1, 2), 1.0, pass_s=0.05)
-    assert patience.limit_s(SYNC_4) == 0.05
+    waiting, _ = waits()
+    heard(waiting, 1.0)
+    waiting.started(Cause.LATE, 1.0)
+    assert not waiting.is_over
+    waiting.started(Cause.LATE, 1.0)
+    assert waiting.is_over
+    heard(waiting, 2.0)
+    assert not waiting.is_over
 
 
 def test_a_prefill_does_not_make_later_waits_longer() -> None:
@@ -55,33 +61,90 @@ def test_a_prefill_does_not_make_later_waits_longer() -> None:
     assert wait.deadline == target.now + WAIT_S_MIN
 
 
-def test_a_wait_grows_with_the_cost_of_drafting() -> None:
-    patience = Patience()
-    patience.heard(draft((1, 2), 5, 6, model_us=20_000), 1.0, first_of_life=True)
-    assert patience.limit_s(SYNC_4) == 4 * 4 * 0.01
-
-
-def test_a_late_answer_is_measured_too() -> None:
-    patience = Patience()
-    patience.told(name(1, 2), 1.0, pass_s=0.01)
-    patience.told(name(1, 2, 3), 1.1, pass_s=0.01)
-    heard(patience, 1.2)  # answers (1, 2) after 0.2 s
-    assert abs(patience.limit_s(SYNC_4) - 0.8) < 1e-9
+def test_a_late_answer_is_measured_too_and_only_the_first_one() -> None:
+    waiting, costs = waits(SYNC_4)
+    waiting.told(name(1, 2), 1.0)
+    waiting.told(name(1, 2, 3), 1.1)
+    heard(waiting, 1.2)  # answers (1, 2) after 0.2 s
+    heard(waiting, 9.0)
+    assert costs.reply.value == pytest.approx(0.2)
+    assert waiting.limit_s == pytest.approx(0.8)
 
 
 def test_the_first_draft_of_a_life_is_no_answer() -> None:
-    patience = Patience()
-    patience.told(name(1, 2), 1.0, pass_s=0.01)
-    heard(patience, 1.2, first_of_life=True)
-    assert patience.limit_s(SYNC_4) == 0.01
+    waiting, costs = waits(SYNC_4)
+    waiting.told(name(1, 2), 1.0)
+    heard(waiting, 1.2, first_of_life=True)
+    assert costs.reply.num == 0
 
 
-def test_a_drafter_that_runs_ahead_is_worth_the_passes_that_it_can_save() -> None:
-    patience = Patience()
-    patience.told(name(1, 2), 1.0, pass_s=0.01)
-    heard(patience, 2.0)
-    assert patience.limit_s(PIPELINED) == 0.02
-    assert patience.limit_s(SYNC_4) == WAIT_S_MAX
+def test_what_is_said_again_was_not_drafted_for_nothing() -> None:
+    waiting, costs = waits(SYNC_4)
+    waiting.heard(draft((1, 2), 5, 6, model_us=20_000), 1.0, first_of_life=True)
+    waiting.heard(draft((1, 2), 5, 6, number=2, first_number=1), 1.0, first_of_life=False)
+    assert costs.draft.value == 0.01
+
+
+def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
+    """Passes take three seconds; how long waits are has been seen."""
+    waiting, costs = waits(accepted=accepted)
+    heard(waiting, 1.0)
+    costs.passed(1, 1, 3.0, 3.0)
+    for _ in range(NUM_FIRST):
+        assert waiting.reason(2, is_late=False) is None, "nothing is known yet"
+        waiting.began()
+        waiting.started(Cause.READY, wait_s)
+    return waiting, costs
+
+
+def is_cheap(waiting: Waiting) -> bool:
+    """Whether it goes on alone because that promises more."""
+    return waiting.reason(2, is_late=False) is Cause.CHEAP
+
+
+def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
+    waiting, costs = learnt(2.0, 0.6)
+    for _ in range(NUM_SKIPPED_MAX):
+        assert is_cheap(waiting)
+        waiting.started(Cause.CHEAP, 0.0)
+        waiting.had_drafts()
+    assert waiting.reason(2, is_late=False) is None
+    waiting.began()
+    waiting.started(Cause.READY, 0.01)
+    assert is_cheap(waiting), "one short wait among long ones"
+    for _ in range(60):
+        costs.waited(0.01)
+    assert not is_cheap(waiting)
+
+
+def test_a_wait_that_has_begun_is_not_given_up_before_its_limit() -> None:
+    waiting, costs = learnt(0.3, 0.6)
+    waiting.began()
+    for _ in range(60):
+        costs.waited(9.0)
+    assert waiting.reason(2, is_late=False) is None
+    assert waiting.reason(2, is_late=True) is Cause.LATE
+
+
+@pytest.mark.parametrize(("accepted", "least", "most"), [(0.95, 1, 3), (0.6, 4, 7), (0.3, 8, 20)])
+def test_drafts_that_should_have_been_there_are_waited_for(
+    accepted: float, least: int, most: int
+) -> None:
+    waiting, _ = learnt(9.0, accepted)
+    num_skipped = 0
+    while is_cheap(waiting):
+        waiting.started(Cause.CHEAP, 0.0)
+        num_skipped += 1
+    assert least <= num_skipped <= most
+    waiting.had_drafts()
+    assert is_cheap(waiting)
+
+
+def test_drafts_that_are_hardly_ever_right_are_not_missed() -> None:
+    waiting, _ = learnt(9.0, 0.02)
+    for _ in range(NUM_SKIPPED_MAX):
+        assert is_cheap(waiting)
+        waiting.started(Cause.CHEAP, 0.0)
 
 
 def test_acks_stop_at_a_gap() -> None:

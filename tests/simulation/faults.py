@@ -10,12 +10,13 @@ from coordinator.session import Session
 from drafter_node.drafting import Drafting
 from drafter_node.events import Proposed
 from engine.slots import Feed, SlotMap
+from node.costs import Costs
 from node.follower import CLOSED, Follower
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node import waiting
 from target_node.events import Computed
 from target_node.lookup import LookupSource
-from target_node.patience import Patience
 from target_node.received import _Source
 from target_node.verifying import Verifying
 
@@ -288,10 +289,10 @@ def an_open_that_was_lost_is_not_sent_again(patch: Patch) -> None:
 
 
 def the_target_waits_for_ever(patch: Patch) -> None:
-    def endless(self: Patience, policy: Policy) -> float:
+    def endless(policy: Policy, costs: Costs) -> float:
         return float("inf")
 
-    patch.setattr(Patience, "limit_s", endless)
+    patch.setattr(waiting, "wait_limit_s", endless)
 
 
 def the_drafter_ignores_its_window(patch: Patch) -> None:

@@ -20,6 +20,7 @@ from coordinator import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Arrived
+from node.price import WAIT_S_MAX
 from proto.messages import (
     NGRAM_SOURCE,
     Close,
@@ -33,7 +34,6 @@ from proto.messages import (
 from proto.tree import CommittedText
 from target_node import events as target
 from target_node import verifying
-from target_node.patience import WAIT_S_MAX
 from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
 from tests.simulation.toys import fold

@@ -8,10 +8,13 @@ import pytest
 
 from coordinator.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
+from node.costs import Costs
+from node.price import WAIT_S_MAX, wait_limit_s
 from proto.messages import Policy
 from proto.tree import Node
-from target_node.patience import WAIT_S_MAX, Patience
+from target_node import waiting
 from target_node.verifying import Verifying
+from target_node.waiting import Waiting
 from tests.simulation.faults import NO_SPEED, Fault, Patch
 
 
@@ -40,22 +43,20 @@ def a_text_is_closed_with_a_reason_that_is_no_plain_text(patch: Patch) -> None:
 
 
 def answers_that_come_too_late_are_not_measured(patch: Patch) -> None:
-    told = Patience.told
+    told = Waiting.told
 
-    def forget(self: Patience, root: int, now: float, pass_s: float | None) -> None:
+    def forget(self: Waiting, root: int, now: float) -> None:
         self._told_at.clear()
-        told(self, root, now, pass_s)
+        told(self, root, now)
 
-    patch.setattr(Patience, "told", forget)
+    patch.setattr(Waiting, "told", forget)
 
 
 def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None:
-    limit_s = Patience.limit_s
+    def patient(policy: Policy, costs: Costs) -> float:
+        return min(WAIT_S_MAX, wait_limit_s(replace(policy, window=policy.launch_min), costs))
 
-    def patient(self: Patience, policy: Policy) -> float:
-        return min(WAIT_S_MAX, limit_s(self, replace(policy, window=policy.launch_min)))
-
-    patch.setattr(Patience, "limit_s", patient)
+    patch.setattr(waiting, "wait_limit_s", patient)
 
 
 def two_children_count_as_two_drafts_of_a_chain(patch: Patch) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from random import Random
 
+from node.price import WAIT_S_MAX
 from proto.messages import (
     REST_AFTER,
     Limits,
@@ -15,7 +16,6 @@ from proto.messages import (
     synchronous,
     without_drafter,
 )
-from target_node.patience import WAIT_S_MAX
 from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")

@@ -51,7 +51,7 @@ def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
 
 def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(60):
         seen += simulate(seed, "pipelined")
     assert seen["cause RESTING"] > 30
     assert seen["cause READY"] > 100

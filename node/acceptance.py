@@ -1,0 +1,66 @@
+"""How often drafts are right, by who made them (pure): the one estimator of it on a node."""
+
+from dataclasses import dataclass
+
+from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
+
+PRIOR_TRIES = 4.0
+MAX_TRIES = 64.0  # beyond them older tries count less and less
+PRIOR_OF_MODEL = 0.7
+
+Kind = tuple[int, int]
+"""(source, rank): a model's children by their rank, 0 for the likeliest; copies by the length of
+the n-gram that was found"""
+
+FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
+
+
+@dataclass(slots=True)
+class Rate:
+    """`hits` of `tries`, with some for a start."""
+
+    hits: float
+    tries: float = PRIOR_TRIES
+
+    @property
+    def chance(self) -> float:
+        """The share of hits, above 0 and at most 1."""
+        return self.hits / self.tries
+
+    def add(self, *, right: bool) -> None:
+        """One more try."""
+        if self.tries >= MAX_TRIES:
+            self.hits *= 1 - 1 / MAX_TRIES
+            self.tries *= 1 - 1 / MAX_TRIES
+        self.hits += right
+        self.tries += 1
+
+
+class Acceptance:
+    """What is known of every kind of draft."""
+
+    def __init__(self) -> None:
+        self._rates: dict[Kind, Rate] = {}
+
+    def chance(self, kind: Kind) -> float:
+        """How often such a draft is right, given that those before it are."""
+        rate = self._rates.get(kind)
+        return _prior(kind) if rate is None else rate.chance
+
+    def add(self, kind: Kind, *, right: bool) -> None:
+        """What became of one."""
+        if kind not in self._rates:
+            self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
+        self._rates[kind].add(right=right)
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())
+
+
+def _prior(kind: Kind) -> float:
+    """Before anything is known: the longer an n-gram, the likelier."""
+    source, rank = kind
+    if source == NGRAM_SOURCE:
+        return rank / (rank + 1)
+    return PRIOR_OF_MODEL / (rank + 1)

@@ -1,0 +1,93 @@
+"""Decisions as prices: pure functions of what things cost and how often drafts are right.
+
+An action that takes dt and is expected to make dn more tokens is worth it if dn > lambda dt, with
+lambda the tokens a second that are written without it.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from node.costs import Costs
+from proto.messages import Policy
+
+WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
+REPLY_MARGIN = 4.0
+NUM_BETWEEN = 256  # passes with drafts in a row, at most
+
+
+def wait_limit_s(policy: Policy, costs: Costs) -> float:
+    """How long to wait for drafts: amply what they usually take, at least a pass.
+
+    So many drafts save so many passes at most, and a drafter that runs ahead can catch up while the
+    target goes on alone: for it, no wait is longer than that. One that waits for every verdict
+    (`sync`) could never catch up.
+    """
+    expected_s = max(costs.reply.value, policy.launch_min * costs.draft.value)
+    limit_s = max(REPLY_MARGIN * expected_s, costs.pass_s)
+    if policy.window > policy.launch_min:
+        limit_s = min(limit_s, policy.launch_min * costs.pass_s)
+    return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
+
+
+def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
+    """Whether waiting for `wanted` drafts writes more tokens a second than going on alone.
+
+    p     chance that a draft is right
+    most  drafts that a pass verifies at most
+
+    After a rejection the drafter has nothing to offer for a while. The target can wait for the
+    first drafts, or go on alone: that costs a pass for one token, but the drafter runs ahead
+    meanwhile, and if its first draft is what the target says, all that hangs below it is there when
+    the pass ends. A wait that is short beside a pass pays; so it does on a large target, and not on
+    one whose pass costs as much as a few draft steps and messages.
+    """
+    waiting = tokens_per_second(p, wanted, most, costs.pass_s, costs.wait.value)
+    return waiting > tokens_per_second(p, 0, most, costs.pass_s, 0.0)
+
+
+def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: float) -> float:
+    """Tokens per second where a pass without drafts at hand waits `wait_s` for `first` of them.
+
+    Two states: with drafts (a pass verifies `most` of them) and without. A pass of k drafts makes
+    1 + p + ... + p^k tokens, and drafts are there afterwards if all k and one more are right:
+    p^(k+1).
+    """
+    enters, stays = p ** (first + 1), p ** (most + 1)
+    share = enters / (enters + 1 - stays)  # of the passes that find drafts at hand
+    tokens = (1 - share) * _tokens(p, first) + share * _tokens(p, most)
+    return tokens / (pass_s + (1 - share) * wait_s)
+
+
+def _tokens(p: float, num_drafts: int) -> float:
+    """What a pass is expected to make of so many drafts."""
+    return sum(p**i for i in range(num_drafts + 1))
+
+
+def num_worth(chances: Sequence[float], num_missing: int, costs: Costs) -> int:
+    """How many drafts of a chain to verify: as many as make the most of
+
+        1 + p1 + p1 p2 + ... + p1...pk - lambda T(num_missing + k)
+
+    chances      p1, p2 ...: that each is right, given that those before it are
+    num_missing  rows of the pass besides: committed tokens
+
+    On some processors a pass of several rows takes as long as one of a single row, on others five
+    times as long; and what is copied from earlier text is hardly ever right where it is sampled.
+    What is not done is not measured, and one figure that was wrong would stay so: a share of the
+    time may go into passes whose rows do not seem to pay, and where drafts always pay a pass
+    without them is made now and then.
+    """
+    alone_s = costs.pass_of(num_missing)
+    if not chances or not alone_s:
+        return len(chances)
+    if costs.num_since_one_row >= NUM_BETWEEN:
+        return 0
+    token_s = min(costs.token.value or alone_s, alone_s)  # one a pass is always to be had
+    values = [
+        gain - costs.pass_of(num_missing + k) / token_s
+        for k, gain in enumerate(accumulate(accumulate(chances, mul), initial=0.0))
+    ]
+    best = max(range(len(values)), key=values.__getitem__)
+    more_s = costs.pass_of(num_missing + len(chances)) - alone_s
+    return len(chances) if best == 0 and costs.for_trials_s >= more_s else best
