@@ -3,9 +3,18 @@
 import gc
 import sys
 
-from drafter_node.worker import work
-from node.process import run_node
+from node.process import Heart, run_node
+from proto.node_config import NodeConfig
+from proto.transport import Connection
+
+
+def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
+    """Do the node's work. Its import takes seconds: by then the lifeline must hold."""
+    from drafter_node import worker
+
+    gc.freeze()
+    worker.work(config, connection, heart)
+
 
 if __name__ == "__main__":
-    gc.freeze()
     sys.exit(run_node(work))
