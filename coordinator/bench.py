@@ -19,8 +19,8 @@ from typing import Any
 
 from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.launcher import ROOT
-from coordinator.metrics import Metrics, percentiles_ms
 from coordinator.pair import Pair
+from coordinator.text.metrics import Metrics, percentiles_ms
 from proto.errors import NodeError
 
 HUGGING_FACE, LLAMA_CPP = "tests.peers.huggingface", "tests.peers.llamacpp"

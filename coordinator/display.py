@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from coordinator.metrics import Metrics
+from coordinator.text.metrics import Metrics
 from proto.messages import Role
 
 WIDTH = 80

@@ -17,7 +17,7 @@ from itertools import zip_longest
 
 from coordinator.config import SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
-from coordinator.session import Emit
+from coordinator.text.session import Emit
 from proto.messages import Role, Rule
 from proto.sampling import Logprobs
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.detokenization import Decoder
-from coordinator.metrics import Metrics
-from coordinator.origins import origins
-from coordinator.session import Emit
-from coordinator.stops import Ending, StopStrings
+from coordinator.text.detokenization import Decoder
+from coordinator.text.metrics import Metrics
+from coordinator.text.origins import origins
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending, StopStrings
 from proto.messages import FinishReason, Logprobs
 
 

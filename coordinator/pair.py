@@ -16,12 +16,12 @@ from coordinator.config import (
     SpeculationConfig,
     reviewed,
 )
-from coordinator.detokenization import Decoder, IdStream
 from coordinator.devices import chosen_devices
 from coordinator.launcher import Launcher, NodeLauncher
 from coordinator.service import Service
-from coordinator.stops import Ending
-from coordinator.stream import Stream
+from coordinator.text.detokenization import Decoder, IdStream
+from coordinator.text.stops import Ending
+from coordinator.text.stream import Stream
 from coordinator.tokenization import Tokenization
 from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.metrics import Metrics
 from coordinator.pair import Pair
+from coordinator.text.metrics import Metrics
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Role
 from proto.stopwatch import Phase

@@ -13,8 +13,8 @@ from functools import partial
 from coordinator.config import SamplingParams, SpeculationConfig
 from coordinator.outputs import Assembly, RequestOutput, merged
 from coordinator.pair import Pair
-from coordinator.session import Emit, EmitPrompt
-from coordinator.stream import WAIT_S, Item, Result, Stream
+from coordinator.text.session import Emit, EmitPrompt
+from coordinator.text.stream import WAIT_S, Item, Result, Stream
 
 
 @dataclass(frozen=True, slots=True)

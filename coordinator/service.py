@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 
-from coordinator import session as s
 from coordinator.launcher import NodeLauncher
 from coordinator.registry import Health, Node, Registry
-from coordinator.running import MISHAPS, Ending, Running, check_opening
-from coordinator.stream import Result, Stream
+from coordinator.text import session as s
+from coordinator.text.running import MISHAPS, Ending, Running, check_opening
+from coordinator.text.stream import Result, Stream
 from proto.codec import decode, encode, kind_of
 from proto.errors import (
     ClosedError,

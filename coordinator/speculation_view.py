@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from coordinator.detokenization import Decoder
-from coordinator.origins import shown_rejected
-from coordinator.session import Emit
+from coordinator.text.detokenization import Decoder
+from coordinator.text.origins import shown_rejected
+from coordinator.text.session import Emit
 
 RESET = "\x1b[0m"
 NEWLINE_SIGN, TAB_SIGN = "⏎", "⇥"

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer
 
-from coordinator.detokenization import TextStream
+from coordinator.text.detokenization import TextStream
 from proto.errors import ConfigurationError, ModelError
 
 HUB_TIMEOUT_S = 5.0

@@ -15,12 +15,12 @@ from typing import Protocol, TextIO
 import typer
 
 from coordinator.config import SamplingParams
-from coordinator.detokenization import Decoder
 from coordinator.display import figures_in_short, figures_of_all, heading, summary
-from coordinator.metrics import Metrics
 from coordinator.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend
+from coordinator.text.detokenization import Decoder
+from coordinator.text.metrics import Metrics
+from coordinator.text.session import Emit
 from proto.errors import OutputError
 
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.architecture.sources import PACKAGES, Source
+from tests.architecture.sources import PACKAGES, ROOT, Source
 
 MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
@@ -49,10 +49,10 @@ PURE = (
     "target_node/reports.py",
     "target_node/rows.py",
     "target_node/accepting.py",
-    "coordinator/session.py",
-    "coordinator/counts.py",
-    "coordinator/detokenization.py",
-    "coordinator/prompt_logprobs.py",
+    "coordinator/text/session.py",
+    "coordinator/text/counts.py",
+    "coordinator/text/detokenization.py",
+    "coordinator/text/prompt_logprobs.py",
     "coordinator/registry.py",
 )
 IMPURE = {
@@ -89,12 +89,17 @@ def imports(file: Source) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{file.package}.relative" if node.level else str(node.module)]
-            if not node.level and node.module in PACKAGES:
+            if not node.level and _is_folder(str(node.module)):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif _is_dynamic(node):
             names = ["importlib"]
         for name in names:
             yield Import(name, getattr(node, "lineno", 0), id(node) in lazy)
+
+
+def _is_folder(module: str) -> bool:
+    """Whether what is imported from it are modules of the project."""
+    return module.split(".")[0] in PACKAGES and (ROOT / module.replace(".", "/")).is_dir()
 
 
 def _is_dynamic(node: ast.AST) -> bool:
@@ -135,7 +140,6 @@ def impurities(file: Source) -> list[str]:
     pure_modules = {path.removesuffix(".py").replace("/", ".") for path in PURE}
     wrong = []
     for found in imports(file):
-        name = ".".join(found.module.split(".")[:2])
-        if found.top in IMPURE or (found.top in PACKAGES and name not in pure_modules):
+        if found.top in IMPURE or (found.top in PACKAGES and found.module not in pure_modules):
             wrong.append(f"{file.path}:{found.line} imports {found.module}")
     return wrong

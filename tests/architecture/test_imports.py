@@ -67,7 +67,7 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
     ("path", "text"),
     [
         ("proto/tree.py", "import engine.slots"),
-        ("proto/tree.py", "def later():\n    from coordinator import session"),
+        ("proto/tree.py", "def later():\n    from coordinator.text import session"),
         ("engine/model.py", "from proto.messages import Open"),
         ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
         ("target_node/worker.py", "import drafter_node"),
@@ -140,4 +140,4 @@ def test_an_impurity_is_found(text: str) -> None:
 
 def test_a_pure_import_is_not_found() -> None:
     text = "from proto import messages\nfrom proto.tree import path_hash\nimport math"
-    assert impurities(source("coordinator/session.py", text)) == []
+    assert impurities(source("coordinator/text/session.py", text)) == []

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from coordinator.outputs import Assembly
 from coordinator.registry import Registry
-from coordinator.session import Emit
-from coordinator.stops import Ending
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending
 from coordinator.tokenization import Tokenization
 from engine.coupling import choose, choose_scored
 from engine.judging import distributions, sample_draft

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from collections import Counter
 
-from coordinator.counts import SessionCounts
 from coordinator.display import figures_of_all
-from coordinator.metrics import Metrics, SpeculativeDecoding
+from coordinator.text.counts import SessionCounts
+from coordinator.text.metrics import Metrics, SpeculativeDecoding
 
 
 def test_histograms_count_the_steps_by_drafts_and_by_accepted_drafts() -> None:

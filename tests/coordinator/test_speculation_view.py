@@ -2,12 +2,12 @@
 
 import pytest
 
-from coordinator.detokenization import IdStream
-from coordinator.origins import origins
 from coordinator.outputs import Assembly
-from coordinator.session import Emit
 from coordinator.speculation_view import SpeculationView, legend, visible
-from coordinator.stops import Ending
+from coordinator.text.detokenization import IdStream
+from coordinator.text.origins import origins
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending
 from coordinator.tokenization import Tokenization
 from tests.coordinator.test_stops import METRICS
 from tests.coordinator.words import Words

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.counts import PassFigures, SessionCounts
-from coordinator.metrics import Metrics
 from coordinator.outputs import Assembly, Logprob
-from coordinator.session import Emit
-from coordinator.stops import Ending, StopStrings
+from coordinator.text.counts import PassFigures, SessionCounts
+from coordinator.text.metrics import Metrics
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending, StopStrings
 from proto.messages import Logprobs
 from tests.coordinator.words import Words
 

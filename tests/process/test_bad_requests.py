@@ -12,7 +12,7 @@ from coordinator import LLM, SamplingParams
 from coordinator.config import SpeculationConfig
 from coordinator.launcher import Launcher
 from coordinator.service import Service
-from coordinator.session import Session
+from coordinator.text.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
 from proto.messages import MAX_SESSIONS, Limits, Role, SamplingSpec
 from tests.process.test_faults import wait_for

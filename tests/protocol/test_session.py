@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.session import (
+from coordinator.text.session import (
     ANSWER_LIMIT_S,
     MAX_REOPENS_WITHOUT_PROGRESS,
     WORK_LIMIT_S_MIN,

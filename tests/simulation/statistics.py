@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from coordinator import session as coordination
 from coordinator.chi_square import p_value
+from coordinator.text import session as coordination
 from proto.messages import (
     Limits,
     Lookup,

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Self
 
-from coordinator.counts import SessionCounts
+from coordinator.text.counts import SessionCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ never samples twice for one place, because what it has said it says again when i
 
 from dataclasses import dataclass, replace
 
-from coordinator.counts import PassFigures, SessionCounts
-from coordinator.prompt_logprobs import PromptScores
+from coordinator.text.counts import PassFigures, SessionCounts
+from coordinator.text.prompt_logprobs import PromptScores
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     ATTEMPT_BITS,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
-from coordinator.metrics import Metrics
-from coordinator.session import Emit, EmitPrompt
+from coordinator.text.metrics import Metrics
+from coordinator.text.session import Emit, EmitPrompt
 from proto.errors import SlipstreamError
 from proto.messages import FinishReason
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from coordinator.metrics import Metrics
-from coordinator.session import Session
-from coordinator.stream import Result, Stream
+from coordinator.text.metrics import Metrics
+from coordinator.text.session import Session
+from coordinator.text.stream import Result, Stream
 from proto.codec import encode
 from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
 from proto.messages import FinishReason, Role

@@ -7,7 +7,7 @@ bonus         the target's own, after a pass in which it accepted every draft
 plain         the target's own, of a pass without drafts
 """
 
-from coordinator.session import Emit
+from coordinator.text.session import Emit
 from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
 
 SOURCES = {MODEL_SOURCE: "model", NGRAM_SOURCE: "ngram"}
