@@ -8,7 +8,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from coordinator.cli import main
-from coordinator.launcher import NodeLauncher
+from coordinator.cluster.launcher import NodeLauncher
 from proto.errors import ConfigurationError
 from proto.messages import Role
 

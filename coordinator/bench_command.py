@@ -24,8 +24,8 @@ from coordinator.bench import (
     wait_for_quiet,
 )
 from coordinator.bench_report import equality, host_time, lost_drafters, machine, table
+from coordinator.cluster.devices import chosen_devices
 from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
-from coordinator.devices import chosen_devices
 from coordinator.pair import Pair
 from coordinator.prompts import text_of
 from proto.errors import ConfigurationError, NodeError

@@ -10,8 +10,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from coordinator.bench_command import bench
+from coordinator.cluster.launcher import ConnectRay
 from coordinator.generate_command import generate
-from coordinator.launcher import ConnectRay
 from coordinator.lossless_command import verify_lossless
 from coordinator.profile_command import profile_command
 from proto.errors import ConfigurationError, SlipstreamError

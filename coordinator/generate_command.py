@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from coordinator import options, prompts
+from coordinator.cluster.launcher import ConnectRay, Launcher
 from coordinator.config import LaunchConfig, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.display import Progress
-from coordinator.launcher import ConnectRay, Launcher
 from coordinator.pair import MakeLauncher, Pair
 from coordinator.request import Request
 from coordinator.writers import JsonWriter, Place, TextWriter, Writer

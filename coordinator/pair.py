@@ -9,6 +9,9 @@ from types import TracebackType
 
 from coordinator import prompts
 from coordinator.chat import ChatTemplate, Messages
+from coordinator.cluster.devices import chosen_devices
+from coordinator.cluster.launcher import Launcher, NodeLauncher
+from coordinator.cluster.service import Service
 from coordinator.config import (
     REPRODUCIBLE_ROWS,
     PairConfig,
@@ -16,9 +19,6 @@ from coordinator.config import (
     SpeculationConfig,
     reviewed,
 )
-from coordinator.devices import chosen_devices
-from coordinator.launcher import Launcher, NodeLauncher
-from coordinator.service import Service
 from coordinator.text.detokenization import Decoder, IdStream
 from coordinator.text.stops import Ending
 from coordinator.text.stream import Stream

@@ -53,7 +53,7 @@ PURE = (
     "coordinator/text/counts.py",
     "coordinator/text/detokenization.py",
     "coordinator/text/prompt_logprobs.py",
-    "coordinator/registry.py",
+    "coordinator/cluster/registry.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),

@@ -71,8 +71,8 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
         ("engine/model.py", "from proto.messages import Open"),
         ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
         ("target_node/worker.py", "import drafter_node"),
-        ("coordinator/service.py", "from engine import slots"),
-        ("coordinator/service.py", "def later():\n    import deploy.ray_launcher"),
+        ("coordinator/cluster/service.py", "from engine import slots"),
+        ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
         ("coordinator/cli.py", "from tests import tiny_models"),
@@ -87,7 +87,10 @@ def test_a_forbidden_package_is_found(path: str, text: str) -> None:
     [
         ("drafter_node/worker.py", "from engine import slots\nfrom proto.messages import Open"),
         ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
-        ("deploy/ray_launcher.py", "from coordinator.launcher import Launcher\nimport proto"),
+        (
+            "deploy/ray_launcher.py",
+            "from coordinator.cluster.launcher import Launcher\nimport proto",
+        ),
     ],
 )
 def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
@@ -98,9 +101,9 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("proto/node.py", "import zmq"),
-        ("coordinator/service.py", "from zmq.utils import z85"),
+        ("coordinator/cluster/service.py", "from zmq.utils import z85"),
         ("proto/transport.py", "import msgpack"),
-        ("coordinator/launcher.py", "def later():\n    import ray"),
+        ("coordinator/cluster/launcher.py", "def later():\n    import ray"),
         ("target_node/verifying.py", "import torch"),
         ("coordinator/cli.py", "from torch import nn"),
     ],

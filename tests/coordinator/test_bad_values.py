@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from coordinator import cli, prompts
+from coordinator.cluster.launcher import Launcher
 from coordinator.config import AS_FLAGS, PairConfig, SamplingParams
-from coordinator.launcher import Launcher
 from coordinator.tokenization import Tokenization
 from coordinator.writers import TextWriter
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
@@ -92,7 +92,7 @@ def open_files_left(number: int, code: str) -> str:
     """What a program says of the error in `code`, where so many more files may be open."""
     program = (
         "import os, resource\n"
-        "from coordinator.launcher import Launcher\n"
+        "from coordinator.cluster.launcher import Launcher\n"
         "from proto.errors import SlipstreamError\n"
         "from proto.messages import Role\n"
         "from proto.node import NodeConfig\n"

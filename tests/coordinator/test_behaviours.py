@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from coordinator.cluster.registry import Registry
 from coordinator.outputs import Assembly
-from coordinator.registry import Registry
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
 from coordinator.tokenization import Tokenization

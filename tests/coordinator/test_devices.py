@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import devices
-from coordinator.devices import default_devices
+from coordinator.cluster import devices
+from coordinator.cluster.devices import default_devices
 
 
 @pytest.fixture

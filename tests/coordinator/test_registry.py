@@ -1,6 +1,6 @@
 """Who counts as silent."""
 
-from coordinator.registry import OWN_PAUSE_S, Health, Registry
+from coordinator.cluster.registry import OWN_PAUSE_S, Health, Registry
 from proto.liveness import SILENCE_LIMIT_S
 from proto.messages import Role
 from tests.coordinator.test_behaviours import hello

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator import launcher
 from coordinator.chi_square import p_value
+from coordinator.cluster import launcher
 from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from engine.sampling import Sampling, process

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import launcher
+from coordinator.cluster import launcher
 from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.pair import Pair
 from coordinator.profile import profile

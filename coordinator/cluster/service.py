@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 
-from coordinator.launcher import NodeLauncher
-from coordinator.registry import Health, Node, Registry
+from coordinator.cluster.launcher import NodeLauncher
+from coordinator.cluster.registry import Health, Node, Registry
 from coordinator.text import session as s
 from coordinator.text.running import MISHAPS, Ending, Running, check_opening
 from coordinator.text.stream import Result, Stream

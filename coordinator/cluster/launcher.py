@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.runtime_folder import RuntimeFolder
+from coordinator.cluster.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.messages import Role
 from proto.node import NodeConfig
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
