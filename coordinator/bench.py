@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.cluster.launcher import ROOT
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
 from coordinator.text.metrics import Metrics, percentiles_ms
 from proto.errors import NodeError
 

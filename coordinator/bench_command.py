@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 
 from coordinator import options
+from coordinator.api.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.api.pair import Pair
+from coordinator.api.prompts import text_of
 from coordinator.bench import (
     HUGGING_FACE,
     LLAMA_CPP,
@@ -25,9 +28,6 @@ from coordinator.bench import (
 )
 from coordinator.bench_report import equality, host_time, lost_drafters, machine, table
 from coordinator.cluster.devices import chosen_devices
-from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
-from coordinator.pair import Pair
-from coordinator.prompts import text_of
 from proto.errors import ConfigurationError, NodeError
 
 PLAIN, PLAIN_ALL_CORES = "ar", "ar, all cores"

@@ -10,12 +10,19 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from coordinator import options, prompts
+from coordinator import options
+from coordinator.api import prompts
+from coordinator.api.config import (
+    LaunchConfig,
+    PairConfig,
+    SamplingParams,
+    SpeculationConfig,
+    checked,
+)
+from coordinator.api.pair import MakeLauncher, Pair
+from coordinator.api.request import Request
 from coordinator.cluster.launcher import ConnectRay, Launcher
-from coordinator.config import LaunchConfig, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.display import Progress
-from coordinator.pair import MakeLauncher, Pair
-from coordinator.request import Request
 from coordinator.writers import JsonWriter, Place, TextWriter, Writer
 from proto.errors import ConfigurationError, SlipstreamError
 from proto.messages import Role

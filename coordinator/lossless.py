@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.text.session import Emit
 from proto.messages import Role, Rule
 from proto.sampling import Logprobs

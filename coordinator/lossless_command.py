@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from coordinator import lossless, options
-from coordinator.config import PairConfig, SpeculationConfig, checked
+from coordinator.api.config import PairConfig, SpeculationConfig, checked
+from coordinator.api.pair import Pair
 from coordinator.display import Progress
 from coordinator.lossless import Check, Text
-from coordinator.pair import Pair
 from proto.errors import ConfigurationError
 
 PROMPTS = (

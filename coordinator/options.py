@@ -1,6 +1,6 @@
 """The options of the command line that several commands, or one long one, are made of.
 
-Their defaults are those of the configs (`coordinator.config`).
+Their defaults are those of the configs (`coordinator.api.config`).
 """
 
 from pathlib import Path

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.text.metrics import Metrics
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Role

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator import options
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.api.pair import Pair
 from coordinator.bench_report import machine
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.display import WIDTH, Progress
 from coordinator.lossless_command import TextPrompt, prompts_of
-from coordinator.pair import Pair
 from coordinator.profile import Profile, profile
 
 WORDS = {

@@ -14,9 +14,9 @@ from typing import Protocol, TextIO
 
 import typer
 
-from coordinator.config import SamplingParams
+from coordinator.api.config import SamplingParams
+from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.display import figures_in_short, figures_of_all, heading, summary
-from coordinator.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.speculation_view import SpeculationView, legend
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import Metrics

@@ -9,9 +9,9 @@ times: it may run on a busy machine.
 import sys
 from pathlib import Path
 
-from coordinator import prompts
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api import prompts
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 
 RULES = ("coupled", "token", "block")
 TEMPERATURES = (0.0, 0.7, 1.0)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator import cli, prompts
+from coordinator import cli
+from coordinator.api import prompts
+from coordinator.api.config import AS_FLAGS, PairConfig, SamplingParams
+from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.launcher import Launcher
-from coordinator.config import AS_FLAGS, PairConfig, SamplingParams
-from coordinator.tokenization import Tokenization
 from coordinator.writers import TextWriter
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
@@ -179,7 +180,9 @@ def test_the_runtime_folder_goes_with_its_launcher() -> None:
 
 
 def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Path) -> None:
-    program = "from coordinator.tokenization import find_file as f; print(f('a/b', None, 'c.json'))"
+    program = (
+        "from coordinator.api.tokenization import find_file as f; print(f('a/b', None, 'c.json'))"
+    )
     closed_port = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from coordinator.api.outputs import Assembly
+from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.registry import Registry
-from coordinator.outputs import Assembly
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from coordinator.tokenization import Tokenization
 from engine.coupling import choose, choose_scored
 from engine.judging import distributions, sample_draft
 from engine.model import load_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from coordinator.chat import ChatTemplate
+from coordinator.api.chat import ChatTemplate
 from proto.errors import ConfigurationError, ModelError
 
 MESSAGES = [

@@ -13,12 +13,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from coordinator.outputs import Assembly
+from coordinator.api.outputs import Assembly
+from coordinator.api.tokenization import Tokenization
 from coordinator.speculation_view import SpeculationView
 from coordinator.text.detokenization import REPLACEMENT, WINDOW
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from coordinator.tokenization import Tokenization
 from tests.coordinator.test_stops import METRICS
 from tests.tiny_tokenizer import SPECIAL, sentencepiece_tokenizer
 

@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
 from coordinator import LLM, SamplingParams, options
-from coordinator.config import PairConfig, checked
-from coordinator.tokenization import Tokenization
+from coordinator.api.config import PairConfig, checked
+from coordinator.api.tokenization import Tokenization
 from engine.checkpoint import find_checkpoint
 from engine.errors import ModelError
 from proto.errors import ConfigurationError
@@ -156,7 +156,7 @@ def test_sampling_parameters_do_not_change() -> None:
 def test_the_api_is_loaded_when_it_is_used_and_never_loads_torch() -> None:
     code = (
         "import sys, coordinator\n"
-        "assert 'coordinator.llm' not in sys.modules\n"
+        "assert 'coordinator.api.llm' not in sys.modules\n"
         "assert 'pydantic' not in sys.modules\n"
         "from coordinator import LLM, SamplingParams\n"
         "import coordinator.__main__\n"

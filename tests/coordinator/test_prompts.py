@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.prompts import from_argument, from_file
+from coordinator.api.prompts import from_argument, from_file
 from proto.errors import ConfigurationError
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from coordinator.outputs import Assembly
+from coordinator.api.outputs import Assembly
+from coordinator.api.tokenization import Tokenization
 from coordinator.speculation_view import SpeculationView, legend, visible
 from coordinator.text.detokenization import IdStream
 from coordinator.text.origins import origins
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from coordinator.tokenization import Tokenization
 from tests.coordinator.test_stops import METRICS
 from tests.coordinator.words import Words
 from tests.tiny_tokenizer import SPECIAL, save_bytewise_tokenizer

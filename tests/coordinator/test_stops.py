@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.outputs import Assembly, Logprob
+from coordinator.api.outputs import Assembly, Logprob
 from coordinator.text.counts import PassFigures, SessionCounts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit

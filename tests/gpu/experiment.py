@@ -25,11 +25,11 @@ from statistics import median
 
 import torch
 
-from coordinator import prompts
+from coordinator.api import prompts
+from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.bench import Arm, best_arm, measure, pair_arm
 from coordinator.bench_report import equality, host_time, machine, table
-from coordinator.config import MODELS, PairConfig, SpeculationConfig
-from coordinator.pair import Pair
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor

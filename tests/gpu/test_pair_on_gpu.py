@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.profile import profile
 from tests.process.reference import (
     EVERY_POLICY,

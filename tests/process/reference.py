@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import transformers as hf
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.text.metrics import Metrics
 
 # A difference at a smaller margin than this (of float32 logits) is a near tie; DESIGN: counted.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coordinator import LLM, SamplingParams
+from coordinator.api.config import SpeculationConfig
 from coordinator.cluster.launcher import Launcher
 from coordinator.cluster.service import Service
-from coordinator.config import SpeculationConfig
 from coordinator.text.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
 from proto.messages import MAX_SESSIONS, Limits, Role, SamplingSpec

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from proto.messages import Role
 from tests.engine.test_processors import Shape, dumb
 from tests.process.behaviours import (

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.chi_square import p_value
 from coordinator.cluster import launcher
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
 from engine.sampling import Sampling, process
 from proto.messages import Role
 from tests.process.biased_target import BIASES

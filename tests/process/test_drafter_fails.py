@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from coordinator.cluster import launcher
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
 from coordinator.profile import profile
 from proto.errors import NodeError
 from proto.messages import Role

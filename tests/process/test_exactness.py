@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.pair import Pair
 from proto.errors import IncompatibleError, NodeError, SlipstreamError
 from proto.liveness import SILENCE_LIMIT_S
 from proto.transport import Connection

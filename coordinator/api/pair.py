@@ -7,22 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
-from coordinator import prompts
-from coordinator.chat import ChatTemplate, Messages
-from coordinator.cluster.devices import chosen_devices
-from coordinator.cluster.launcher import Launcher, NodeLauncher
-from coordinator.cluster.service import Service
-from coordinator.config import (
+from coordinator.api import prompts
+from coordinator.api.chat import ChatTemplate, Messages
+from coordinator.api.config import (
     REPRODUCIBLE_ROWS,
     PairConfig,
     SamplingParams,
     SpeculationConfig,
     reviewed,
 )
+from coordinator.api.tokenization import Tokenization
+from coordinator.cluster.devices import chosen_devices
+from coordinator.cluster.launcher import Launcher, NodeLauncher
+from coordinator.cluster.service import Service
 from coordinator.text.detokenization import Decoder, IdStream
 from coordinator.text.stops import Ending
 from coordinator.text.stream import Stream
-from coordinator.tokenization import Tokenization
 from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.outputs import Assembly, RequestOutput, merged
-from coordinator.pair import Pair
+from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.outputs import Assembly, RequestOutput, merged
+from coordinator.api.pair import Pair
 from coordinator.text.session import Emit, EmitPrompt
 from coordinator.text.stream import WAIT_S, Item, Result, Stream
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from coordinator.tokenization import find_file
+from coordinator.api.tokenization import find_file
 from proto.errors import ConfigurationError, ModelError, shown
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, get_args
 
-from coordinator.chat import Messages
-from coordinator.config import (
+from coordinator.api.chat import Messages
+from coordinator.api.config import (
     NGRAM,
     Dtype,
     PairConfig,
@@ -21,9 +21,9 @@ from coordinator.config import (
     SamplingParams,
     SpeculationConfig,
 )
-from coordinator.outputs import RequestOutput
-from coordinator.pair import Pair
-from coordinator.request import Request
+from coordinator.api.outputs import RequestOutput
+from coordinator.api.pair import Pair
+from coordinator.api.request import Request
 from proto.errors import ClosedError, ConfigurationError, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

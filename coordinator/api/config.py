@@ -36,7 +36,7 @@ from proto.messages import (
     without_drafter,
 )
 
-MODELS = Path(__file__).resolve().parent.parent / "models"
+MODELS = Path(__file__).resolve().parents[2] / "models"
 T = TypeVar("T", bound=BaseModel)
 PolicyName = Literal["ar", "sync", "pipelined"]
 VerifyName = Literal["coupled", "token", "block"]
