@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator import options
 from coordinator.api.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.api.pair import Pair
 from coordinator.api.prompts import text_of
@@ -27,6 +26,7 @@ from coordinator.bench import (
     wait_for_quiet,
 )
 from coordinator.bench_report import equality, host_time, lost_drafters, machine, table
+from coordinator.cli import options
 from coordinator.cluster.devices import chosen_devices
 from proto.errors import ConfigurationError, NodeError
 

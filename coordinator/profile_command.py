@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator import options
 from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.api.pair import Pair
 from coordinator.bench_report import machine
-from coordinator.display import WIDTH, Progress
-from coordinator.lossless_command import TextPrompt, prompts_of
+from coordinator.cli import options
+from coordinator.cli.display import WIDTH, Progress
+from coordinator.cli.verify_lossless import TextPrompt, prompts_of
 from coordinator.profile import Profile, profile
 
 WORDS = {

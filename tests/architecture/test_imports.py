@@ -75,7 +75,7 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
         ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
-        ("coordinator/cli.py", "from tests import tiny_models"),
+        ("coordinator/cli/app.py", "from tests import tiny_models"),
     ],
 )
 def test_a_forbidden_package_is_found(path: str, text: str) -> None:
@@ -105,7 +105,7 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
         ("proto/transport.py", "import msgpack"),
         ("coordinator/cluster/launcher.py", "def later():\n    import ray"),
         ("target_node/verifying.py", "import torch"),
-        ("coordinator/cli.py", "from torch import nn"),
+        ("coordinator/cli/app.py", "from torch import nn"),
     ],
 )
 def test_a_misplaced_library_is_found(path: str, text: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator import cli
 from coordinator.api import prompts
 from coordinator.api.config import AS_FLAGS, PairConfig, SamplingParams
 from coordinator.api.tokenization import Tokenization
+from coordinator.cli import app as cli
+from coordinator.cli.writers import TextWriter
 from coordinator.cluster.launcher import Launcher
-from coordinator.writers import TextWriter
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 

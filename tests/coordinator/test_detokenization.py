@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from coordinator.api.outputs import Assembly
 from coordinator.api.tokenization import Tokenization
-from coordinator.speculation_view import SpeculationView
+from coordinator.cli.speculation_view import SpeculationView
 from coordinator.text.detokenization import REPLACEMENT, WINDOW
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 
-from coordinator.display import figures_of_all
+from coordinator.cli.display import figures_of_all
 from coordinator.text.counts import SessionCounts
 from coordinator.text.metrics import Metrics, SpeculativeDecoding
 

@@ -12,9 +12,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
-from coordinator import LLM, SamplingParams, options
+from coordinator import LLM, SamplingParams
 from coordinator.api.config import PairConfig, checked
 from coordinator.api.tokenization import Tokenization
+from coordinator.cli import options
 from engine.checkpoint import find_checkpoint
 from engine.errors import ModelError
 from proto.errors import ConfigurationError

@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.api.outputs import Assembly
 from coordinator.api.tokenization import Tokenization
-from coordinator.speculation_view import SpeculationView, legend, visible
+from coordinator.cli.speculation_view import SpeculationView, legend, visible
 from coordinator.text.detokenization import IdStream
 from coordinator.text.origins import origins
 from coordinator.text.session import Emit

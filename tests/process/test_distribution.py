@@ -15,8 +15,8 @@ import torch
 
 from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.chi_square import p_value
 from coordinator.cluster import launcher
+from coordinator.lossless.chi_square import p_value
 from engine.sampling import Sampling, process
 from proto.messages import Role
 from tests.process.biased_target import BIASES

@@ -10,7 +10,7 @@ from coordinator import LLM, RequestOutput, SamplingParams
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.request import Request
 from coordinator.api.tokenization import Tokenization
-from coordinator.writers import Place, TextWriter
+from coordinator.cli.writers import Place, TextWriter
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 

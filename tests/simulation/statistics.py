@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from coordinator.chi_square import p_value
+from coordinator.lossless.chi_square import p_value
 from coordinator.text import session as coordination
 from proto.messages import (
     Limits,

@@ -16,8 +16,8 @@ import typer
 
 from coordinator.api.config import SamplingParams
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from coordinator.display import figures_in_short, figures_of_all, heading, summary
-from coordinator.speculation_view import SpeculationView, legend
+from coordinator.cli.display import figures_in_short, figures_of_all, heading, summary
+from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit

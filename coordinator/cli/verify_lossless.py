@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator import lossless, options
 from coordinator.api.config import PairConfig, SpeculationConfig, checked
 from coordinator.api.pair import Pair
-from coordinator.display import Progress
-from coordinator.lossless import Check, Text
+from coordinator.cli import options
+from coordinator.cli.display import Progress
+from coordinator.lossless import checks as lossless
+from coordinator.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
 
 PROMPTS = (

@@ -172,7 +172,9 @@ def sampled(
         counts[got.tokens] += 1
         drafted += got.num_drafted
         accepted += got.num_accepted
-    from coordinator.chi_square import p_value as p_value_of  # scipy takes a second to load
+    from coordinator.lossless.chi_square import (
+        p_value as p_value_of,  # scipy takes a second to load
+    )
 
     p_value = p_value_of(counts, chances)
     held = p_value >= LEVEL and accepted > 0
@@ -184,6 +186,6 @@ def sampled(
 
 def detectable(num_texts: int, chances: Joint) -> float:
     """The effect size (Cohen's w) that so many texts reveal with a probability of 0.95."""
-    from coordinator.chi_square import detectable as detectable_by
+    from coordinator.lossless.chi_square import detectable as detectable_by
 
     return detectable_by(num_texts, chances, level=LEVEL)

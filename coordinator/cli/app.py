@@ -10,9 +10,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from coordinator.bench_command import bench
+from coordinator.cli.generate import generate
+from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.cluster.launcher import ConnectRay
-from coordinator.generate_command import generate
-from coordinator.lossless_command import verify_lossless
 from coordinator.profile_command import profile_command
 from proto.errors import ConfigurationError, SlipstreamError
 

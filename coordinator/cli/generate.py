@@ -10,7 +10,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from coordinator import options
 from coordinator.api import prompts
 from coordinator.api.config import (
     LaunchConfig,
@@ -21,9 +20,10 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.request import Request
+from coordinator.cli import options
+from coordinator.cli.display import Progress
+from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.cluster.launcher import ConnectRay, Launcher
-from coordinator.display import Progress
-from coordinator.writers import JsonWriter, Place, TextWriter, Writer
 from proto.errors import ConfigurationError, SlipstreamError
 from proto.messages import Role
 
