@@ -1,8 +1,9 @@
 """Prompts from the command line, from standard input and from files.
 
-A file holds one prompt per line, or JSON Lines: one object with a string under `prompt` per line.
-The suffix decides (.jsonl and .ndjson, or .txt); a file of another name is JSON Lines if its first
-line is an object with that key. Empty lines separate nothing and are left out.
+A file holds one prompt per line, or JSON Lines: per line an object with a string under `prompt`, or
+with several under `turns`, of which the first is taken. The suffix decides (.jsonl and .ndjson, or
+.txt); a file of another name is JSON Lines if its first line is such an object. Empty lines
+separate nothing and are left out.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from proto.errors import ConfigurationError
 
-KEY = "prompt"
+KEY, TURNS = "prompt", "turns"
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 MAX_BYTES = 1 << 28
 
@@ -71,7 +72,7 @@ def _is_json(path: Path, first_line: str) -> bool:
         record = json.loads(first_line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(record, dict) and KEY in record
+    return isinstance(record, dict) and bool({KEY, TURNS} & record.keys())
 
 
 def _prompt_of(line: str, where: str) -> str:
@@ -79,9 +80,11 @@ def _prompt_of(line: str, where: str) -> str:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where}: not JSON ({error})") from error
-    if not isinstance(record, dict) or KEY not in record:
-        raise ConfigurationError(f'{where}: expected an object with a "{KEY}"')
-    prompt = record[KEY]
-    if not isinstance(prompt, str):
-        raise ConfigurationError(f'{where}: "{KEY}" must be a string')
-    return prompt
+    match record:
+        case {"prompt": str(prompt)} | {"turns": [str(prompt), *_]}:
+            return prompt
+        case {"prompt": _}:
+            raise ConfigurationError(f'{where}: "{KEY}" must be a string')
+        case {"turns": _}:
+            raise ConfigurationError(f'{where}: "{TURNS}" must begin with a string')
+    raise ConfigurationError(f'{where}: expected an object with a "{KEY}"')

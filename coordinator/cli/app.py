@@ -4,30 +4,22 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
-from coordinator.bench_command import bench
 from coordinator.cli.generate import generate
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.cluster.launcher import ConnectRay
-from coordinator.profile_command import profile_command
 from proto.errors import ConfigurationError, SlipstreamError
+
+Command = Callable[..., None]  # what typer makes a command of
 
 VERSION = "0.1.0"
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-
-app = typer.Typer(
-    name="python -m coordinator",
-    help="Distributed speculative decoding: the target's text, sooner.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,7 +28,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool,
@@ -48,10 +39,20 @@ def root(
     """Distributed speculative decoding: the target's text, sooner."""
 
 
-app.command()(generate)
-app.command()(bench)
-app.command()(verify_lossless)
-app.command("profile")(profile_command)
+def command_line(measurements: Sequence[Command]) -> typer.Typer:
+    """All commands, each called like its function."""
+    app = typer.Typer(
+        name="python -m coordinator",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+    )
+    app.callback()(root)
+    commands: list[Command] = [generate, verify_lossless, *measurements]
+    for command in commands:
+        app.command()(command)
+    return app
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -69,10 +70,11 @@ def _fill_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def main(connect_ray: ConnectRay | None = None) -> int:
+def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:
     """Run the command line; every error of a user or a peer is one line on stderr.
 
-    connect_ray  called for `--ray`; handed in because this package does not know Ray
+    connect_ray   called for `--ray`
+    measurements  more commands; both are handed in because this package does not know `deploy`
     """
     _fill_standard_descriptors()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -81,15 +83,15 @@ def main(connect_ray: ConnectRay | None = None) -> int:
     for number in numbers:
         signal.signal(number, _interrupt)
     try:
-        return _run(connect_ray)
+        return run(command_line(measurements), connect_ray)
     finally:
         # Python's own end flushes output, perhaps into a pipe that nobody reads.
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _run(connect_ray: ConnectRay | None) -> int:
-    """Run the command; returns the exit status."""
+def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
+    """Run what the arguments say; returns the exit status. Signals are as the caller has them."""
     try:
         if sys.stdout is None:
             raise ConfigurationError("standard output is closed; the text is written there")

@@ -15,13 +15,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"coordinator", "proto"},
     "models": {"engine"},
 }
+# An experiment that times engines without a node.
+MAY_ALSO_IMPORT = {"deploy/experiments/gpu.py": {"engine", "models"}}
+# The folders of `coordinator`: each may import those before it.
+ROOMS = ("text", "cluster", "api", "lossless", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
     "zmq": ("proto/transport.py",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
-    "torch": ("engine/", "drafter_node/worker.py", "target_node/worker.py", "models/"),
+    "torch": (
+        *("engine/", "drafter_node/worker.py", "target_node/worker.py", "models/"),
+        *("deploy/experiments/gpu.py", "deploy/experiments/peers/"),
+    ),
 }
 PURE = (
     "proto/messages.py",
@@ -113,13 +120,26 @@ def _is_dynamic(node: ast.AST) -> bool:
 
 def forbidden_packages(file: Source) -> list[str]:
     """Packages of the project that this one may not import."""
-    allowed = MAY_IMPORT[file.package] | {file.package}
+    allowed = {file.package, *MAY_IMPORT[file.package], *MAY_ALSO_IMPORT.get(str(file.path), ())}
     is_root = str(file.path) == COMPOSITION_ROOT
     return [
         f"{file.path}:{found.line} imports {found.module}"
         for found in imports(file)
         if found.top in {*PACKAGES, "tests"} - allowed
         and not (is_root and found.top == "deploy" and found.is_lazy)
+    ]
+
+
+def forbidden_rooms(file: Source) -> list[str]:
+    """Rooms of the coordinator that this one may not import."""
+    room = file.path.parts[1]
+    if file.package != "coordinator" or room not in ROOMS:
+        return []
+    allowed = ROOMS[: ROOMS.index(room) + 1]
+    return [
+        f"{file.path}:{found.line} imports {found.module}"
+        for found in imports(file)
+        if found.top == "coordinator" and found.module.split(".")[1] not in allowed
     ]
 
 

@@ -9,9 +9,12 @@ import proto
 from tests.architecture.imports import (
     COMPOSITION_ROOT,
     KNOWN_ONLY_IN,
+    MAY_ALSO_IMPORT,
     MAY_IMPORT,
     PURE,
+    ROOMS,
     forbidden_packages,
+    forbidden_rooms,
     impurities,
     misplaced_libraries,
 )
@@ -30,6 +33,11 @@ def test_a_file_imports_only_packages_below_its_own(file: Source) -> None:
     assert forbidden_packages(file) == []
 
 
+@pytest.mark.parametrize("file", sources("coordinator"), ids=by_path)
+def test_a_room_of_the_coordinator_knows_only_those_before_it(file: Source) -> None:
+    assert forbidden_rooms(file) == []
+
+
 @pytest.mark.parametrize("file", sources(*PACKAGES), ids=by_path)
 def test_a_library_is_known_only_where_it_belongs(file: Source) -> None:
     assert misplaced_libraries(file) == []
@@ -44,6 +52,9 @@ def test_every_pure_file_and_every_package_is_looked_at() -> None:
     assert {str(file.path) for file in PURE_SOURCES} == set(PURE)
     assert set(MAY_IMPORT) == set(PACKAGES)
     known = {str(file.path) for file in sources(*PACKAGES)}
+    assert set(MAY_ALSO_IMPORT) <= known
+    folders = {path.name for path in (ROOT / "coordinator").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(ROOMS)
     places = {place for library in KNOWN_ONLY_IN.values() for place in library}
     assert {place for place in places if not place.endswith("/")} <= known
     assert COMPOSITION_ROOT in known
@@ -54,7 +65,7 @@ def test_proto_is_ours() -> None:
 
 
 def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
-    program = "import sys, coordinator.__main__; print(*sys.modules)"
+    program = "import sys, coordinator.__main__ as c; c.measurements(); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -75,11 +86,32 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
         ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
+        ("deploy/experiments/bench.py", "from engine.model import load_model"),
         ("coordinator/cli/app.py", "from tests import tiny_models"),
     ],
 )
 def test_a_forbidden_package_is_found(path: str, text: str) -> None:
     assert len(forbidden_packages(source(path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from coordinator.cluster.service import Service",
+        "from coordinator.cluster import service",
+        "from coordinator import LLM",
+        "def later():\n    import coordinator.api.llm",
+    ],
+)
+def test_a_forbidden_room_is_found(text: str) -> None:
+    assert len(forbidden_rooms(source("coordinator/text/session.py", text))) == 1
+    assert forbidden_rooms(source("coordinator/__main__.py", text)) == []
+
+
+def test_an_allowed_room_is_not_found() -> None:
+    text = "from coordinator.text import session\nfrom coordinator.text.stream import Stream"
+    assert forbidden_rooms(source("coordinator/text/running.py", text)) == []
+    assert forbidden_rooms(source("coordinator/cluster/service.py", text)) == []
 
 
 @pytest.mark.parametrize(

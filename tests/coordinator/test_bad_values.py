@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 from coordinator.api import prompts
 from coordinator.api.config import AS_FLAGS, PairConfig, SamplingParams
 from coordinator.api.tokenization import Tokenization
-from coordinator.cli import app as cli
+from coordinator.cli.app import EXIT_USAGE, command_line, run
 from coordinator.cli.writers import TextWriter
 from coordinator.cluster.launcher import Launcher
+from deploy.experiments.bench import bench
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
@@ -223,5 +224,5 @@ def test_a_benchmark_that_cannot_work_is_refused_before_it_starts(
     path = tmp_path / "prompts.txt"
     path.write_bytes(b"\xff")
     monkeypatch.setattr(sys, "argv", ["slipstream", "bench", "--prompt-file", str(path), *options])
-    assert cli._run(None) == cli.EXIT_USAGE
+    assert run(command_line([bench])) == EXIT_USAGE
     assert capsys.readouterr().err.startswith(line.format(path=path))

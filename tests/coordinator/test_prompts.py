@@ -27,6 +27,12 @@ def test_json_lines_may_hold_newlines_and_other_keys(tmp_path: Path) -> None:
     assert from_file(written(tmp_path, "prompts", lines)) == ["a\nb", "\u2028é"]
 
 
+def test_of_a_conversation_the_first_turn_is_the_prompt(tmp_path: Path) -> None:
+    lines = '{"turns": ["a", "b"]}\n{"prompt": "c", "turns": ["d"]}\n'
+    assert from_file(written(tmp_path, "p.jsonl", lines)) == ["a", "c"]
+    assert from_file(written(tmp_path, "prompts", lines)) == ["a", "c"]
+
+
 def test_the_content_of_a_file_without_a_known_suffix_decides(tmp_path: Path) -> None:
     assert from_file(written(tmp_path, "p", "[1]\n2\n")) == ["[1]", "2"]
     assert from_file(written(tmp_path, "q.json", '{"question": 1}\n')) == ['{"question": 1}']
@@ -41,6 +47,7 @@ def test_the_content_of_a_file_without_a_known_suffix_decides(tmp_path: Path) ->
         ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', 'line 2: expected an object with a "prom'),
         ("p.jsonl", '"a"\n', 'line 1: expected an object with a "prompt"'),
         ("p.jsonl", '{"prompt": ["a"]}\n', 'line 1: "prompt" must be a string'),
+        ("p.jsonl", '{"turns": []}\n', 'line 1: "turns" must begin with a string'),
         ("p", '{"prompt": "a"}\nno\n', "line 2: not JSON"),
     ],
 )

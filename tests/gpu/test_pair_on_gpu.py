@@ -7,7 +7,7 @@ import torch
 
 from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.profile import profile
+from deploy.experiments.shares import profile
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,

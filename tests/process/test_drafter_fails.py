@@ -12,7 +12,7 @@ import pytest
 from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.cluster import launcher
-from coordinator.profile import profile
+from deploy.experiments.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
 from tests.process.ray_nodes import command_of

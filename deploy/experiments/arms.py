@@ -23,7 +23,8 @@ from coordinator.cluster.launcher import ROOT
 from coordinator.text.metrics import Metrics, percentiles_ms
 from proto.errors import NodeError
 
-HUGGING_FACE, LLAMA_CPP = "tests.peers.huggingface", "tests.peers.llamacpp"
+PEERS = "deploy.experiments.peers"
+HUGGING_FACE, LLAMA_CPP = f"{PEERS}.huggingface", f"{PEERS}.llamacpp"
 PEER_LIMIT_S = 300.0  # for a peer to start, or to write a text
 SWEEP_PROMPTS = 5
 
@@ -60,7 +61,7 @@ class Arm:
 
 
 class Peer:
-    """Somebody else's engine in a process of its own: a module under tests/peers."""
+    """Somebody else's engine in a process of its own: a module of `peers`."""
 
     def __init__(self, module: str, config: PairConfig, max_tokens: int) -> None:
         """It runs on the target's GPU, or on all cores."""

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from coordinator.api.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.api.pair import Pair
-from coordinator.api.prompts import text_of
-from coordinator.bench import (
+from coordinator.cli import options
+from coordinator.cluster.devices import chosen_devices
+from deploy.experiments.arms import (
     HUGGING_FACE,
     LLAMA_CPP,
     Arm,
@@ -25,9 +26,8 @@ from coordinator.bench import (
     pair_arm,
     wait_for_quiet,
 )
-from coordinator.bench_report import equality, host_time, lost_drafters, machine, table
-from coordinator.cli import options
-from coordinator.cluster.devices import chosen_devices
+from deploy.experiments.prompts import spread
+from deploy.experiments.tables import equality, host_time, lost_drafters, machine, table
 from proto.errors import ConfigurationError, NodeError
 
 PLAIN, PLAIN_ALL_CORES = "ar", "ar, all cores"
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 def bench(
     prompt_file: Annotated[
-        Path, typer.Option(help="Prompts: JSON Lines with `prompt` (or `turns`), or one per line.")
+        Path, typer.Option(help='Prompts: one per line, or JSON Lines with "prompt" or "turns".')
     ],
     target: Annotated[str, typer.Option(help="Target model.")] = PairConfig().target,
     drafter: Annotated[str, typer.Option(help="Draft model.")] = PairConfig().drafter,
@@ -82,7 +82,11 @@ def bench(
         checked(SamplingParams, temperature=value, max_tokens=max_tokens).temperature
         for value in temperature or (0.0, 0.8)
     ]
-    texts = read_prompts(prompt_file, num_prompts)
+    texts = spread(prompt_file, num_prompts)
+    if len(texts) < num_prompts:
+        raise ConfigurationError(
+            f"{prompt_file} has {len(texts)} prompts, {num_prompts} are wanted; set --num-prompts"
+        )
     console = Console(stderr=True)
     typer.echo(
         f"machine: {machine()}\nload of others before the start: {wait_for_quiet():.2f} cores"
@@ -100,23 +104,6 @@ def bench(
             runs += _one_temperature(arms, prompts, value, repetitions, status.update)
     if out is not None:
         out.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
-
-
-def read_prompts(path: Path, count: int) -> list[str]:
-    """`count` prompts spread evenly over the file. Raises ConfigurationError."""
-    lines = [line for line in text_of(path).splitlines() if line.strip()]
-    if len(lines) < count:
-        raise ConfigurationError(f"{path} has {len(lines)} prompts, {count} are wanted")
-    picked = [lines[i * len(lines) // count] for i in range(count)]
-    return [_prompt_of(line) for line in picked] if path.suffix == ".jsonl" else picked
-
-
-def _prompt_of(line: str) -> str:
-    try:
-        record = json.loads(line)
-        return str(record["prompt"] if "prompt" in record else record["turns"][0])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigurationError(f"a line without `prompt` or `turns`: {line:.60}") from error
 
 
 class _Arms:

@@ -1,6 +1,6 @@
 """What speculation brings on a GPU: an 8 B target and a 0.5 B drafter, made of the embedded pair.
 
-    python -m tests.gpu.experiment PROMPTS.jsonl --work FOLDER [--only a,b,c]
+    python -m deploy.experiments.gpu PROMPTS.jsonl --work FOLDER [--only a,b,c]
 
 The two are the embedded models in larger shapes (`inflate`): they say what the small ones say, and
 cost what large ones cost. They are made in FOLDER (17 GB), if they are not there yet.
@@ -25,11 +25,11 @@ from statistics import median
 
 import torch
 
-from coordinator.api import prompts
 from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.bench import Arm, best_arm, measure, pair_arm
-from coordinator.bench_report import equality, host_time, machine, table
+from deploy.experiments.arms import Arm, best_arm, measure, pair_arm
+from deploy.experiments.prompts import spread
+from deploy.experiments.tables import equality, host_time, machine, table
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
@@ -89,7 +89,7 @@ class Models:
 
 def say(text: str) -> None:
     """Print at once: a run that is cut off has said what it found."""
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)
 
 
 def make_models(work: Path, scale: Scale, device: str) -> Models:
@@ -290,13 +290,6 @@ def _quiet(_: str) -> None:
     """Progress that nobody needs."""
 
 
-def spread(path: Path, count: int) -> list[str]:
-    """`count` prompts from all over a file. Raises ConfigurationError."""
-    texts = prompts.from_file(path)
-    count = min(count, len(texts))
-    return [texts[i * len(texts) // count] for i in range(count)]
-
-
 def run(options: argparse.Namespace) -> None:
     """Run the parts that are wanted. Raises ValueError, EngineError, SlipstreamError."""
     scale, device = SMALL if options.small else LARGE, options.device
@@ -341,7 +334,7 @@ def main() -> int:
     try:
         run(parser.parse_args())
     except (ValueError, EngineError, SlipstreamError) as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(error, file=sys.stderr)
         return 1
     say(f"\n{time.monotonic() - started:.0f} s in all")
     return 0

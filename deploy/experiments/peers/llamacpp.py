@@ -1,9 +1,9 @@
 """llama.cpp as a peer for the benchmark, where `llama-cpp-python` and `gguf` are installed.
 
     pip install llama-cpp-python gguf
-    python -m tests.peers.llamacpp TARGET DRAFTER DTYPE DEVICE
+    python -m deploy.experiments.peers.llamacpp TARGET DRAFTER DTYPE DEVICE
 
-It speaks as `tests.peers.huggingface` does. Modes: plain, and lookup (its prompt lookup decoding).
+It speaks as `huggingface` does. Modes: plain, and lookup (its prompt lookup decoding).
 The target is converted to GGUF in DTYPE, so that both compute with the same weights.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from tests.peers import gguf_file
+from deploy.experiments.peers import gguf_file
 
 MAX_LEN = 1024
 

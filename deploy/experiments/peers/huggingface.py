@@ -1,6 +1,6 @@
 """Hugging Face `generate` as a peer for the benchmark: JSON lines in, JSON lines out.
 
-    python -m tests.peers.huggingface TARGET DRAFTER DTYPE DEVICE
+    python -m deploy.experiments.peers.huggingface TARGET DRAFTER DTYPE DEVICE
 
 DEVICE is a GPU, or cpu: all cores that it is given. Each request line {"mode": "plain" |
 "assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or null} is
@@ -18,7 +18,7 @@ import transformers as hf
 from transformers.generation.streamers import BaseStreamer
 
 
-class Clock(BaseStreamer):  # type: ignore[misc, no-untyped-call]
+class Clock(BaseStreamer):
     """Notes when how many tokens came."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Peer:
         self.target: Any = hf.AutoModelForCausalLM.from_pretrained(target, dtype=kind)
         self.drafter: Any = hf.AutoModelForCausalLM.from_pretrained(drafter, dtype=kind)
         for model in (self.target, self.drafter):
-            model.eval().to(device)
+            model.eval().to(device)  # type: ignore[no-untyped-call]
         self._default = self.drafter.generation_config.num_assistant_tokens
         self._schedule = self.drafter.generation_config.num_assistant_tokens_schedule
 

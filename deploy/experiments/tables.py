@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
 
-from coordinator.bench import Run
+from deploy.experiments.arms import Run
 
 WIDTH = 100
 

@@ -10,11 +10,12 @@ from rich.table import Table
 
 from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig, checked
 from coordinator.api.pair import Pair
-from coordinator.bench_report import machine
 from coordinator.cli import options
 from coordinator.cli.display import WIDTH, Progress
 from coordinator.cli.verify_lossless import TextPrompt, prompts_of
-from coordinator.profile import Profile, profile
+from deploy.experiments import shares
+from deploy.experiments.shares import Profile
+from deploy.experiments.tables import machine
 
 WORDS = {
     "model": "model",
@@ -29,7 +30,7 @@ WORDS = {
 _PAIR, _SPECULATION, _REQUEST = PairConfig(), SpeculationConfig(), SamplingParams()
 
 
-def profile_command(
+def profile(
     target: options.Target = _PAIR.target,
     drafter: options.Drafter = _PAIR.drafter,
     target_device: options.TargetDevice = _PAIR.target_device,
@@ -73,7 +74,7 @@ def profile_command(
     with Progress(Console(stderr=True)) as progress:
         started = Pair(config, with_drafter=speculation.policy != "ar", say=progress.say)
     with started as pair:
-        found = profile(pair, prompts_of(pair, prompt), speculation, request)
+        found = shares.profile(pair, prompts_of(pair, prompt), speculation, request)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
         return
