@@ -13,10 +13,8 @@ from tokenizers import Tokenizer
 from coordinator.api import prompts
 from coordinator.api.config import AS_FLAGS, PairConfig, SamplingParams
 from coordinator.api.tokenization import Tokenization
-from coordinator.cli.app import EXIT_USAGE, command_line, run
 from coordinator.cli.writers import TextWriter
 from coordinator.cluster.launcher import Launcher
-from deploy.experiments.bench import bench
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
@@ -196,33 +194,3 @@ def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Pa
     )
     assert done.stdout == "None\n"
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ["--num-prompts", "0"],
-            "error: Invalid value for '--num-prompts': Input should be greater",
-        ),
-        (["--max-tokens", "0"], "error: Invalid value for '--max-tokens': Input should be greater"),
-        (
-            ["--repetitions", "0"],
-            "error: Invalid value for '--repetitions': Input should be greater",
-        ),
-        (["--temperature", "-1"], "error: --temperature: Input should be greater than or equal"),
-        ([], "error: {path} is not UTF-8 (byte 0)"),
-    ],
-)
-def test_a_benchmark_that_cannot_work_is_refused_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    options: list[str],
-    line: str,
-) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(b"\xff")
-    monkeypatch.setattr(sys, "argv", ["slipstream", "bench", "--prompt-file", str(path), *options])
-    assert run(command_line([bench])) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith(line.format(path=path))

@@ -30,7 +30,7 @@ from proto.messages import (
     Role,
     Welcome,
 )
-from tests.coordinator.test_stops import METRICS, dumb
+from tests.coordinator.text.test_stops import METRICS, dumb
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 

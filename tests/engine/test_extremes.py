@@ -31,7 +31,7 @@ from proto.messages import (
     synchronous,
 )
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW_ON_THE_WIRE
-from tests.protocol.test_codec import DRAFT, LIMITS, OPEN
+from tests.proto.test_codec import DRAFT, LIMITS, OPEN
 
 VOCAB = 12
 LARGEST = float(np.finfo(np.float32).max)

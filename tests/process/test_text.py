@@ -20,7 +20,7 @@ TOKENIZER = sentencepiece_tokenizer()
 TOKENIZATION = Tokenization(TOKENIZER)
 PROMPT = "the text is"
 THE = TOKENIZER.token_to_id("▁the")
-# No bytes and no special tokens: their texts are in tests/coordinator/test_detokenization.py.
+# No bytes and no special tokens: their texts are in tests/coordinator/text/test_detokenization.py.
 PARAMS = SamplingParams(
     max_tokens=24, ignore_eos=True, logit_bias=dict.fromkeys(range(259), -100.0), logprobs=0
 )

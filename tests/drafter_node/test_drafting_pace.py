@@ -5,8 +5,8 @@ from dataclasses import replace
 from drafter_node.events import Compute, Send, WaitUntil
 from drafter_node.reminding import WAIT_S_FIRST, WAIT_S_MAX
 from proto.messages import Rule
-from tests.protocol.drafter import Drafter
-from tests.protocol.texts import PIPELINED, STOP, draft, opening, verdict
+from tests.drafter_node.drafter import Drafter
+from tests.texts import PIPELINED, STOP, draft, opening, verdict
 
 
 def test_what_the_target_cannot_use_yet_is_sent_in_groups() -> None:

@@ -7,8 +7,8 @@ from proto.messages import (
     Heartbeat,
 )
 from target_node.events import Allocate, Compute, Send
-from tests.protocol.target import Target, gap, marked, ready, rows
-from tests.protocol.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
+from tests.target_node.target import Target, gap, marked, ready, rows
+from tests.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
 
 
 def test_a_result_of_an_earlier_life_is_ignored() -> None:

@@ -43,7 +43,7 @@ from proto.messages import (
     Verdict,
     autoregressive,
 )
-from tests.protocol.texts import KEY, LIMITS, SPEC, STOP, SYNC_4, name, opening, verdict
+from tests.texts import KEY, LIMITS, SPEC, STOP, SYNC_4, name, opening, verdict
 
 DRAFTER_OPEN, TARGET_OPEN = 1, 2  # the incarnations that `begun` gives
 

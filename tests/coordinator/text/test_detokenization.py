@@ -19,7 +19,7 @@ from coordinator.cli.speculation_view import SpeculationView
 from coordinator.text.detokenization import REPLACEMENT, WINDOW
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from tests.coordinator.test_stops import METRICS
+from tests.coordinator.text.test_stops import METRICS
 from tests.tiny_tokenizer import SPECIAL, sentencepiece_tokenizer
 
 WORDS = ["the", "is", "of", "a", "cat", "text", "end"]

@@ -4,8 +4,8 @@ from proto.messages import Ack, Cause, Limits
 from target_node.events import WaitUntil
 from target_node.patience import WAIT_S_MAX, WAIT_S_MIN, Patience
 from target_node.received import MAX_GAPS, Received
-from tests.protocol.target import Target
-from tests.protocol.texts import PIPELINED, SYNC_4, draft, name, opening
+from tests.target_node.target import Target
+from tests.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
 def heard(patience: Patience, now: float, *, first_of_life: bool = False) -> None:

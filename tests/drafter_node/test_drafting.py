@@ -6,8 +6,8 @@ from drafter_node.drafting import PREFILL_CHUNK
 from drafter_node.events import Action, Allocate, Compute, Proposed, Send
 from engine.slots import Feed
 from proto.messages import Close, Draft, Fault, FaultCode, Heartbeat, Limits, SessionMark
-from tests.protocol.drafter import Drafter
-from tests.protocol.texts import (
+from tests.drafter_node.drafter import Drafter
+from tests.texts import (
     KEY,
     PIPELINED,
     SPEC,

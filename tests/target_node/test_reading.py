@@ -16,8 +16,8 @@ from proto.messages import (
 from target_node.events import Action, Allocate, Compute, Computed, Send
 from target_node.reading import PREFILL_CHUNK
 from target_node.reports import Reports
-from tests.protocol.target import Target, marked, said
-from tests.protocol.texts import LIMITS, PIPELINED, draft, opening, verdict
+from tests.target_node.target import Target, marked, said
+from tests.texts import LIMITS, PIPELINED, draft, opening, verdict
 
 SCORED = SamplingSpec(num_prompt_logprobs=0)
 REPORTED = SamplingSpec(num_logprobs=0)

@@ -16,9 +16,9 @@ from target_node.resting import (
     Resting,
     kind_of,
 )
-from tests.protocol.drafter import Drafter
-from tests.protocol.target import Target, said
-from tests.protocol.texts import opening, verdict
+from tests.drafter_node.drafter import Drafter
+from tests.target_node.target import Target, said
+from tests.texts import opening, verdict
 
 LONG = 20_000  # passes
 

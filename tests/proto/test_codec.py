@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proto import messages as m
 from proto.codec import decode, encode, kind_of
 from proto.errors import LocalProtocolError, RemoteProtocolError
-from tests.protocol import wire
+from tests.proto import wire
 
 LIMITS = m.Limits(max_len=100, stop_ids=(2,))
 LOOKUP = m.Lookup(2, 4, (7, 8))

@@ -13,7 +13,7 @@ from proto.messages import (
 from target_node.events import Action, Arrived, Compute, Computed, Send, Tick
 from target_node.rows import NOTHING_KNOWN, PassCosts
 from target_node.verifying import Verifying
-from tests.protocol.texts import PIPELINED, SPEC, name, opening
+from tests.texts import PIPELINED, SPEC, name, opening
 
 
 class Target:

@@ -26,8 +26,8 @@ from proto.messages import (
 from proto.tree import SpeculationTree
 from target_node.events import Compute, WaitUntil
 from target_node.lookup import LookupSource
-from tests.protocol.target import Target, rows, said
-from tests.protocol.texts import KEY, LIMITS, PIPELINED, draft, opening, verdict
+from tests.target_node.target import Target, rows, said
+from tests.texts import KEY, LIMITS, PIPELINED, draft, opening, verdict
 
 ALONE = without_drafter(synchronous(4))
 UP_TO_3 = Lookup(1, 3)

@@ -13,8 +13,8 @@ from proto.messages import (
 from target_node.events import Allocate, Compute, Computed, Send, Tick, WaitUntil
 from target_node.patience import WAIT_S_MIN
 from target_node.reading import PREFILL_CHUNK
-from tests.protocol.target import Target, ready, rows, said
-from tests.protocol.texts import PIPELINED, SPEC, STOP, draft, opening, verdict
+from tests.target_node.target import Target, ready, rows, said
+from tests.texts import PIPELINED, SPEC, STOP, draft, opening, verdict
 
 
 def test_the_first_pass_does_not_wait_for_a_drafter() -> None:

@@ -9,7 +9,7 @@ from coordinator.text.detokenization import IdStream
 from coordinator.text.origins import origins
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from tests.coordinator.test_stops import METRICS
+from tests.coordinator.text.test_stops import METRICS
 from tests.coordinator.words import Words
 from tests.tiny_tokenizer import SPECIAL, save_bytewise_tokenizer
 
