@@ -30,6 +30,7 @@ os.waitpid(child, 0)
 assert launcher.folder.exists()
 print(launcher.folder, flush=True)
 if os.fork() == 0:
+    print("forked", flush=True)
     os.read(0, 1)  # for as long as the test wants
     os._exit(0)
 os.kill(os.getpid(), 9)
@@ -102,6 +103,7 @@ def test_a_forked_child_neither_removes_the_folder_nor_keeps_it_alive(place: Pat
     assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     process.wait(30)
+    assert process.stdout.readline() == "forked\n"
     assert left.is_dir()
     RuntimeFolder().remove()  # while a child of its owner lives
     assert not left.exists()
