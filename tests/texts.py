@@ -12,10 +12,9 @@ from proto.messages import (
     Policy,
     SamplingSpec,
     Verdict,
-    pipelined,
-    synchronous,
 )
 from proto.tree import EMPTY_HASH, path_hash
+from tests.policies import pipelined, synchronous
 
 KEY = bytes(range(16))
 SPEC = SamplingSpec()

@@ -1,7 +1,6 @@
 """What a user can set, with its ranges and its defaults: the only home of both."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -30,15 +29,11 @@ from proto.messages import (
     Lookup,
     Policy,
     Rule,
-    autoregressive,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import POLICIES, PolicyName, without_drafter
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 T = TypeVar("T", bound=BaseModel)
-PolicyName = Literal["ar", "sync", "pipelined"]
 VerifyName = Literal["coupled", "token", "block"]
 Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -173,13 +168,18 @@ class SpeculationConfig(_Frozen):
     adaptive: bool = True
 
     @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted; else the target writes alone."""
+        return POLICIES[self.policy].drafts
+
+    @property
     def rule(self) -> Rule:
         """How drafts are verified."""
         return Rule[self.verify.upper()]
 
     def uses_ngrams(self, pair: PairConfig) -> bool:
         """Whether the target drafts by itself."""
-        return self.policy != "ar" and (self.also_ngram or not pair.has_draft_model)
+        return self.drafts and (self.also_ngram or not pair.has_draft_model)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
         """How it does that, as the target reads it."""
@@ -215,14 +215,10 @@ class SpeculationConfig(_Frozen):
                 f"num_speculative_tokens is {k}; with --reproducible it must be below "
                 f"{REPRODUCIBLE_ROWS}, the rows of every pass"
             )
-        match self.policy:
-            case "ar":
-                return autoregressive()
-            case "sync":
-                return synchronous(k)
-            case "pipelined":
-                policy = pipelined(k, max(k, self.window))
-                return policy if self.adaptive else replace(policy, rest_after=0)
+        return POLICIES[self.policy].make(k, max(k, self.window), adaptive=self.adaptive)
+
+
+ALONE = SpeculationConfig(policy="ar")  # nothing is drafted
 
 
 def _listed(value: object) -> object:

@@ -10,14 +10,13 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any
 
 from coordinator.api.chat import Messages
 from coordinator.api.config import (
     NGRAM,
     Dtype,
     PairConfig,
-    PolicyName,
     SamplingParams,
     SpeculationConfig,
 )
@@ -25,6 +24,7 @@ from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.request import Request
 from proto.errors import ClosedError, ConfigurationError, shown
+from proto.policies import POLICIES
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -95,7 +95,7 @@ class LLM:
             **settings,
         )
         self._speculation.check(config)
-        self.pair = Pair(config, with_drafter=self._speculation.policy != "ar")
+        self.pair = Pair(config, with_drafter=self._speculation.drafts)
         self._close = weakref.finalize(self, self.pair.close)
 
     # -- blocking ---------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, Speculat
     values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
     model = config.get("model")
     if "method" in config:
-        methods = (*get_args(PolicyName), NGRAM)
+        methods = (*POLICIES, NGRAM)
         if config["method"] not in methods:
             raise ConfigurationError(
                 f'speculative_config["method"] is one of {", ".join(methods)}, '

@@ -10,6 +10,7 @@ from types import TracebackType
 from coordinator.api import prompts
 from coordinator.api.chat import ChatTemplate, Messages
 from coordinator.api.config import (
+    ALONE,
     REPRODUCIBLE_ROWS,
     PairConfig,
     SamplingParams,
@@ -190,7 +191,7 @@ class Pair:
         hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if request.seed is None else request.seed
         if not request.speculate:
-            speculation = SpeculationConfig(policy="ar")
+            speculation = ALONE
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))

@@ -71,7 +71,7 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
         fallbacks.append(f"drafter lost after {m.drafter_lost_at} tokens")
     if m.num_reopened:
         fallbacks.append(f"{m.num_reopened} reopened")
-    if policy != "ar":
+    if m.speculative_decoding is not None:
         lines.append(f"passes without drafts: {', '.join(fallbacks) if fallbacks else 'none'}")
     if seed is not None:
         lines.append(f"seed {seed}")

@@ -112,7 +112,7 @@ def _generate(
     writer = _writer(speculation.policy, request, values)
     chat = values["chat"]
     with Progress(Console(stderr=True)) as progress:
-        with_drafter = speculation.policy != "ar" and pair.has_draft_model
+        with_drafter = speculation.drafts and pair.has_draft_model
         launcher = _launcher(launch, connect_ray, with_drafter=with_drafter)
         started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:

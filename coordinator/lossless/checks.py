@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.config import ALONE, SamplingParams, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.text.session import Emit
 from proto.messages import Role, Rule
@@ -30,7 +30,6 @@ POLICIES = (
     SpeculationConfig(policy="sync", num_speculative_tokens=3),
     SpeculationConfig(policy="pipelined"),
 )
-ALONE = SpeculationConfig(policy="ar")
 
 Text = tuple[int, ...]
 Joint = dict[Text, float]

@@ -72,7 +72,7 @@ def profile(
         SamplingParams, temperature=temperature, max_tokens=max_tokens, seed=1, ignore_eos=True
     )
     with Progress(Console(stderr=True)) as progress:
-        started = Pair(config, with_drafter=speculation.policy != "ar", say=progress.say)
+        started = Pair(config, with_drafter=speculation.drafts, say=progress.say)
     with started as pair:
         found = shares.profile(pair, prompts_of(pair, prompt), speculation, request)
     if as_json:

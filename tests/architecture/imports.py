@@ -32,6 +32,7 @@ KNOWN_ONLY_IN = {
 }
 PURE = (
     "proto/messages.py",
+    "proto/policies.py",
     "proto/sampling.py",
     "proto/consistency.py",
     "proto/codec.py",

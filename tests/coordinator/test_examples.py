@@ -3,9 +3,13 @@
 from coordinator.cli.speculation_view import SpeculationView
 from coordinator.text.origins import origins
 from coordinator.text.session import Emit
-from proto.messages import FinishReason, Limits, pipelined, synchronous
+from proto.messages import (
+    FinishReason,
+    Limits,
+)
 from tests.coordinator.trio import Trio
 from tests.coordinator.words import Words
+from tests.policies import pipelined, synchronous
 
 PROMPT = (1, 2, 3)
 STOP = 0

@@ -28,9 +28,9 @@ from proto.messages import (
     Proposal,
     Rule,
     SamplingSpec,
-    synchronous,
 )
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW_ON_THE_WIRE
+from tests.policies import synchronous
 from tests.proto.test_codec import DRAFT, LIMITS, OPEN
 
 VOCAB = 12

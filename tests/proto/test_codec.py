@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from proto import messages as m
 from proto.codec import decode, encode, kind_of
 from proto.errors import LocalProtocolError, RemoteProtocolError
+from tests.policies import synchronous
 from tests.proto import wire
 
 LIMITS = m.Limits(max_len=100, stop_ids=(2,))
 LOOKUP = m.Lookup(2, 4, (7, 8))
-OPEN = m.Open(1, 1, bytes(16), (5, 6), 2, m.SamplingSpec(), m.synchronous(4), LIMITS, lookup=LOOKUP)
+OPEN = m.Open(1, 1, bytes(16), (5, 6), 2, m.SamplingSpec(), synchronous(4), LIMITS, lookup=LOOKUP)
 DRAFT = m.Draft(1, 1, 0, 1, 1, 77, 2, (5, 6), (-1, 0), (-0.5, -0.25), False, 10)
 VERDICT = m.Verdict(1, 1, 2, 77, (5, 6), (m.Ack(0, 1, 1),), m.Cause.READY, 2, 1, 1, 0, 1, 2, 3)
 FINGERPRINT = m.Fingerprint(100, "digest", (2,))

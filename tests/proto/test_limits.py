@@ -2,7 +2,11 @@
 
 import pytest
 
-from proto.messages import FinishReason, Limits, autoregressive, pipelined, synchronous
+from proto.messages import (
+    FinishReason,
+    Limits,
+)
+from tests.policies import autoregressive, pipelined, synchronous
 
 LIMITS = Limits(max_len=10, stop_ids=(2, 3))
 

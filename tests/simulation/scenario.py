@@ -4,18 +4,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from proto.messages import (
-    REST_AFTER,
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
-    autoregressive,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import REST_AFTER, without_drafter
 from target_node.patience import WAIT_S_MAX
+from tests.policies import autoregressive, pipelined, synchronous
 from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")

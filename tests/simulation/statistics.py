@@ -22,10 +22,9 @@ from proto.messages import (
     Policy,
     Role,
     Rule,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import without_drafter
+from tests.policies import pipelined, synchronous
 from tests.simulation.sampled import NUM_SYMBOLS, Sampling
 from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text
 from tests.simulation.toys import ToyModel

@@ -19,13 +19,12 @@ from proto.messages import (
     Rule,
     SamplingSpec,
     Verdict,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import without_drafter
 from proto.tree import SpeculationTree
 from target_node.events import Compute, WaitUntil
 from target_node.lookup import LookupSource
+from tests.policies import pipelined, synchronous
 from tests.target_node.target import Target, rows, said
 from tests.texts import KEY, LIMITS, PIPELINED, draft, opening, verdict
 

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from proto.messages import REST_AFTER, Cause, Open, Rule, autoregressive, pipelined, synchronous
+from proto.messages import (
+    Cause,
+    Open,
+    Rule,
+)
+from proto.policies import REST_AFTER
 from target_node.events import Compute
 from target_node.resting import (
     LONGEST_STRETCH,
@@ -17,6 +22,7 @@ from target_node.resting import (
     kind_of,
 )
 from tests.drafter_node.drafter import Drafter
+from tests.policies import autoregressive, pipelined, synchronous
 from tests.target_node.target import Target, said
 from tests.texts import opening, verdict
 

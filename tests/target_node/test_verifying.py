@@ -7,12 +7,11 @@ from proto.messages import (
     Ack,
     Cause,
     Limits,
-    autoregressive,
-    pipelined,
 )
 from target_node.events import Allocate, Compute, Computed, Send, Tick, WaitUntil
 from target_node.patience import WAIT_S_MIN
 from target_node.reading import PREFILL_CHUNK
+from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, ready, rows, said
 from tests.texts import PIPELINED, SPEC, STOP, draft, opening, verdict
 

@@ -41,8 +41,8 @@ from proto.messages import (
     Role,
     SessionMark,
     Verdict,
-    autoregressive,
 )
+from tests.policies import autoregressive
 from tests.texts import KEY, LIMITS, SPEC, STOP, SYNC_4, name, opening, verdict
 
 DRAFTER_OPEN, TARGET_OPEN = 1, 2  # the incarnations that `begun` gives
