@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.api.config import SamplingParams
     from coordinator.api.llm import LLM
     from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
+    from coordinator.api.params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
@@ -20,7 +20,7 @@ _HOMES = {
     "CompletionOutput": "coordinator.api.outputs",
     "Logprob": "coordinator.api.outputs",
     "RequestOutput": "coordinator.api.outputs",
-    "SamplingParams": "coordinator.api.config",
+    "SamplingParams": "coordinator.api.params",
 }
 
 

@@ -7,7 +7,8 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from coordinator.cli.app import Command, main
+from coordinator.cli.app import main
+from coordinator.cli.flags import Command
 from coordinator.cluster.launcher import NodeLauncher
 from proto.errors import ConfigurationError
 from proto.messages import Role

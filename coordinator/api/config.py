@@ -1,39 +1,32 @@
-"""What a user can set, with its ranges and its defaults: the only home of both."""
+"""What a user can set of a pair and of speculation: the only home of ranges, defaults and help.
+
+The flags of the command line are made of these fields (`coordinator.cli.flags`).
+"""
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
 
-from proto.errors import ConfigurationError, shown
+from coordinator.api.frozen import Frozen, named
+from proto.errors import ConfigurationError
 from proto.messages import (
-    GREEDY_BELOW,
-    MAX_BANS,
-    MAX_BIASES,
     MAX_CANDIDATES,
-    MAX_LOGPROBS,
     MAX_NGRAM,
-    MAX_STOP_IDS,
     MAX_WINDOW,
     Lookup,
     Policy,
     Rule,
 )
-from proto.policies import POLICIES, PolicyName, without_drafter
+from proto.policies import POLICIES, TABLE, PolicyName, without_drafter
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
-T = TypeVar("T", bound=BaseModel)
 VerifyName = Literal["coupled", "token", "block"]
 Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -42,72 +35,96 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
 
-MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
-MAX_SAMPLES = 64
-
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 
-AS_FLAGS = "as flags"  # validation context: name settings as the command line does
+
+Name = Annotated[str, Field(min_length=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
 
 
-class _Frozen(BaseModel):
-    """Whatever does not fit is a ConfigurationError of one line that names the setting."""
+class PairConfig(Frozen):
+    """The two models and where they run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(
-        cls, values: object, make: ModelWrapValidatorHandler[Self], info: ValidationInfo
-    ) -> Self:
-        try:
-            return make(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else "the settings"
-            if first["type"] == "extra_forbidden":
-                known = ", ".join(cls.model_fields)
-                line = f"{cls.__name__} has no setting {name!r}; there are {known}"
-            else:
-                line = f"{_named(name, info)}: {first['msg']} (got {shown(first['input'])})"
-            raise ConfigurationError(line) from error
-
-    def __setattr__(self, name: str, value: object) -> None:
-        kind = type(self).__name__
-        raise ConfigurationError(f"{name}: a {kind} does not change; make another {kind}")
-
-    def __delattr__(self, name: str) -> None:
-        self.__setattr__(name, None)
-
-
-def _named(name: str, info: ValidationInfo) -> str:
-    """A setting as whoever made it calls it."""
-    return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
-
-
-class PairConfig(_Frozen):
-    """The two models and where they run.
-
-    drafter  a model, or NGRAM
-    """
-
-    target: Annotated[str, Field(min_length=1)] = str(MODELS / "target")
-    drafter: Annotated[str, Field(min_length=1)] = str(MODELS / "drafter")
-    target_revision: Annotated[str, Field(min_length=1)] | None = None
-    drafter_revision: Annotated[str, Field(min_length=1)] | None = None
-    target_device: str = ""  # "": chosen by `devices.default_devices`
-    drafter_device: str = ""
-    dtype: Dtype = "auto"
-    # "": the faster one on a CPU, by timing (it does not decide the text), else as dtype
-    drafter_dtype: Dtype | Literal["", "fastest"] = ""
-    max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
-    backend: Backend = "auto"
-    reproducible: bool = False
-    start_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    busy_poll_us: Annotated[int, Field(ge=0, le=10_000)] = 0
-    max_draft_candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 64
-    min_target_pass_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
-    min_draft_step_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    target: Annotated[Name, Field(description="Target model: folder or name.")] = str(
+        MODELS / "target"
+    )
+    drafter: Annotated[
+        Name,
+        Field(
+            description="Draft model: folder or name. ngram: none; the target drafts what followed "
+            "its last tokens before (prompt lookup)."
+        ),
+    ] = str(MODELS / "drafter")
+    target_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    drafter_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    target_device: Annotated[
+        str,
+        Field(
+            description="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those). "
+            "Default: a GPU each, or both the only one; without a GPU one core for the drafter, "
+            "all others for the target."
+        ),
+    ] = ""  # chosen by `devices.default_devices`
+    drafter_device: Annotated[str, Field(description="As --target-device.")] = ""
+    dtype: Annotated[
+        Dtype, Field(description="auto (the checkpoint's), float32, bfloat16 or float16.")
+    ] = "auto"
+    drafter_dtype: Annotated[
+        Dtype | Literal["", "fastest"],
+        Field(
+            description="As --dtype, or fastest: by timing (it does not decide the text). "
+            "Default: fastest on a CPU, else --dtype."
+        ),
+    ] = ""
+    max_model_len: Annotated[
+        int,
+        Field(
+            ge=2,
+            le=1 << 20,
+            description="Most tokens of prompt and answer; the cache is made for it.",
+        ),
+    ] = 4096
+    backend: Annotated[
+        Backend,
+        Field(
+            description="fused (our own forward: llama, mistral, qwen2, qwen3), graphs (the same "
+            "as CUDA graphs), compiled (the same as one program: faster on a CPU, a minute to "
+            "load, needs g++), reference (transformers' own), or auto: fused, on a GPU graphs, "
+            "where that agrees with the reference."
+        ),
+    ] = "auto"
+    reproducible: Annotated[
+        bool,
+        Field(description="Same seed, same text in bfloat16 too, whatever the policy (slower)."),
+    ] = False
+    start_timeout_s: Annotated[
+        float, Field(gt=0, le=86_400, description="How long the nodes may take to load.")
+    ] = 600.0
+    busy_poll_us: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="Every process asks for messages without pause for so many microseconds "
+            "before it sleeps: a shorter way, where each process has a core to burn.",
+        ),
+    ] = 0
+    max_draft_candidates: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_CANDIDATES,
+            description="--verify token and block: most tokens that a draft is sampled from.",
+        ),
+    ] = 64
+    min_target_pass_ms: Annotated[
+        Milliseconds,
+        Field(description="Emulate a slower target: a pass takes at least so long."),
+    ] = 0.0
+    min_draft_step_ms: Annotated[
+        Milliseconds,
+        Field(description="Emulate a slower drafter: a forward takes at least so long."),
+    ] = 0.0
 
     @model_validator(mode="after")
     def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
@@ -118,7 +135,7 @@ class PairConfig(_Frozen):
                 continue
             what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
             raise ConfigurationError(
-                f"{_named(name, info)} is for a model on the hub, but {what}; leave it out"
+                f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
             )
         return self
 
@@ -139,33 +156,68 @@ def _check_ray_address(address: str) -> str:
     return address
 
 
-class LaunchConfig(_Frozen):
-    """Who starts the node processes.
+class LaunchConfig(Frozen):
+    """Who starts the node processes."""
 
-    ray  address of a Ray cluster; "": they are started on this machine, without Ray
-    """
+    ray: Annotated[
+        str,
+        AfterValidator(_check_ray_address),
+        Field(
+            description="Start the nodes on a Ray cluster: auto or HOST:PORT (deploy/README.md). "
+            "Default: on this machine, without Ray."
+        ),
+    ] = ""
 
-    ray: Annotated[str, AfterValidator(_check_ray_address)] = ""
+
+def _policies() -> str:
+    *others, last = (f"{row.name} ({row.summary})" for row in TABLE)
+    return f"{', '.join(others)} or {last}."
 
 
-class SpeculationConfig(_Frozen):
-    """The policy and its numbers.
+NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
 
-    also_ngram            n-gram drafts besides those of the draft model
-    ngram_max, ngram_min  most and fewest of the last tokens that must have been there before
-    reference             a text file to copy from as well; "": none
-    adaptive              pipelined: the drafter rests where plain decoding is measured to be faster
-    """
 
-    policy: PolicyName = "pipelined"
-    num_speculative_tokens: Annotated[int, Field(ge=1, le=48)] = 4
-    window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] = 16
-    verify: VerifyName = "coupled"
-    also_ngram: bool = False
-    ngram_max: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 4
-    ngram_min: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 2
-    reference: str = ""
-    adaptive: bool = True
+class SpeculationConfig(Frozen):
+    """The policy and its numbers."""
+
+    policy: Annotated[PolicyName, Field(description=_policies())] = "pipelined"
+    num_speculative_tokens: Annotated[
+        int, Field(ge=1, le=48, description="K: most drafted tokens in one target pass.")
+    ] = 4
+    window: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_WINDOW,
+            description="Most tokens the drafter may be ahead of the last verdict.",
+        ),
+    ] = 16
+    adaptive: Annotated[
+        bool,
+        Field(
+            description="pipelined: measure now and then whether the target is faster alone, and "
+            "let the drafter rest where it is."
+        ),
+    ] = True
+    verify: Annotated[
+        VerifyName,
+        Field(
+            description="coupled (drafter and target share their noise; the seed decides the "
+            "text), or by the ratio of their probabilities: token (Leviathan) or block (Sun)."
+        ),
+    ] = "coupled"
+    also_ngram: Annotated[
+        bool, Field(description="N-gram drafts besides those of the draft model.")
+    ] = False
+    ngram_max: Annotated[
+        NgramLen,
+        Field(description="N-gram drafts: so many of the last tokens are looked up first."),
+    ] = 4
+    ngram_min: Annotated[NgramLen, Field(description="N-gram drafts: and so many at last.")] = 2
+    reference: Annotated[
+        str,
+        Field(description="N-gram drafts: a text to copy from, besides prompt and answer."),
+    ] = ""
 
     @property
     def drafts(self) -> bool:
@@ -219,89 +271,3 @@ class SpeculationConfig(_Frozen):
 
 
 ALONE = SpeculationConfig(policy="ar")  # nothing is drafted
-
-
-def _listed(value: object) -> object:
-    """One string, or nothing, where several may stand."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Word = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
-
-
-class SamplingParams(_Frozen):
-    """How a text is generated: the names, meanings and defaults of vLLM, but for max_tokens.
-
-    Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
-    with or without a space before them; min_tokens come before any stop token or stop string;
-    logprobs and prompt_logprobs are numbers of alternatives (0: only the token itself); n is the
-    number of texts, each with noise of its own. Without speculate the target writes alone.
-    """
-
-    temperature: Annotated[
-        float,
-        Field(ge=0, le=100),
-        # What is greedy is shown as such too.
-        AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
-    ] = 0.0
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
-        BeforeValidator(lambda value: {} if value is None else value),
-        Field(max_length=MAX_BIASES),
-    ] = {}
-    bad_words: Annotated[
-        tuple[Word, ...], BeforeValidator(_listed), Field(max_length=MAX_BANS // 2)
-    ] = ()
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: Annotated[
-        tuple[Word, ...], BeforeValidator(_listed), Field(max_length=MAX_STOP_STRINGS)
-    ] = ()
-    stop_token_ids: Annotated[
-        tuple[TokenId, ...], BeforeValidator(_listed), Field(max_length=MAX_STOP_IDS // 2)
-    ] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    min_tokens: Annotated[int, Field(ge=0, lt=1 << 20)] = 0
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20)] = 128
-    logprobs: NumLogprobs = None
-    prompt_logprobs: NumLogprobs = None
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
-    speculate: bool = True
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.min_tokens > self.max_tokens:
-            raise ConfigurationError(
-                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
-            )
-        if self.n > 1 and self.temperature == 0:
-            raise ConfigurationError(
-                f"n is {self.n}, but at temperature 0 all texts are the same; raise the temperature"
-            )
-        return self
-
-
-def checked(kind: type[T], **values: object) -> T:
-    """Make a config of command line options; raises ConfigurationError, which names the flag."""
-    return kind.model_validate(values, context=AS_FLAGS)
-
-
-def reviewed(kind: type[T], value: object, name: str) -> T:
-    """The config that was handed over as `name`, checked again. Raises ConfigurationError.
-
-    What is frozen changes all the same: `model_copy(update=...)` checks nothing, and a dict in it
-    is a dict.
-    """
-    if not isinstance(value, kind):
-        raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
-    return type(value).model_validate(dict(value))

@@ -17,11 +17,11 @@ from coordinator.api.config import (
     NGRAM,
     Dtype,
     PairConfig,
-    SamplingParams,
     SpeculationConfig,
 )
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from proto.errors import ClosedError, ConfigurationError, shown
 from proto.policies import POLICIES
@@ -30,16 +30,11 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 _PAIR = PairConfig()
-# What speculative_config may say of the fields of SpeculationConfig; vLLM's names where it has one.
+# What speculative_config may say besides "method" and "model": the other fields of
+# SpeculationConfig, by vLLM's name where it has one.
+_VLLM_NAMES = {"ngram_max": "prompt_lookup_max", "ngram_min": "prompt_lookup_min"}
 _SETTINGS = {
-    "num_speculative_tokens": "num_speculative_tokens",
-    "window": "window",
-    "adaptive": "adaptive",
-    "verify": "verify",
-    "also_ngram": "also_ngram",
-    "prompt_lookup_max": "ngram_max",
-    "prompt_lookup_min": "ngram_min",
-    "reference": "reference",
+    _VLLM_NAMES.get(name, name): name for name in SpeculationConfig.model_fields if name != "policy"
 }
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 

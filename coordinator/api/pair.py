@@ -13,10 +13,10 @@ from coordinator.api.config import (
     ALONE,
     REPRODUCIBLE_ROWS,
     PairConfig,
-    SamplingParams,
     SpeculationConfig,
-    reviewed,
 )
+from coordinator.api.frozen import reviewed
+from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.devices import chosen_devices
 from coordinator.cluster.launcher import Launcher, NodeLauncher

@@ -10,9 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    SpeculationConfig,
+)
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.text.session import Emit, EmitPrompt
 from coordinator.text.stream import WAIT_S, Item, Result, Stream
 

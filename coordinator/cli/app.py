@@ -4,18 +4,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
+from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.cluster.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
-
-Command = Callable[..., None]  # what typer makes a command of
 
 VERSION = "0.1.0"
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,14 +14,14 @@ from coordinator.api import prompts
 from coordinator.api.config import (
     LaunchConfig,
     PairConfig,
-    SamplingParams,
     SpeculationConfig,
-    checked,
 )
 from coordinator.api.pair import MakeLauncher, Pair
+from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from coordinator.cli import options
 from coordinator.cli.display import Progress
+from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.cluster.launcher import ConnectRay, Launcher
 from proto.errors import ConfigurationError, SlipstreamError
@@ -29,91 +29,34 @@ from proto.messages import Role
 
 EXIT_SOME_FAILED = 2
 
-_PAIR, _SPECULATION, _REQUEST = PairConfig(), SpeculationConfig(), SamplingParams()
-_LAUNCH = LaunchConfig()
 
-
+@with_settings
 def generate(
+    *,
     context: typer.Context,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     prompt_ids: options.PromptIds = None,
     chat: options.Chat = False,
-    target: options.Target = _PAIR.target,
-    drafter: options.Drafter = _PAIR.drafter,
-    target_revision: options.Revision = None,
-    drafter_revision: options.Revision = None,
-    target_device: options.TargetDevice = _PAIR.target_device,
-    drafter_device: options.DrafterDevice = _PAIR.drafter_device,
-    dtype: options.Dtype = _PAIR.dtype,
-    drafter_dtype: options.DrafterDtype = _PAIR.drafter_dtype,
-    backend: options.Backend = _PAIR.backend,
-    max_model_len: options.MaxModelLen = _PAIR.max_model_len,
-    policy: options.Policy = _SPECULATION.policy,
-    num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
-    window: options.Window = _SPECULATION.window,
-    adaptive: options.Adaptive = _SPECULATION.adaptive,
-    verify: options.Verify = _SPECULATION.verify,
-    also_ngram: options.AlsoNgram = _SPECULATION.also_ngram,
-    ngram_max: options.NgramMax = _SPECULATION.ngram_max,
-    ngram_min: options.NgramMin = _SPECULATION.ngram_min,
-    reference: options.Reference = _SPECULATION.reference,
-    max_draft_candidates: options.MaxDraftCandidates = _PAIR.max_draft_candidates,
-    temperature: options.Temperature = _REQUEST.temperature,
-    top_k: options.TopK = _REQUEST.top_k,
-    top_p: options.TopP = _REQUEST.top_p,
-    min_p: options.MinP = _REQUEST.min_p,
-    repetition_penalty: options.RepetitionPenalty = _REQUEST.repetition_penalty,
-    presence_penalty: options.PresencePenalty = _REQUEST.presence_penalty,
-    frequency_penalty: options.FrequencyPenalty = _REQUEST.frequency_penalty,
-    logit_bias: options.LogitBias = None,
-    bad_words: options.BadWords = None,
-    seed: options.Seed = _REQUEST.seed,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = _REQUEST.ignore_eos,
-    include_stop_str_in_output: options.IncludeStop = _REQUEST.include_stop_str_in_output,
-    min_tokens: options.MinTokens = _REQUEST.min_tokens,
-    max_tokens: options.MaxTokens = _REQUEST.max_tokens,
-    logprobs: options.Logprobs = _REQUEST.logprobs,
-    prompt_logprobs: options.PromptLogprobs = _REQUEST.prompt_logprobs,
-    n: options.Number = _REQUEST.n,
-    reproducible: options.Reproducible = _PAIR.reproducible,
-    ray: options.Ray = _LAUNCH.ray,
-    start_timeout_s: options.StartTimeout = _PAIR.start_timeout_s,
-    busy_poll_us: options.BusyPoll = _PAIR.busy_poll_us,
-    min_target_pass_ms: options.MinTargetPass = _PAIR.min_target_pass_ms,
-    min_draft_step_ms: options.MinDraftStep = _PAIR.min_draft_step_ms,
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    # Without drafts: --policy ar.
+    request: Annotated[SamplingParams, Flags(but=("speculate",))],
+    launch: LaunchConfig,
     as_json: options.Json = False,
     show_speculation: options.ShowSpeculation = False,
 ) -> None:
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
-    values = dict(locals())
-    pair = checked(PairConfig, **_fields(PairConfig, values))
-    speculation = checked(SpeculationConfig, **_fields(SpeculationConfig, values))
-    launch = checked(LaunchConfig, ray=ray)
     speculation.check(pair)
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # before anything is started
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
-    _generate(context.obj, pair, speculation, launch, asked, values)
-
-
-def _generate(
-    connect_ray: ConnectRay | None,
-    pair: PairConfig,
-    speculation: SpeculationConfig,
-    launch: LaunchConfig,
-    asked: "Sequence[Asked]",
-    values: dict[str, Any],
-) -> None:
-    """values  the rest of the command line"""
-    request = checked(SamplingParams, **_request_values(values))
-    writer = _writer(speculation.policy, request, values)
-    chat = values["chat"]
+    writer = _writer(
+        speculation.policy, request, as_json=as_json, show_speculation=show_speculation
+    )
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
-        launcher = _launcher(launch, connect_ray, with_drafter=with_drafter)
+        launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
         started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
         if chat and running.chat_template.is_plain:
@@ -123,25 +66,17 @@ def _generate(
             raise typer.Exit(EXIT_SOME_FAILED)
 
 
-def _request_values(values: dict[str, Any]) -> dict[str, object]:
-    """What SamplingParams takes. Raises ConfigurationError."""
-    found = _fields(SamplingParams, values)
-    if values["logit_bias"] is not None:
-        found["logit_bias"] = options.parse_biases("--logit-bias", values["logit_bias"])
-    if values["stop_token_ids"] is not None:
-        found["stop_token_ids"] = options.parse_ids("--stop-token-ids", values["stop_token_ids"])
-    return found
-
-
-def _writer(policy: str, request: SamplingParams, values: dict[str, Any]) -> Writer:
+def _writer(
+    policy: str, request: SamplingParams, *, as_json: bool, show_speculation: bool
+) -> Writer:
     """Raises ConfigurationError."""
-    if values["as_json"]:
-        if values["show_speculation"]:
+    if as_json:
+        if show_speculation:
             raise ConfigurationError("--show-speculation is for people; --json has token_origins")
         return JsonWriter(policy)
     if (request.logprobs, request.prompt_logprobs) != (None, None):
         raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
-    return TextWriter(policy, request, show_speculation=values["show_speculation"])
+    return TextWriter(policy, request, show_speculation=show_speculation)
 
 
 def _launcher(
@@ -218,13 +153,6 @@ def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool
     if ids is not None:
         if chat:
             raise ConfigurationError("--chat needs a text, not --prompt-ids")
-        return [Asked(None, options.parse_ids("--prompt-ids", ids))]
+        return [Asked(None, parse_ids("--prompt-ids", ids))]
     texts = prompts.from_file(file) if file else [prompts.from_argument(prompt or "")]
     return [Asked(text, is_chat=chat) for text in texts]
-
-
-def _fields(
-    kind: type[PairConfig | SpeculationConfig | SamplingParams], values: dict[str, object]
-) -> dict[str, object]:
-    # The command line has a flag for every field but `speculate`, which is `--policy ar`.
-    return {name: values[name] for name in kind.model_fields if name in values}

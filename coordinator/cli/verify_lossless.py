@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.api.config import PairConfig, SpeculationConfig, checked
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.cli import options
 from coordinator.cli.display import Progress
+from coordinator.cli.flags import Flags, with_settings
 from coordinator.lossless import checks as lossless
 from coordinator.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
@@ -24,7 +24,6 @@ PROMPTS = (
 )
 EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
-_PAIR = PairConfig(dtype="float32")
 TextPrompt = Annotated[
     list[str] | None, typer.Option(help="A text to continue; may be given several times.")
 ]
@@ -34,14 +33,17 @@ Texts = Annotated[
 ]
 
 
+@with_settings
 def verify_lossless(
-    target: options.Target = _PAIR.target,
-    drafter: options.Drafter = _PAIR.drafter,
-    target_device: options.TargetDevice = _PAIR.target_device,
-    drafter_device: options.DrafterDevice = _PAIR.drafter_device,
-    dtype: options.Dtype = _PAIR.dtype,
-    backend: options.Backend = _PAIR.backend,
-    reproducible: options.Reproducible = _PAIR.reproducible,
+    *,
+    pair: Annotated[
+        PairConfig,
+        Flags(
+            *("target", "drafter", "target_device", "drafter_device"),
+            *("dtype", "backend", "reproducible"),
+            dtype="float32",
+        ),
+    ],
     policy: Annotated[
         list[str] | None, typer.Option(help="sync or pipelined; may be given twice. Default: both.")
     ] = None,
@@ -50,22 +52,12 @@ def verify_lossless(
     as_json: Json = False,
 ) -> None:
     """Check that a pair writes what its target alone would write."""
-    config = checked(
-        PairConfig,
-        target=target,
-        drafter=drafter,
-        target_device=target_device,
-        drafter_device=drafter_device,
-        dtype=dtype,
-        backend=backend,
-        reproducible=reproducible,
-    )
     policies = _policies(policy)
     with Progress(Console(stderr=True)) as progress:
-        started = Pair(config, say=progress.say)
-    with started as pair:
-        prompts = prompts_of(pair, prompt)
-        chances = lossless.joint(pair, prompts[0])
+        started = Pair(pair, say=progress.say)
+    with started as running:
+        prompts = prompts_of(running, prompt)
+        chances = lossless.joint(running, prompts[0])
         power = lossless.detectable(num_texts, chances)
         if not as_json:
             typer.echo(
@@ -73,7 +65,7 @@ def verify_lossless(
                 f"{lossless.LEVEL:g}; an effect of w = {power:.2f} is seen 95 % of the time\n"
             )
         checks = []
-        for check in _checks(pair, prompts, chances, policies, num_texts):
+        for check in _checks(running, prompts, chances, policies, num_texts):
             checks.append(check)
             if not as_json:
                 typer.echo(_line(check))

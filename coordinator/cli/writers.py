@@ -14,8 +14,8 @@ from typing import Protocol, TextIO
 
 import typer
 
-from coordinator.api.config import SamplingParams
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from coordinator.api.params import SamplingParams
 from coordinator.cli.display import figures_in_short, figures_of_all, heading, summary
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.text.detokenization import Decoder

@@ -15,8 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from coordinator.api.config import ALONE, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    ALONE,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.text.session import Emit
 from proto.messages import Role, Rule
 from proto.sampling import Logprobs

@@ -9,8 +9,12 @@ times: it may run on a busy machine.
 import sys
 from pathlib import Path
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from deploy.experiments.prompts import spread
 
 RULES = ("coupled", "token", "block")

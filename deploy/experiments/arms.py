@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.cluster.launcher import ROOT
 from coordinator.text.metrics import Metrics, percentiles_ms
 from proto.errors import NodeError

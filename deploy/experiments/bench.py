@@ -11,9 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.api.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.api.config import (
+    NGRAM,
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
-from coordinator.cli import options
+from coordinator.api.params import SamplingParams
+from coordinator.cli.flags import Flags, with_settings
 from coordinator.cluster.devices import chosen_devices
 from deploy.experiments.arms import (
     HUGGING_FACE,
@@ -39,15 +45,15 @@ MAX_PROMPT_TOKENS = 256
 Say = Callable[[str], None]
 
 
+@with_settings
 def bench(
+    *,
     prompt_file: Annotated[
         Path, typer.Option(help='Prompts: one per line, or JSON Lines with "prompt" or "turns".')
     ],
-    target: Annotated[str, typer.Option(help="Target model.")] = PairConfig().target,
-    drafter: Annotated[str, typer.Option(help="Draft model.")] = PairConfig().drafter,
-    target_device: options.TargetDevice = "",
-    drafter_device: options.DrafterDevice = "",
-    dtype: Annotated[str, typer.Option(help="As for generate.")] = "auto",
+    pair: Annotated[
+        PairConfig, Flags("target", "drafter", "target_device", "drafter_device", "dtype")
+    ],
     num_prompts: Annotated[
         int, typer.Option(help="How many prompts, spread over the file.", min=1)
     ] = 10,
@@ -68,15 +74,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Keep every run in this JSON file.")] = None,
 ) -> None:
     """Measure every policy and Hugging Face generate in one call, alternating."""
-    target_device, drafter_device = chosen_devices(target_device, drafter_device)
-    pair = checked(
-        PairConfig,
-        target=target,
-        drafter=drafter,
-        dtype=dtype,
-        target_device=target_device,
-        drafter_device=drafter_device,
-    )
+    target_device, drafter_device = chosen_devices(pair.target_device, pair.drafter_device)
+    devices = {"target_device": target_device, "drafter_device": drafter_device}
+    pair = pair.model_copy(update=devices)
     # The peers are given what the pair makes of them.
     temperatures = [
         checked(SamplingParams, temperature=value, max_tokens=max_tokens).temperature
@@ -93,8 +93,8 @@ def bench(
     )
     typer.echo(
         f"{len(texts)} prompts of {prompt_file.name}, {max_tokens} tokens each, "
-        f"{repetitions} repetitions, dtype {dtype}, target on {pair.target_device}, drafter on "
-        f"{pair.drafter_device}"
+        f"{repetitions} repetitions, dtype {pair.dtype}, target on {pair.target_device}, "
+        f"drafter on {pair.drafter_device}"
     )
     runs: list[Run] = []
     with ExitStack() as stack, console.status("starting") as status:

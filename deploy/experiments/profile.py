@@ -8,10 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig, checked
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
-from coordinator.cli import options
+from coordinator.api.params import SamplingParams
 from coordinator.cli.display import WIDTH, Progress
+from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.verify_lossless import TextPrompt, prompts_of
 from deploy.experiments import shares
 from deploy.experiments.shares import Profile
@@ -27,54 +31,33 @@ WORDS = {
     "send": "sending messages",
     "wait": "waiting",
 }
-_PAIR, _SPECULATION, _REQUEST = PairConfig(), SpeculationConfig(), SamplingParams()
 
 
+@with_settings
 def profile(
-    target: options.Target = _PAIR.target,
-    drafter: options.Drafter = _PAIR.drafter,
-    target_device: options.TargetDevice = _PAIR.target_device,
-    drafter_device: options.DrafterDevice = _PAIR.drafter_device,
-    dtype: options.Dtype = _PAIR.dtype,
-    backend: options.Backend = _PAIR.backend,
-    busy_poll_us: options.BusyPoll = _PAIR.busy_poll_us,
-    policy: options.Policy = _SPECULATION.policy,
-    num_speculative_tokens: options.NumSpeculativeTokens = _SPECULATION.num_speculative_tokens,
-    window: options.Window = _SPECULATION.window,
-    adaptive: options.Adaptive = _SPECULATION.adaptive,
-    also_ngram: options.AlsoNgram = _SPECULATION.also_ngram,
-    temperature: options.Temperature = _REQUEST.temperature,
-    max_tokens: options.MaxTokens = 256,
+    *,
+    pair: Annotated[
+        PairConfig,
+        Flags(
+            *("target", "drafter", "target_device", "drafter_device"),
+            *("dtype", "backend", "busy_poll_us"),
+        ),
+    ],
+    speculation: Annotated[
+        SpeculationConfig,
+        Flags("policy", "num_speculative_tokens", "window", "adaptive", "also_ngram"),
+    ],
+    request: Annotated[SamplingParams, Flags("temperature", "max_tokens", max_tokens=256)],
     prompt: TextPrompt = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
 ) -> None:
     """Say where the time of each process goes while texts are written."""
-    config = checked(
-        PairConfig,
-        target=target,
-        drafter=drafter,
-        target_device=target_device,
-        drafter_device=drafter_device,
-        dtype=dtype,
-        backend=backend,
-        busy_poll_us=busy_poll_us,
-    )
-    speculation = checked(
-        SpeculationConfig,
-        policy=policy,
-        num_speculative_tokens=num_speculative_tokens,
-        window=window,
-        adaptive=adaptive,
-        also_ngram=also_ngram,
-    )
-    speculation.check(config)
-    request = checked(
-        SamplingParams, temperature=temperature, max_tokens=max_tokens, seed=1, ignore_eos=True
-    )
+    speculation.check(pair)
+    request = request.model_copy(update={"seed": 1, "ignore_eos": True})
     with Progress(Console(stderr=True)) as progress:
-        started = Pair(config, with_drafter=speculation.drafts, say=progress.say)
-    with started as pair:
-        found = shares.profile(pair, prompts_of(pair, prompt), speculation, request)
+        started = Pair(pair, with_drafter=speculation.drafts, say=progress.say)
+    with started as running:
+        found = shares.profile(running, prompts_of(running, prompt), speculation, request)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
         return

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Role

@@ -11,7 +11,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from coordinator.api import prompts
-from coordinator.api.config import AS_FLAGS, PairConfig, SamplingParams
+from coordinator.api.config import (
+    PairConfig,
+)
+from coordinator.api.frozen import AS_FLAGS
+from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cli.writers import TextWriter
 from coordinator.cluster.launcher import Launcher

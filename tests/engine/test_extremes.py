@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coordinator.api.config import SamplingParams
+from coordinator.api.params import SamplingParams
 from coordinator.text.session import Session
 from engine.coupling import choose, choose_scored, rank_scored, row_keys
 from engine.device_choice import choose_there

@@ -5,8 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from deploy.experiments.shares import profile
 from tests.process.reference import (
     EVERY_POLICY,

@@ -2,9 +2,13 @@
 
 import torch
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from tests.process.reference import Reference
 

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 import transformers as hf
 
-from coordinator.api.config import SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 
 # A difference at a smaller margin than this (of float32 logits) is a near tie; DESIGN: counted.

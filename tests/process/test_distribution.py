@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.cluster import launcher
 from coordinator.lossless.chi_square import p_value
 from engine.sampling import Sampling, process

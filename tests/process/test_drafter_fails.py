@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.config import PairConfig, SamplingParams, SpeculationConfig
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from coordinator.cluster import launcher
 from deploy.experiments.shares import profile
 from proto.errors import NodeError

@@ -13,9 +13,12 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
 from coordinator import LLM, SamplingParams
-from coordinator.api.config import PairConfig, checked
+from coordinator.api.config import (
+    PairConfig,
+)
+from coordinator.api.frozen import checked
 from coordinator.api.tokenization import Tokenization
-from coordinator.cli import options
+from coordinator.cli import flags
 from engine.checkpoint import find_checkpoint
 from engine.errors import ModelError
 from proto.errors import ConfigurationError
@@ -121,17 +124,17 @@ def test_one_string_and_nothing_stand_for_lists() -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (options.parse_ids, "1,x"),
-        (options.parse_biases, "5"),
-        (options.parse_biases, "5:a"),
-        (options.parse_biases, "5:1:2"),
-        (options.parse_biases, ""),
+        (flags.parse_ids, "1,x"),
+        (flags.parse_biases, "5"),
+        (flags.parse_biases, "5:a"),
+        (flags.parse_biases, "5:1:2"),
+        (flags.parse_biases, ""),
     ],
 )
 def test_a_bad_list_on_the_command_line_is_one_line(parse: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match="--flag: expected "):
         parse("--flag", text)
-    assert options.parse_biases("--flag", "50:-100,7:2.5") == {50: -100.0, 7: 2.5}
+    assert flags.parse_biases("--flag", "50:-100,7:2.5") == {50: -100.0, 7: 2.5}
 
 
 def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
