@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.config import SamplingParams
-    from coordinator.llm import LLM
-    from coordinator.outputs import CompletionOutput, Logprob, RequestOutput
+    from coordinator.api.llm import LLM
+    from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
+    from coordinator.api.params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
-    "LLM": "coordinator.llm",
-    "CompletionOutput": "coordinator.outputs",
-    "Logprob": "coordinator.outputs",
-    "RequestOutput": "coordinator.outputs",
-    "SamplingParams": "coordinator.config",
+    "LLM": "coordinator.api.llm",
+    "CompletionOutput": "coordinator.api.outputs",
+    "Logprob": "coordinator.api.outputs",
+    "RequestOutput": "coordinator.api.outputs",
+    "SamplingParams": "coordinator.api.params",
 }
 
 

@@ -7,8 +7,9 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from coordinator.cli import main
-from coordinator.launcher import NodeLauncher
+from coordinator.cli.app import main
+from coordinator.cli.flags import Command
+from coordinator.cluster.launcher import NodeLauncher
 from proto.errors import ConfigurationError
 from proto.messages import Role
 
@@ -24,5 +25,13 @@ def connect_ray(address: str, roles: tuple[Role, ...]) -> NodeLauncher:
     return RayLauncher(address, roles)
 
 
+def measurements() -> tuple[Command, ...]:
+    """The commands that measure."""
+    from deploy.experiments.bench import bench
+    from deploy.experiments.profile import profile
+
+    return bench, profile
+
+
 if __name__ == "__main__":
-    sys.exit(main(connect_ray))
+    sys.exit(main(connect_ray, measurements()))

@@ -1,1 +1,1 @@
-"""Machines: where node processes run, and how they are brought up there."""
+"""Machines: where node processes run, how they are brought up there, and what is measured."""

@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.launcher import ROOT, Obituary
+from coordinator.cluster.launcher import ROOT, Obituary
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -50,10 +50,10 @@ class Supervisor:
                 "its Ray node is on another machine; what nodes and coordinator send is not "
                 "encrypted, so all must be on one machine"
             )
-        if not Path(root, "coordinator", "launcher.py").is_file():
+        if not Path(root, "coordinator", "cluster", "launcher.py").is_file():
             raise RuntimeError(f"the repository is not at {root} on its Ray node; put it there")
         sys.path.insert(0, root)
-        from coordinator.launcher import Launcher
+        from coordinator.cluster.launcher import Launcher
         from proto.node_config import NodeConfig
 
         forget_thread_limit()

@@ -6,7 +6,7 @@ monotonic clock, because clocks of two machines are never subtracted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
@@ -27,8 +27,6 @@ MAX_SOURCES = 8
 MAX_NGRAM = 16
 MAX_REFERENCE_LEN = 1 << 16
 MAX_CANDIDATES = 1 << 10
-MIN_SCORE = -3.0
-REST_AFTER = 96  # passes; long enough to know what drafts are worth on such text
 ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
@@ -126,7 +124,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy is a setting of these numbers; no code asks for its name.
+    """A policy is a setting of these numbers (`proto.policies`); no code asks for its name.
 
     num_speculative_tokens  most drafted tokens in one target pass (K)
     launch_min              drafts under the root at which the target starts a pass
@@ -151,33 +149,6 @@ class Policy:
     def has_drafter(self) -> bool:
         """Whether drafts come from another process."""
         return self.window > 0
-
-
-def without_drafter(policy: Policy) -> Policy:
-    """The same policy for a target that drafts by itself: there is nobody to wait for."""
-    return replace(policy, launch_min=0, window=0)
-
-
-def autoregressive() -> Policy:
-    """`ar`: the target alone, one token a pass."""
-    return Policy("ar", 0, 0, 0)
-
-
-def synchronous(k: int) -> Policy:
-    """`sync`: the drafter makes K tokens and waits for the verdict (2211.17192, 2302.01318)."""
-    return Policy("sync", k, k, k)
-
-
-def pipelined(k: int, window: int, *, rest_after: int = REST_AFTER) -> Policy:
-    """`pipelined`: a free-running chain; a pass starts at two drafts and takes all that has come.
-
-    Where going on alone promises more than to wait for the two, the target does not wait. Below a
-    path whose chance is less than e^-3 nothing is drafted: that was measured best.
-    """
-    launch_min = min(2, k)
-    return Policy(
-        "pipelined", k, launch_min, window, group=k, min_score=MIN_SCORE, rest_after=rest_after
-    )
 
 
 @dataclass(frozen=True, slots=True)

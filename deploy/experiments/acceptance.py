@@ -9,9 +9,13 @@ times: it may run on a busy machine.
 import sys
 from pathlib import Path
 
-from coordinator import prompts
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from deploy.experiments.prompts import spread
 
 RULES = ("coupled", "token", "block")
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -45,15 +49,13 @@ def measure(pair: Pair, texts: list[str], verify: str, temperature: float) -> tu
 
 def main() -> None:
     """Print the table."""
-    texts = prompts.from_file(Path(sys.argv[1]))
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    texts = [texts[i * len(texts) // count] for i in range(count)]
-    print(f"{len(texts)} prompts, {NUM_TOKENS} tokens each, sync K = {K}, float32")  # noqa: T201
-    print("rule      " + "".join(f"      T = {t:<8g}" for t in TEMPERATURES))  # noqa: T201
+    texts = spread(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20)
+    print(f"{len(texts)} prompts, {NUM_TOKENS} tokens each, sync K = {K}, float32")
+    print("rule      " + "".join(f"      T = {t:<8g}" for t in TEMPERATURES))
     with Pair(PairConfig(dtype="float32")) as pair:
         for verify in RULES:
             cells = [measure(pair, texts, verify, t) for t in TEMPERATURES]
-            print(  # noqa: T201
+            print(
                 f"{verify:10}"
                 + "".join(f"{length:8.2f} ({first:4.0%}) " for length, first in cells),
                 flush=True,

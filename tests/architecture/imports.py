@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.architecture.sources import PACKAGES, Source
+from tests.architecture.sources import PACKAGES, ROOT, Source
 
 MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
@@ -16,6 +16,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"coordinator", "proto"},
     "models": {"engine"},
 }
+# An experiment that times engines without a node.
+MAY_ALSO_IMPORT = {"deploy/experiments/gpu.py": {"engine", "models"}}
+# The folders of `coordinator`: each may import those before it.
+ROOMS = ("text", "cluster", "api", "lossless", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
@@ -23,15 +27,14 @@ KNOWN_ONLY_IN = {
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
     "torch": (
-        "engine/",
-        "node/forwards.py",
-        "drafter_node/worker.py",
-        "target_node/worker.py",
+        *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
+        *("deploy/experiments/gpu.py", "deploy/experiments/peers/"),
     ),
 }
 PURE = (
     "proto/messages.py",
+    "proto/policies.py",
     "proto/sampling.py",
     "proto/consistency.py",
     "proto/codec.py",
@@ -59,11 +62,11 @@ PURE = (
     "target_node/reading.py",
     "target_node/reports.py",
     "target_node/accepting.py",
-    "coordinator/session.py",
-    "coordinator/counts.py",
-    "coordinator/detokenization.py",
-    "coordinator/prompt_logprobs.py",
-    "coordinator/registry.py",
+    "coordinator/text/session.py",
+    "coordinator/text/counts.py",
+    "coordinator/text/detokenization.py",
+    "coordinator/text/prompt_logprobs.py",
+    "coordinator/cluster/registry.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),
@@ -99,12 +102,17 @@ def imports(file: Source) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{file.package}.relative" if node.level else str(node.module)]
-            if not node.level and node.module in PACKAGES:
+            if not node.level and _is_folder(str(node.module)):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif _is_dynamic(node):
             names = ["importlib"]
         for name in names:
             yield Import(name, getattr(node, "lineno", 0), id(node) in lazy)
+
+
+def _is_folder(module: str) -> bool:
+    """Whether what is imported from it are modules of the project."""
+    return module.split(".")[0] in PACKAGES and (ROOT / module.replace(".", "/")).is_dir()
 
 
 def _is_dynamic(node: ast.AST) -> bool:
@@ -118,13 +126,26 @@ def _is_dynamic(node: ast.AST) -> bool:
 
 def forbidden_packages(file: Source) -> list[str]:
     """Packages of the project that this one may not import."""
-    allowed = MAY_IMPORT[file.package] | {file.package}
+    allowed = {file.package, *MAY_IMPORT[file.package], *MAY_ALSO_IMPORT.get(str(file.path), ())}
     is_root = str(file.path) == COMPOSITION_ROOT
     return [
         f"{file.path}:{found.line} imports {found.module}"
         for found in imports(file)
         if found.top in {*PACKAGES, "tests"} - allowed
         and not (is_root and found.top == "deploy" and found.is_lazy)
+    ]
+
+
+def forbidden_rooms(file: Source) -> list[str]:
+    """Rooms of the coordinator that this one may not import."""
+    room = file.path.parts[1]
+    if file.package != "coordinator" or room not in ROOMS:
+        return []
+    allowed = ROOMS[: ROOMS.index(room) + 1]
+    return [
+        f"{file.path}:{found.line} imports {found.module}"
+        for found in imports(file)
+        if found.top == "coordinator" and found.module.split(".")[1] not in allowed
     ]
 
 
@@ -145,7 +166,6 @@ def impurities(file: Source) -> list[str]:
     pure_modules = {path.removesuffix(".py").replace("/", ".") for path in PURE}
     wrong = []
     for found in imports(file):
-        name = ".".join(found.module.split(".")[:2])
-        if found.top in IMPURE or (found.top in PACKAGES and name not in pure_modules):
+        if found.top in IMPURE or (found.top in PACKAGES and found.module not in pure_modules):
             wrong.append(f"{file.path}:{found.line} imports {found.module}")
     return wrong

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from proto.policies import POLICIES
 from tests.architecture.sources import Source
 
 MAX_FUNCTION_LINES = 70
@@ -86,6 +87,22 @@ def asserts_on_input(file: Source) -> list[str]:
         if function.name in READERS
         for node in ast.walk(function)
         if isinstance(node, ast.Assert)
+    ]
+
+
+def asks_for_a_policy(file: Source) -> list[str]:
+    """Comparisons with the name of a policy: what it does is in the table (`proto/policies.py`)."""
+    asked: list[ast.expr] = []
+    for node in ast.walk(file.tree):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                asked += [left, *others]
+            case ast.MatchValue(value=value):
+                asked.append(value)
+    return [
+        f"{file.path}:{item.lineno} asks for {item.value!r}"
+        for item in asked
+        if isinstance(item, ast.Constant) and item.value in POLICIES
     ]
 
 

@@ -9,9 +9,12 @@ import proto
 from tests.architecture.imports import (
     COMPOSITION_ROOT,
     KNOWN_ONLY_IN,
+    MAY_ALSO_IMPORT,
     MAY_IMPORT,
     PURE,
+    ROOMS,
     forbidden_packages,
+    forbidden_rooms,
     impurities,
     misplaced_libraries,
 )
@@ -30,6 +33,11 @@ def test_a_file_imports_only_packages_below_its_own(file: Source) -> None:
     assert forbidden_packages(file) == []
 
 
+@pytest.mark.parametrize("file", sources("coordinator"), ids=by_path)
+def test_a_room_of_the_coordinator_knows_only_those_before_it(file: Source) -> None:
+    assert forbidden_rooms(file) == []
+
+
 @pytest.mark.parametrize("file", sources(*PACKAGES), ids=by_path)
 def test_a_library_is_known_only_where_it_belongs(file: Source) -> None:
     assert misplaced_libraries(file) == []
@@ -44,6 +52,9 @@ def test_every_pure_file_and_every_package_is_looked_at() -> None:
     assert {str(file.path) for file in PURE_SOURCES} == set(PURE)
     assert set(MAY_IMPORT) == set(PACKAGES)
     known = {str(file.path) for file in sources(*PACKAGES)}
+    assert set(MAY_ALSO_IMPORT) <= known
+    folders = {path.name for path in (ROOT / "coordinator").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(ROOMS)
     places = {place for library in KNOWN_ONLY_IN.values() for place in library}
     assert {place for place in places if not place.endswith("/")} <= known
     assert COMPOSITION_ROOT in known
@@ -54,7 +65,7 @@ def test_proto_is_ours() -> None:
 
 
 def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
-    program = "import sys, coordinator.__main__; print(*sys.modules)"
+    program = "import sys, coordinator.__main__ as c; c.measurements(); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -79,22 +90,43 @@ def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str)
     ("path", "text"),
     [
         ("proto/tree.py", "import engine.slots"),
-        ("proto/tree.py", "def later():\n    from coordinator import session"),
+        ("proto/tree.py", "def later():\n    from coordinator.text import session"),
         ("engine/model.py", "from proto.messages import Open"),
         ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
         ("target_node/worker.py", "import drafter_node"),
         ("node/loop.py", "from drafter_node.worker import Worker"),
         ("proto/node_config.py", "from node.process import Heart"),
-        ("coordinator/service.py", "from engine import slots"),
-        ("coordinator/launcher.py", "from node.process import run_node"),
-        ("coordinator/service.py", "def later():\n    import deploy.ray_launcher"),
+        ("coordinator/cluster/launcher.py", "from node.process import run_node"),
+        ("coordinator/cluster/service.py", "from engine import slots"),
+        ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
-        ("coordinator/cli.py", "from tests import tiny_models"),
+        ("deploy/experiments/bench.py", "from engine.model import load_model"),
+        ("coordinator/cli/app.py", "from tests import tiny_models"),
     ],
 )
 def test_a_forbidden_package_is_found(path: str, text: str) -> None:
     assert len(forbidden_packages(source(path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from coordinator.cluster.service import Service",
+        "from coordinator.cluster import service",
+        "from coordinator import LLM",
+        "def later():\n    import coordinator.api.llm",
+    ],
+)
+def test_a_forbidden_room_is_found(text: str) -> None:
+    assert len(forbidden_rooms(source("coordinator/text/session.py", text))) == 1
+    assert forbidden_rooms(source("coordinator/__main__.py", text)) == []
+
+
+def test_an_allowed_room_is_not_found() -> None:
+    text = "from coordinator.text import session\nfrom coordinator.text.stream import Stream"
+    assert forbidden_rooms(source("coordinator/text/running.py", text)) == []
+    assert forbidden_rooms(source("coordinator/cluster/service.py", text)) == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +135,10 @@ def test_a_forbidden_package_is_found(path: str, text: str) -> None:
         ("drafter_node/worker.py", "from engine import slots\nfrom node import loop"),
         ("node/loop.py", "from engine import slots\nfrom proto.messages import Open"),
         ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
-        ("deploy/ray_launcher.py", "from coordinator.launcher import Launcher\nimport proto"),
+        (
+            "deploy/ray_launcher.py",
+            "from coordinator.cluster.launcher import Launcher\nimport proto",
+        ),
     ],
 )
 def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
@@ -114,11 +149,11 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("node/process.py", "import zmq"),
-        ("coordinator/service.py", "from zmq.utils import z85"),
+        ("coordinator/cluster/service.py", "from zmq.utils import z85"),
         ("proto/transport.py", "import msgpack"),
-        ("coordinator/launcher.py", "def later():\n    import ray"),
+        ("coordinator/cluster/launcher.py", "def later():\n    import ray"),
         ("target_node/verifying.py", "import torch"),
-        ("coordinator/cli.py", "from torch import nn"),
+        ("coordinator/cli/app.py", "from torch import nn"),
     ],
 )
 def test_a_misplaced_library_is_found(path: str, text: str) -> None:
@@ -156,4 +191,4 @@ def test_an_impurity_is_found(text: str) -> None:
 
 def test_a_pure_import_is_not_found() -> None:
     text = "from proto import messages\nfrom proto.tree import path_hash\nimport math"
-    assert impurities(source("coordinator/session.py", text)) == []
+    assert impurities(source("coordinator/text/session.py", text)) == []

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator import cli, prompts
-from coordinator.config import AS_FLAGS, PairConfig, SamplingParams
-from coordinator.launcher import Launcher
-from coordinator.tokenization import Tokenization
-from coordinator.writers import TextWriter
+from coordinator.api import prompts
+from coordinator.api.config import (
+    PairConfig,
+)
+from coordinator.api.frozen import AS_FLAGS
+from coordinator.api.params import SamplingParams
+from coordinator.api.tokenization import Tokenization
+from coordinator.cli.writers import TextWriter
+from coordinator.cluster.launcher import Launcher
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
@@ -92,7 +96,7 @@ def open_files_left(number: int, code: str) -> str:
     """What a program says of the error in `code`, where so many more files may be open."""
     program = (
         "import os, resource\n"
-        "from coordinator.launcher import Launcher\n"
+        "from coordinator.cluster.launcher import Launcher\n"
         "from proto.errors import SlipstreamError\n"
         "from proto.messages import Role\n"
         "from proto.node_config import NodeConfig\n"
@@ -179,7 +183,9 @@ def test_the_runtime_folder_goes_with_its_launcher() -> None:
 
 
 def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Path) -> None:
-    program = "from coordinator.tokenization import find_file as f; print(f('a/b', None, 'c.json'))"
+    program = (
+        "from coordinator.api.tokenization import find_file as f; print(f('a/b', None, 'c.json'))"
+    )
     closed_port = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -192,33 +198,3 @@ def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Pa
     )
     assert done.stdout == "None\n"
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ["--num-prompts", "0"],
-            "error: Invalid value for '--num-prompts': Input should be greater",
-        ),
-        (["--max-tokens", "0"], "error: Invalid value for '--max-tokens': Input should be greater"),
-        (
-            ["--repetitions", "0"],
-            "error: Invalid value for '--repetitions': Input should be greater",
-        ),
-        (["--temperature", "-1"], "error: --temperature: Input should be greater than or equal"),
-        ([], "error: {path} is not UTF-8 (byte 0)"),
-    ],
-)
-def test_a_benchmark_that_cannot_work_is_refused_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    options: list[str],
-    line: str,
-) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(b"\xff")
-    monkeypatch.setattr(sys, "argv", ["slipstream", "bench", "--prompt-file", str(path), *options])
-    assert cli._run(None) == cli.EXIT_USAGE
-    assert capsys.readouterr().err.startswith(line.format(path=path))

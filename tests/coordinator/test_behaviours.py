@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from coordinator.outputs import Assembly
-from coordinator.registry import Registry
-from coordinator.session import Emit
-from coordinator.stops import Ending
-from coordinator.tokenization import Tokenization
+from coordinator.api.outputs import Assembly
+from coordinator.api.tokenization import Tokenization
+from coordinator.cluster.registry import Registry
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending
 from engine.coupling import choose, choose_scored
 from engine.judging import distributions, sample_draft
 from engine.model import load_model
@@ -30,7 +30,7 @@ from proto.messages import (
     Role,
     Welcome,
 )
-from tests.coordinator.test_stops import METRICS, dumb
+from tests.coordinator.text.test_stops import METRICS, dumb
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 

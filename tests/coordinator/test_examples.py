@@ -1,11 +1,15 @@
 """The worked examples of the literature (2211.17192, 2302.01318) on the real machines."""
 
-from coordinator.origins import origins
-from coordinator.session import Emit
-from coordinator.speculation_view import SpeculationView
-from proto.messages import FinishReason, Limits, pipelined, synchronous
+from coordinator.cli.speculation_view import SpeculationView
+from coordinator.text.origins import origins
+from coordinator.text.session import Emit
+from proto.messages import (
+    FinishReason,
+    Limits,
+)
 from tests.coordinator.trio import Trio
 from tests.coordinator.words import Words
+from tests.policies import pipelined, synchronous
 
 PROMPT = (1, 2, 3)
 STOP = 0

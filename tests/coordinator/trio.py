@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from coordinator import session as s
-from coordinator.counts import SessionCounts
+from coordinator.text import session as s
+from coordinator.text.counts import SessionCounts
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
 from node.events import Arrived, Send, Tick

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coordinator.config import SamplingParams
-from coordinator.session import Session
+from coordinator.api.params import SamplingParams
+from coordinator.text.session import Session
 from engine.coupling import choose, choose_scored, rank_scored, row_keys
 from engine.device_choice import choose_there
 from engine.judging import distributions, judge, sample_draft
@@ -28,10 +28,10 @@ from proto.messages import (
     Proposal,
     Rule,
     SamplingSpec,
-    synchronous,
 )
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW_ON_THE_WIRE
-from tests.protocol.test_codec import DRAFT, LIMITS, OPEN
+from tests.policies import synchronous
+from tests.proto.test_codec import DRAFT, LIMITS, OPEN
 
 VOCAB = 12
 LARGEST = float(np.finfo(np.float32).max)

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
-from coordinator.profile import profile
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from deploy.experiments.shares import profile
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,

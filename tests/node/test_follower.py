@@ -6,7 +6,7 @@ from node.events import Arrived, Confirmed, Tick, gap
 from node.follower import MAX_REMEMBERED, Follower
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree
-from tests.protocol.texts import draft, name, opening, verdict
+from tests.texts import draft, name, opening, verdict
 
 WELCOME = Welcome(100)
 

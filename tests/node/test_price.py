@@ -14,7 +14,7 @@ from node.price import (
     wait_limit_s,
     waiting_pays,
 )
-from tests.protocol.texts import PIPELINED, SYNC_4
+from tests.texts import PIPELINED, SYNC_4
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

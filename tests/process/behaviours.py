@@ -2,10 +2,14 @@
 
 import torch
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.outputs import CompletionOutput, RequestOutput
-from coordinator.pair import Pair
-from coordinator.request import Request
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.outputs import CompletionOutput, RequestOutput
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.request import Request
 from tests.process.reference import Reference
 
 MAX_MODEL_LEN = 256

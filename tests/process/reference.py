@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import transformers as hf
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.metrics import Metrics
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.text.metrics import Metrics
 
 # A difference at a smaller margin than this (of float32 logits) is a near tie; DESIGN: counted.
 NEAR_TIE = 1e-4

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.service
+import coordinator.cluster.service
 from coordinator import LLM, RequestOutput, SamplingParams
-from coordinator.registry import Node
+from coordinator.cluster.registry import Node
 from proto.errors import ClosedError, ConfigurationError, NodeError
 from proto.messages import Role
 from tests.process.test_faults import ROOT, alive, wait_for
@@ -205,7 +205,7 @@ def test_texts_asked_for_at_once_are_served_in_order(llm: LLM, texts: list[str])
 
 
 def test_the_queue_has_a_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.service, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(coordinator.cluster.service, "MAX_SESSIONS", 2)
     streams = [llm.stream("one", LONG) for _ in range(3)]
     next(streams[0])
     second = threading.Thread(target=lambda: next(streams[1]))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator import LLM, SamplingParams
-from coordinator.config import SpeculationConfig
-from coordinator.launcher import Launcher
-from coordinator.service import Service
-from coordinator.session import Session
+from coordinator.api.config import SpeculationConfig
+from coordinator.cluster.launcher import Launcher
+from coordinator.cluster.service import Service
+from coordinator.text.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
 from proto.messages import MAX_SESSIONS, MAX_STOP_IDS, Limits, Role, SamplingSpec
 from tests.process.test_faults import wait_for

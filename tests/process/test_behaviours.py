@@ -10,8 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.config import SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from proto.messages import Role
 from tests.engine.test_processors import Shape, dumb
 from tests.process.behaviours import (

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator import launcher
-from coordinator.chi_square import p_value
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.cluster import launcher
+from coordinator.lossless.chi_square import p_value
 from engine.sampling import Sampling, process
 from proto.messages import Role
 from tests.process.biased_target import BIASES

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import launcher
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
-from coordinator.profile import profile
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.cluster import launcher
+from deploy.experiments.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
 from tests.process.ray_nodes import command_of

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
 from proto.errors import IncompatibleError, NodeError, SlipstreamError
 from proto.liveness import SILENCE_LIMIT_S
 from proto.transport import Connection

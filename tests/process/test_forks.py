@@ -17,8 +17,9 @@ pytestmark = pytest.mark.process
 # A program of a user: `fork` is Python's, or a C library's, which runs no hook of Python.
 BEGIN = """
 import ctypes, os, sys, time
-from coordinator.config import PairConfig, SamplingParams, SpeculationConfig
-from coordinator.pair import Pair
+from coordinator.api.config import (PairConfig, SpeculationConfig,)
+from coordinator.api.params import SamplingParams
+from coordinator.api.pair import Pair
 from proto.errors import ClosedError
 
 library = ctypes.CDLL(None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import launcher
-from coordinator.cli import main
+from coordinator.cli.app import main
+from coordinator.cluster import launcher
 from proto.messages import Role
 from tests.tiny_models import make_model, make_noised
 

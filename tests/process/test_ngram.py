@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import NGRAM, PairConfig, SamplingParams, SpeculationConfig
-from coordinator.origins import origins
-from coordinator.pair import Pair
+from coordinator.api.config import (
+    NGRAM,
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.text.origins import origins
 from proto.errors import ConfigurationError
 from tests.process.reference import Generated, generate
 

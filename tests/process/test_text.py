@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator import LLM, RequestOutput, SamplingParams
-from coordinator.config import SpeculationConfig
-from coordinator.request import Request
-from coordinator.tokenization import Tokenization
-from coordinator.writers import Place, TextWriter
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.request import Request
+from coordinator.api.tokenization import Tokenization
+from coordinator.cli.writers import Place, TextWriter
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 
@@ -20,7 +20,7 @@ TOKENIZER = sentencepiece_tokenizer()
 TOKENIZATION = Tokenization(TOKENIZER)
 PROMPT = "the text is"
 THE = TOKENIZER.token_to_id("▁the")
-# No bytes and no special tokens: their texts are in tests/coordinator/test_detokenization.py.
+# No bytes and no special tokens: their texts are in tests/coordinator/text/test_detokenization.py.
 PARAMS = SamplingParams(
     max_tokens=24, ignore_eos=True, logit_bias=dict.fromkeys(range(259), -100.0), logprobs=0
 )

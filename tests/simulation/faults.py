@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.session import Session
+from coordinator.text.session import Session
 from drafter_node.drafting import Drafting
 from drafter_node.events import Proposed
 from engine.slots import Feed, SlotMap

@@ -16,7 +16,7 @@ Liveness is defined in `liveness.py`.
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from coordinator import session as coordination
+from coordinator.text import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Arrived

@@ -21,7 +21,7 @@ window is always behind a target that goes on alone, and then going on alone is 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from coordinator.session import ANSWER_LIMIT_S, WORK_LIMIT_S_MIN, Session
+from coordinator.text.session import ANSWER_LIMIT_S, WORK_LIMIT_S_MIN, Session
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Draft, Limits, Rule, Verdict
 from tests.simulation.scenario import Scenario

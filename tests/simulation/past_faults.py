@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.session import Fail, Finish, Session
+from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from node.costs import Costs
 from node.price import WAIT_S_MAX, wait_limit_s

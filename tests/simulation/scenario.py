@@ -5,17 +5,14 @@ from random import Random
 
 from node.price import WAIT_S_MAX
 from proto.messages import (
-    REST_AFTER,
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
-    autoregressive,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import REST_AFTER, without_drafter
+from tests.policies import autoregressive, pipelined, synchronous
 from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from coordinator import session as coordination
-from coordinator.chi_square import p_value
+from coordinator.lossless.chi_square import p_value
+from coordinator.text import session as coordination
 from proto.messages import (
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
-    pipelined,
-    synchronous,
-    without_drafter,
 )
+from proto.policies import without_drafter
+from tests.policies import pipelined, synchronous
 from tests.simulation.sampled import NUM_SYMBOLS, Sampling
 from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text
 from tests.simulation.toys import ToyModel

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from coordinator import session as coordination
+from coordinator.text import session as coordination
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil

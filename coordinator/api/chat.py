@@ -1,0 +1,186 @@
+"""Conversations as prompts: the target's own chat template, rendered as transformers renders it.
+
+Templates come with models and are not trusted: they run in jinja2's sandbox, without a way to
+files or modules.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from coordinator.api.tokenization import find_file
+from proto.errors import ConfigurationError, ModelError, shown
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
+_END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
+
+Messages = Sequence[Mapping[str, Any]]
+
+# How a template fails on a conversation that it was not made for.
+REFUSALS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+# For a target without a template of its own.
+PLAIN = (
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+class ChatTemplate:
+    """Makes one prompt of a conversation.
+
+    is_plain  whether the target has no template of its own, so that PLAIN is used
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:
+        self.is_plain = source is None
+        self._special_tokens = dict(special_tokens)
+        self._where = where
+        try:
+            self._template = _compiled(PLAIN if source is None else source)
+        # Deep nesting, and constants that are computed as it is read, end in the others.
+        except (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError) as error:
+            raise ModelError(f"the chat template of {where} is no template: {error}") from error
+
+    @classmethod
+    def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
+        """The template of a model in a folder or on the hub. Raises ModelError."""
+        config = _read_json(find_file(model, revision, "tokenizer_config.json"))
+        path = find_file(model, revision, "chat_template.jinja")
+        source = _in_config(config) if path is None else _read_text(path)
+        return cls(source, _special_tokens(config), model)
+
+    def render(self, messages: Messages) -> str:
+        """The prompt, up to where the answer begins. Raises ConfigurationError."""
+        _check(messages, is_plain=self.is_plain)
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except REFUSALS as error:
+            line = " ".join(str(error).split())
+            raise ConfigurationError(
+                f"the chat template of {self._where} refuses this conversation: {line}"
+            ) from error
+
+
+def _check(messages: Messages, *, is_plain: bool) -> None:
+    """Raises ConfigurationError. Some templates read more kinds of content than PLAIN does."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigurationError(f"a conversation is a list of messages, not {shown(messages)}")
+    if not messages:
+        raise ConfigurationError("the conversation is empty: give at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise ConfigurationError(
+                f'a message has a "role" and a "content"; this one is {shown(message)}'
+            )
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str):
+            raise ConfigurationError(f'the "role" of a message is a string, not {shown(role)}')
+        if not isinstance(content, str) and (is_plain or not _is_structured(content)):
+            raise ConfigurationError(f'the "content" of a message is a text, not {shown(content)}')
+
+
+def _is_structured(content: object) -> bool:
+    """Whether this is what stands for a text with tool calls, or a list of its parts."""
+    if isinstance(content, Sequence):
+        return all(isinstance(part, Mapping) for part in content)
+    return content is None
+
+
+def _compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # jinja2's own `tojson` escapes HTML.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    # `generation` marks the assistant's part for training and leaves the text as it is.
+    return environment.from_string(_GENERATION.sub(r"\1if true\2", _END.sub(r"\1endif\2", source)))
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _read_json(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    text = _read_text(path)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"cannot read {path}: it holds no JSON object")
+    return config
+
+
+def _read_text(path: Path) -> str:
+    """Raises ModelError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}; get it again") from error
+
+
+def _in_config(config: dict[str, Any]) -> str | None:
+    """The template in a tokenizer_config.json: a string, or a list of named ones."""
+    entry = config.get("chat_template")
+    if isinstance(entry, list):
+        named = [item for item in entry if isinstance(item, dict)]
+        defaults = [item.get("template") for item in named if item.get("name") == "default"]
+        entry = defaults[-1] if defaults else None
+    return entry if isinstance(entry, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, each a string or an object with its `content`."""
+    found = {}
+    for name, entry in config.items():
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found

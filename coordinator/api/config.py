@@ -1,0 +1,273 @@
+"""What a user can set of a pair and of speculation: the only home of ranges, defaults and help.
+
+The flags of the command line are made of these fields (`coordinator.cli.flags`).
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+
+from coordinator.api.frozen import Frozen, named
+from proto.errors import ConfigurationError
+from proto.messages import (
+    MAX_CANDIDATES,
+    MAX_NGRAM,
+    MAX_WINDOW,
+    Lookup,
+    Policy,
+    Rule,
+)
+from proto.policies import POLICIES, TABLE, PolicyName, without_drafter
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+VerifyName = Literal["coupled", "token", "block"]
+Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+# Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
+# would round differently; so it bounds K.
+REPRODUCIBLE_ROWS = 16
+
+NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
+
+
+Name = Annotated[str, Field(min_length=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+
+
+class PairConfig(Frozen):
+    """The two models and where they run."""
+
+    target: Annotated[Name, Field(description="Target model: folder or name.")] = str(
+        MODELS / "target"
+    )
+    drafter: Annotated[
+        Name,
+        Field(
+            description="Draft model: folder or name. ngram: none; the target drafts what followed "
+            "its last tokens before (prompt lookup)."
+        ),
+    ] = str(MODELS / "drafter")
+    target_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    drafter_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    target_device: Annotated[
+        str,
+        Field(
+            description="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those). "
+            "Default: a GPU each, or both the only one; without a GPU one core for the drafter, "
+            "all others for the target."
+        ),
+    ] = ""  # chosen by `devices.default_devices`
+    drafter_device: Annotated[str, Field(description="As --target-device.")] = ""
+    dtype: Annotated[
+        Dtype, Field(description="auto (the checkpoint's), float32, bfloat16 or float16.")
+    ] = "auto"
+    drafter_dtype: Annotated[
+        Dtype | Literal["", "fastest"],
+        Field(
+            description="As --dtype, or fastest: by timing (it does not decide the text). "
+            "Default: fastest on a CPU, else --dtype."
+        ),
+    ] = ""
+    max_model_len: Annotated[
+        int,
+        Field(
+            ge=2,
+            le=1 << 20,
+            description="Most tokens of prompt and answer; the cache is made for it.",
+        ),
+    ] = 4096
+    backend: Annotated[
+        Backend,
+        Field(
+            description="fused (our own forward: llama, mistral, qwen2, qwen3), graphs (the same "
+            "as CUDA graphs), compiled (the same as one program: faster on a CPU, a minute to "
+            "load, needs g++), reference (transformers' own), or auto: fused, on a GPU graphs, "
+            "where that agrees with the reference."
+        ),
+    ] = "auto"
+    reproducible: Annotated[
+        bool,
+        Field(description="Same seed, same text in bfloat16 too, whatever the policy (slower)."),
+    ] = False
+    start_timeout_s: Annotated[
+        float, Field(gt=0, le=86_400, description="How long the nodes may take to load.")
+    ] = 600.0
+    busy_poll_us: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000,
+            description="Every process asks for messages without pause for so many microseconds "
+            "before it sleeps: a shorter way, where each process has a core to burn.",
+        ),
+    ] = 0
+    max_draft_candidates: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_CANDIDATES,
+            description="--verify token and block: most tokens that a draft is sampled from.",
+        ),
+    ] = 64
+    min_target_pass_ms: Annotated[
+        Milliseconds,
+        Field(description="Emulate a slower target: a pass takes at least so long."),
+    ] = 0.0
+    min_draft_step_ms: Annotated[
+        Milliseconds,
+        Field(description="Emulate a slower drafter: a forward takes at least so long."),
+    ] = 0.0
+
+    @model_validator(mode="after")
+    def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
+        models = {"target_revision": self.target, "drafter_revision": self.drafter}
+        for name, model in models.items():
+            is_copied = name == "drafter_revision" and model == NGRAM
+            if getattr(self, name) is None or not (is_copied or is_folder(model)):
+                continue
+            what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
+            raise ConfigurationError(
+                f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
+            )
+        return self
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether drafts come from a model."""
+        return self.drafter != NGRAM
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model is a folder here, and not a name on the hub."""
+    return Path(model).expanduser().is_dir()
+
+
+def _check_ray_address(address: str) -> str:
+    if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
+        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {address!r}")
+    return address
+
+
+class LaunchConfig(Frozen):
+    """Who starts the node processes."""
+
+    ray: Annotated[
+        str,
+        AfterValidator(_check_ray_address),
+        Field(
+            description="Start the nodes on a Ray cluster: auto or HOST:PORT (deploy/README.md). "
+            "Default: on this machine, without Ray."
+        ),
+    ] = ""
+
+
+def _policies() -> str:
+    *others, last = (f"{row.name} ({row.summary})" for row in TABLE)
+    return f"{', '.join(others)} or {last}."
+
+
+NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
+
+
+class SpeculationConfig(Frozen):
+    """The policy and its numbers."""
+
+    policy: Annotated[PolicyName, Field(description=_policies())] = "pipelined"
+    num_speculative_tokens: Annotated[
+        int, Field(ge=1, le=48, description="K: most drafted tokens in one target pass.")
+    ] = 4
+    window: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_WINDOW,
+            description="Most tokens the drafter may be ahead of the last verdict.",
+        ),
+    ] = 16
+    adaptive: Annotated[
+        bool,
+        Field(
+            description="pipelined: measure now and then whether the target is faster alone, and "
+            "let the drafter rest where it is."
+        ),
+    ] = True
+    verify: Annotated[
+        VerifyName,
+        Field(
+            description="coupled (drafter and target share their noise; the seed decides the "
+            "text), or by the ratio of their probabilities: token (Leviathan) or block (Sun)."
+        ),
+    ] = "coupled"
+    also_ngram: Annotated[
+        bool, Field(description="N-gram drafts besides those of the draft model.")
+    ] = False
+    ngram_max: Annotated[
+        NgramLen,
+        Field(description="N-gram drafts: so many of the last tokens are looked up first."),
+    ] = 4
+    ngram_min: Annotated[NgramLen, Field(description="N-gram drafts: and so many at last.")] = 2
+    reference: Annotated[
+        str,
+        Field(description="N-gram drafts: a text to copy from, besides prompt and answer."),
+    ] = ""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted; else the target writes alone."""
+        return POLICIES[self.policy].drafts
+
+    @property
+    def rule(self) -> Rule:
+        """How drafts are verified."""
+        return Rule[self.verify.upper()]
+
+    def uses_ngrams(self, pair: PairConfig) -> bool:
+        """Whether the target drafts by itself."""
+        return self.drafts and (self.also_ngram or not pair.has_draft_model)
+
+    def lookup(self, reference: tuple[int, ...]) -> Lookup:
+        """How it does that, as the target reads it."""
+        return Lookup(self.ngram_min, self.ngram_max, reference)
+
+    def check(self, pair: PairConfig) -> None:
+        """Raises ConfigurationError if these settings do not go together, or not with the pair."""
+        self.make(pair)
+        if self.also_ngram and pair.has_draft_model and self.verify != "coupled":
+            raise ConfigurationError(
+                f"also_ngram needs coupled verification, not {self.verify}: to choose between two "
+                "drafters would bias the text"
+            )
+        if self.ngram_min > self.ngram_max:
+            raise ConfigurationError(
+                f"ngram_min is {self.ngram_min}, which is above ngram_max, {self.ngram_max}"
+            )
+        if self.reference and not self.uses_ngrams(pair):
+            raise ConfigurationError(
+                "reference is a text for n-gram drafts; choose the drafter ngram, or also_ngram, "
+                "and another policy than ar"
+            )
+
+    def make(self, pair: PairConfig) -> Policy:
+        """The policy as the nodes read it. Raises ConfigurationError."""
+        policy = self._policy(reproducible=pair.reproducible)
+        return policy if pair.has_draft_model else without_drafter(policy)
+
+    def _policy(self, *, reproducible: bool) -> Policy:
+        k = self.num_speculative_tokens
+        if reproducible and k >= REPRODUCIBLE_ROWS:
+            raise ConfigurationError(
+                f"num_speculative_tokens is {k}; with --reproducible it must be below "
+                f"{REPRODUCIBLE_ROWS}, the rows of every pass"
+            )
+        return POLICIES[self.policy].make(k, max(k, self.window), adaptive=self.adaptive)
+
+
+ALONE = SpeculationConfig(policy="ar")  # nothing is drafted

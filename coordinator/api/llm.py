@@ -1,0 +1,280 @@
+"""The Python API: `LLM`, in the shapes and names of vLLM.
+
+An `LLM` owns two node processes. Its methods may be called from any thread and from asyncio at the
+same time; the nodes serve one text after another, in the order in which they were asked for.
+"""
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from coordinator.api.chat import Messages
+from coordinator.api.config import (
+    NGRAM,
+    Dtype,
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.outputs import RequestOutput
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.request import Request
+from proto.errors import ClosedError, ConfigurationError, shown
+from proto.policies import POLICIES
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+_PAIR = PairConfig()
+# What speculative_config may say besides "method" and "model": the other fields of
+# SpeculationConfig, by vLLM's name where it has one.
+_VLLM_NAMES = {"ngram_max": "prompt_lookup_max", "ngram_min": "prompt_lookup_min"}
+_SETTINGS = {
+    _VLLM_NAMES.get(name, name): name for name in SpeculationConfig.model_fields if name != "policy"
+}
+_PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt that fits the target, and how to continue it."""
+
+    prompt: str | None
+    ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class LLM:
+    """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
+
+    target, drafter     folder or Hugging Face name
+    speculative_config  "method" (ar, sync, pipelined, or ngram: no draft model),
+                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as
+                        another way to name the drafter; for n-gram drafts "prompt_lookup_max",
+                        "prompt_lookup_min", "reference", and "also_ngram" for both kinds
+    settings            any other field of PairConfig
+
+    Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
+    """
+
+    def __init__(
+        self,
+        target: str = _PAIR.target,
+        drafter: str | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        dtype: Dtype = _PAIR.dtype,
+        reproducible: bool = _PAIR.reproducible,
+        max_model_len: int = _PAIR.max_model_len,
+        target_device: str = _PAIR.target_device,
+        drafter_device: str = _PAIR.drafter_device,
+        **settings: Any,
+    ) -> None:
+        model, self._speculation = _speculation(speculative_config)
+        if drafter is not None and model is not None:
+            raise ConfigurationError(
+                'the drafter is named twice: by drafter= and by speculative_config["model"]'
+            )
+        config = PairConfig(
+            target=target,
+            drafter=next((name for name in (drafter, model) if name is not None), _PAIR.drafter),
+            dtype=dtype,
+            reproducible=reproducible,
+            max_model_len=max_model_len,
+            target_device=target_device,
+            drafter_device=drafter_device,
+            **settings,
+        )
+        self._speculation.check(config)
+        self.pair = Pair(config, with_drafter=self._speculation.drafts)
+        self._close = weakref.finalize(self, self.pair.close)
+
+    # -- blocking ---------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several, in their order. Raises ConfigurationError, NodeError."""
+        return [self._whole(job) for job in self._jobs(prompts, sampling_params)]
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the target's chat template."""
+        return [self._whole(job) for job in self._chat_jobs(messages, sampling_params)]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """What each pass adds, as it comes; the last part is `finished` and carries the metrics.
+
+        Leaving the loop early, or closing the generator, ends the text on both nodes.
+        """
+        return self._parts(self._job(prompt, sampling_params))
+
+    def _parts(self, job: _Job) -> Generator[RequestOutput, None, None]:
+        with closing(self._request(job).steps()) as steps:
+            for step in steps:
+                yield step.part
+
+    def _whole(self, job: _Job) -> RequestOutput:
+        request = self._request(job)
+        with closing(request.steps()) as steps:
+            for _ in steps:
+                pass
+        return request.whole()
+
+    # -- asyncio ----------------------------------------------------------------------------------
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> list[RequestOutput]:
+        """As `generate`; a cancelled task ends its text on both nodes."""
+        jobs = await asyncio.to_thread(self._jobs, prompts, sampling_params)
+        outputs = []
+        for job in jobs:
+            request = self._request(job)
+            async with aclosing(request.steps_async()) as steps:
+                async for _ in steps:
+                    pass
+            outputs.append(request.whole())
+        return outputs
+
+    async def astream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `stream`; closing the iterator or cancelling the task ends the text on both nodes."""
+        job = await asyncio.to_thread(self._job, prompt, sampling_params)
+        async with aclosing(self._request(job).steps_async()) as steps:
+            async for step in steps:
+                yield step.part
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def _job(self, prompt: Prompt, params: SamplingParams | None) -> _Job:
+        jobs = self._jobs(prompt, params)
+        if len(jobs) != 1:
+            raise ConfigurationError(f"stream takes one prompt, not {len(jobs)}")
+        return jobs[0]
+
+    def _jobs(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[_Job]:
+        self._check_open()
+        pairs = [self._read(prompt) for prompt in _listed(prompts)]
+        return self._with_params(pairs, params)
+
+    def _chat_jobs(self, messages: Messages | Sequence[Messages], params: Params) -> list[_Job]:
+        self._check_open()
+        pairs = [self.pair.encode_chat(conversation) for conversation in _conversations(messages)]
+        return self._with_params(pairs, params)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        match prompt:
+            case str(text) | {"prompt": str(text)}:
+                return text, self.pair.encode(text)
+            case {"prompt_token_ids": [*ids]} | [*ids] if all(type(token) is int for token in ids):
+                return None, tuple(ids)
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompt)}")
+
+    def _with_params(
+        self, prompts: Sequence[tuple[str | None, tuple[int, ...]]], params: Params
+    ) -> list[_Job]:
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(prompts)
+        elif isinstance(params, Sequence) and not isinstance(params, str):
+            each = list(params)
+        else:
+            raise ConfigurationError(
+                "sampling_params: expected SamplingParams, or a list of one for each prompt, got "
+                f"{shown(params)}"
+            )
+        if len(each) != len(prompts):
+            raise ConfigurationError(
+                f"{len(prompts)} prompts but {len(each)} SamplingParams; give one, or one for each"
+            )
+        for _, ids in prompts:
+            self.pair.check(ids)
+        reviewed = [self.pair.reviewed_params(one) for one in each]
+        return [_Job(*prompt, one) for prompt, one in zip(prompts, reviewed, strict=True)]
+
+    # -- the pair ---------------------------------------------------------------------------------
+
+    def _request(self, job: _Job) -> Request:
+        self._check_open()
+        return Request(self.pair, self._speculation, job.prompt, job.ids, job.params)
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise ClosedError("this LLM was closed; make a new one")
+
+    def close(self) -> None:
+        """End both nodes and every text. May be called twice."""
+        self._close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, also of one; a list of numbers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompts)}")
+    is_ids = bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigurationError(
+            f"a conversation is a list of messages, and this is none: {shown(messages)}"
+        )
+    is_several = all(isinstance(item, Sequence) and not isinstance(item, str) for item in messages)
+    return messages if messages and is_several else [messages]  # type: ignore[list-item, return-value]
+
+
+def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, SpeculationConfig]:
+    """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
+    known = ("method", "model", *_SETTINGS)
+    if config is None:
+        config = {}
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"speculative_config: expected a dict of {', '.join(known)}, got {shown(config)}"
+        )
+    if unknown := [name for name in config if name not in known]:
+        raise ConfigurationError(
+            f"speculative_config has no {shown(unknown[0])}; there are {', '.join(known)}"
+        )
+    values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
+    model = config.get("model")
+    if "method" in config:
+        methods = (*POLICIES, NGRAM)
+        if config["method"] not in methods:
+            raise ConfigurationError(
+                f'speculative_config["method"] is one of {", ".join(methods)}, '
+                f"not {shown(config['method'])}"
+            )
+        if config["method"] != NGRAM:
+            values["policy"] = config["method"]
+        elif model is not None:
+            raise ConfigurationError(
+                f"the method ngram has no model, but {shown(model)} is given; "
+                '"also_ngram" uses both'
+            )
+        else:
+            model = NGRAM
+    return model, SpeculationConfig(**values)

@@ -1,0 +1,211 @@
+"""What generation returns, in the shapes and names of vLLM, and how it is put together (pure)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.text.detokenization import Decoder
+from coordinator.text.metrics import Metrics
+from coordinator.text.origins import origins
+from coordinator.text.session import Emit
+from coordinator.text.stops import Ending, StopStrings
+from proto.messages import FinishReason, Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely the target itself holds a token: natural logarithm, before any setting.
+
+    rank           1 is the likeliest token
+    decoded_token  its text as it reads behind another token: a space that it begins with shows
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+TokenLogprobs = dict[int, Logprob]  # by token id: the token of the text, then the likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation of a prompt, or in a stream what has been added to it.
+
+    index               which of the `n` continuations
+    text                without special tokens; the ids if the target has no tokenizer
+    token_ids           up to and including the token that ended the text
+    finish_reason       "stop" or "length"; None while more is to come
+    stop_reason         the stop string or stop token that ended the text; None: its length or an
+                        end-of-text token of the model
+    token_origins       for each token `draft:model`, `draft:ngram`, `recovered`, `bonus` or `plain`
+    metrics             of the whole text, at its end
+    logprobs            for each token, if they were asked for
+    cumulative_logprob  their sum over the tokens
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_origins: tuple[str, ...] = ()
+    metrics: Metrics | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and what came of it.
+
+    prompt           None if the prompt was given as token ids
+    finished         whether anything will be added; in a stream only the last output says so
+    seed             that was used: the one of the parameters, or a fresh one if they had none
+    prompt_logprobs  for each token of the prompt, if they were asked for; None for the first
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    seed: int
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class Assembly:
+    """Puts one text together from its passes, up to its end.
+
+    ending   what ends the text; stop strings are found here and nowhere else
+    index    which of several continuations
+    is_last  whether no other continuation follows
+    """
+
+    def __init__(
+        self,
+        prompt: str | None,
+        prompt_ids: Sequence[int],
+        seed: int,
+        decoder: Decoder,
+        *,
+        ending: Ending | None = None,
+        index: int = 0,
+        is_last: bool = True,
+    ) -> None:
+        self._base = RequestOutput(prompt, list(prompt_ids), [], False, seed)
+        self._decoder = decoder
+        self._ending = ending or Ending()
+        self._stops = StopStrings(self._ending.strings, is_shown=self._ending.is_shown)
+        self._is_last = is_last
+        self._index = index
+        self._parts: list[CompletionOutput] = []
+        self._token_ids: list[int] = []  # of all parts
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has been found: what follows is no part of the text."""
+        return self._stops.found is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    def scored(self, logprobs: Logprobs) -> None:
+        """The prompt's logprobs, from its second token on."""
+        rows = self._named(logprobs)
+        self._base = replace(self._base, prompt_logprobs=[None, *rows])
+
+    def push(self, emit: Emit) -> RequestOutput:
+        """What a pass adds."""
+        return self.cut(emit)[1]
+
+    def cut(self, emit: Emit) -> tuple[Emit, RequestOutput]:
+        """The part of a pass before the end of the text, and what it adds."""
+        assert not self.is_stopped
+        text = ""
+        pieces = self._pieces(emit.tokens)
+        for number, piece in enumerate(pieces, 1):
+            may_stop = self.num_tokens + number > self._ending.min_tokens
+            text += self._stops.push(piece, may_stop=may_stop)
+            if self.is_stopped:
+                emit = emit.first(number)
+                break
+        part = CompletionOutput(self._index, text, list(emit.tokens), token_origins=origins(emit))
+        if emit.logprobs is not None:
+            rows = self._named(emit.logprobs)
+            total = sum(row[token].logprob for row, token in zip(rows, emit.tokens, strict=True))
+            part = replace(part, logprobs=rows, cumulative_logprob=total)
+        self._add(part)
+        return emit, self._output(part, finished=False)
+
+    def finish(self, reason: str, metrics: Metrics) -> RequestOutput:
+        """The last part: text that was held back, how the text ended and what it cost."""
+        text = ""
+        if not self.is_stopped:
+            may_stop = self.num_tokens > self._ending.min_tokens
+            text = self._stops.push(self._decoder.finish(), may_stop=may_stop)
+            text += self._stops.finish()
+        if self.is_stopped:
+            reason = FinishReason.STOP.value
+        part = CompletionOutput(
+            self._index,
+            text,
+            [],
+            finish_reason=reason,
+            stop_reason=self._stop_reason(reason),
+            metrics=metrics,
+        )
+        self._add(part)
+        return self._output(part, finished=self._is_last)
+
+    def whole(self) -> RequestOutput:
+        """Everything, after `finish`."""
+        last = self._parts[-1]
+        rows = [row for part in self._parts for row in part.logprobs or ()]
+        totals = [part.cumulative_logprob or 0.0 for part in self._parts]
+        complete = replace(
+            last,
+            text="".join(part.text for part in self._parts),
+            token_ids=self._token_ids,
+            token_origins=tuple(origin for part in self._parts for origin in part.token_origins),
+            logprobs=rows or None,
+            cumulative_logprob=sum(totals) if rows else None,
+        )
+        return self._output(complete, finished=True)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each token adds. A stop token is in the ids, but not in the text."""
+        if not self._ending.is_shown and tokens and tokens[-1] in self._ending.stop_ids:
+            return [*self._decoder.pieces(tokens[:-1]), ""]
+        return self._decoder.pieces(tokens)
+
+    def _stop_reason(self, reason: str) -> int | str | None:
+        if self._stops.found is not None or reason != FinishReason.STOP.value:
+            return self._stops.found
+        last = self._token_ids[-1]
+        return last if last in self._ending.named_ids else None
+
+    def _add(self, part: CompletionOutput) -> None:
+        self._parts.append(part)
+        self._token_ids += part.token_ids
+
+    def _named(self, logprobs: Logprobs) -> list[TokenLogprobs]:
+        """Rows of ids and values as dicts. The token's own entry has its rank."""
+        rows: list[TokenLogprobs] = []
+        for number, rank in enumerate(logprobs.ranks):
+            row = logprobs.part(number, number + 1)
+            entries = zip(row.ids, row.values, (rank, *range(1, row.width)), strict=True)
+            found: TokenLogprobs = {}
+            for token, value, place in entries:
+                if token not in found:
+                    found[token] = Logprob(value, place, self._decoder.single(token))
+            rows.append(found)
+        return rows
+
+    def _output(self, completion: CompletionOutput, *, finished: bool) -> RequestOutput:
+        return replace(self._base, outputs=[completion], finished=finished)
+
+
+def merged(texts: Sequence[RequestOutput]) -> RequestOutput:
+    """Several continuations of one prompt as one output; the first has the prompt's logprobs."""
+    return replace(texts[0], outputs=[output for text in texts for output in text.outputs])

@@ -1,0 +1,306 @@
+"""A running pair: two node processes and the service between them, as one object."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+from coordinator.api import prompts
+from coordinator.api.chat import ChatTemplate, Messages
+from coordinator.api.config import (
+    ALONE,
+    REPRODUCIBLE_ROWS,
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.frozen import reviewed
+from coordinator.api.params import SamplingParams
+from coordinator.api.tokenization import Tokenization
+from coordinator.cluster.devices import chosen_devices
+from coordinator.cluster.launcher import Launcher, NodeLauncher
+from coordinator.cluster.service import Service
+from coordinator.text.detokenization import Decoder, IdStream
+from coordinator.text.stops import Ending
+from coordinator.text.stream import Stream
+from proto.descriptors import check_spare
+from proto.errors import ConfigurationError, NodeError, shown
+from proto.messages import (
+    MAX_BAN_TOKENS,
+    MAX_REFERENCE_LEN,
+    OFF,
+    Hello,
+    Limits,
+    Role,
+    SamplingSpec,
+)
+from proto.node_config import NodeConfig
+
+Say = Callable[[dict[Role, str]], None]
+MakeLauncher = Callable[[], NodeLauncher]
+
+
+class Pair:
+    """Target and drafter, loaded and warm. A context manager: nothing outlives it.
+
+    with_drafter   False starts the target alone (for `ar`); so does the drafter `ngram`
+    make_launcher  who starts the node processes, and where
+
+    Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
+    ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        config: PairConfig,
+        *,
+        with_drafter: bool = True,
+        say: Say | None = None,
+        make_launcher: MakeLauncher = Launcher,
+    ) -> None:
+        self.config = config = reviewed(PairConfig, config, "config")
+        check_spare()
+        self.tokenization = Tokenization.of_model(config.target, config.target_revision)
+        self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
+        self._launcher = make_launcher()
+        try:
+            self.service = Service(self._launcher, busy_poll_s=config.busy_poll_us / 1e6)
+            self.service.start()
+            for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
+                self.service.launch(node)
+            self._wait_until_ready(say)
+        except BaseException:
+            self.close()
+            raise
+
+    def _node_configs(self, *, with_drafter: bool) -> list[NodeConfig]:
+        config = self.config
+        target_device, drafter_device = chosen_devices(config.target_device, config.drafter_device)
+        open_dtype = "fastest" if drafter_device.startswith("cpu") else config.dtype
+        target = NodeConfig(
+            role=Role.TARGET,
+            endpoint=self.service.endpoint,
+            identity="target-1",
+            secret=self.service.secret,
+            model=config.target,
+            revision=config.target_revision,
+            dtype=config.dtype,
+            device=target_device,
+            max_model_len=config.max_model_len,
+            backend=config.backend,
+            busy_poll_us=config.busy_poll_us,
+            fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
+            min_forward_ms=config.min_target_pass_ms,
+        )
+        drafter = NodeConfig(
+            role=Role.DRAFTER,
+            endpoint=self.service.endpoint,
+            identity="drafter-1",
+            secret=self.service.secret,
+            model=config.drafter,
+            revision=config.drafter_revision,
+            dtype=config.drafter_dtype or open_dtype,
+            device=drafter_device,
+            max_model_len=config.max_model_len,
+            backend=config.backend,
+            busy_poll_us=config.busy_poll_us,
+            min_forward_ms=config.min_draft_step_ms,
+            max_candidates=config.max_draft_candidates,
+        )
+        return [target, drafter] if with_drafter else [target]
+
+    def _wait_until_ready(self, say: Say | None) -> None:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        while not self.service.registry.none_expected():
+            self.service.check_alive()
+            if time.monotonic() > deadline:
+                states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
+                raise NodeError(
+                    f"the nodes were not ready after {self.config.start_timeout_s:.0f} s "
+                    f"({states}); raise --start-timeout-s if the models are large"
+                )
+            if say is not None:
+                say(self.states())
+            time.sleep(0.02)
+        self.service.check_alive()
+
+    def states(self) -> dict[Role, str]:
+        """What each node is doing, for people."""
+        return self.service.states()
+
+    def hello(self, role: Role) -> Hello:
+        """How the node introduced itself. The node is there."""
+        node = self.service.registry.of(role)
+        assert node is not None
+        assert node.hello is not None
+        return node.hello
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the nodes, by role."""
+        return self._launcher.pids()
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        if not isinstance(prompt, str):
+            raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
+        return self._tokenizer().encode(prompt)
+
+    def encode_chat(self, messages: Messages) -> tuple[str, tuple[int, ...]]:
+        """A conversation as a prompt and its token ids. Raises ConfigurationError, ModelError."""
+        tokenizer, template = self._tokenizer(), self.chat_template
+        prompt = template.render(messages)
+        # A template writes the special tokens itself.
+        return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The target's. Raises ModelError."""
+        return ChatTemplate.of_model(self.config.target, self.config.target_revision)
+
+    def _tokenizer(self) -> Tokenization:
+        if self.tokenization is None:
+            raise ConfigurationError(
+                f"{self.config.target} has no tokenizer.json; give the prompt as token ids "
+                "(--prompt-ids)"
+            )
+        return self.tokenization
+
+    def decoder(self, prompt: Sequence[int]) -> Decoder:
+        """Turns the tokens of one answer to this prompt into what is shown of it."""
+        return IdStream() if self.tokenization is None else self.tokenization.stream(prompt)
+
+    def generate(
+        self,
+        prompt: tuple[int, ...],
+        speculation: SpeculationConfig,
+        request: SamplingParams,
+        *,
+        sample_index: int = 0,
+    ) -> tuple[Stream, int]:
+        """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
+
+        What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
+        """
+        self.check(prompt)
+        request = self.reviewed_params(request)
+        if not isinstance(speculation, SpeculationConfig):
+            line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
+            raise ConfigurationError(line)
+        hello = self.hello(Role.TARGET)
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        if not request.speculate:
+            speculation = ALONE
+        lookup = None
+        if speculation.uses_ngrams(self.config):
+            lookup = speculation.lookup(self._reference(speculation.reference))
+        max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
+        stream = self.service.submit(
+            prompt,
+            sampling=self._sampling(request, seed, sample_index),
+            policy=speculation.make(self.config),
+            limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
+            rule=speculation.rule,
+            lookup=lookup,
+        )
+        return stream, seed
+
+    def ending(self, request: SamplingParams) -> Ending:
+        """What ends a text."""
+        eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
+        model_ids = frozenset(() if request.ignore_eos else eos_ids)
+        return Ending(
+            strings=request.stop,
+            stop_ids=model_ids.union(request.stop_token_ids),
+            named_ids=frozenset(request.stop_token_ids) - model_ids,
+            is_shown=request.include_stop_str_in_output,
+            min_tokens=request.min_tokens,
+        )
+
+    def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
+        eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
+        late_ids = frozenset(eos_ids).union(request.stop_token_ids)
+        wanted = request.prompt_logprobs if sample_index == 0 else None  # once is enough
+        return SamplingSpec(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=seed,
+            sample_index=sample_index,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            bias_ids=tuple(request.logit_bias),
+            bias_values=tuple(request.logit_bias.values()),
+            banned=self._tokenizer().bans(request.bad_words) if request.bad_words else (),
+            min_tokens=request.min_tokens,
+            late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
+            num_logprobs=OFF if request.logprobs is None else request.logprobs,
+            num_prompt_logprobs=OFF if wanted is None else wanted,
+        )
+
+    def reviewed_params(self, params: object) -> SamplingParams:
+        """The parameters, checked again and against the target. Raises ConfigurationError."""
+        request = reviewed(SamplingParams, params, "sampling_params")
+        size = self.hello(Role.TARGET).logits_size
+        named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
+        for name, ids in named.items():
+            if any(token >= size for token in ids):
+                raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
+        if request.bad_words:
+            bans = self._tokenizer().bans(request.bad_words)
+            if sum(map(len, bans)) > MAX_BAN_TOKENS:
+                raise ConfigurationError(
+                    f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
+                )
+        return request
+
+    def _reference(self, file: str) -> tuple[int, ...]:
+        """The tokens of a text to copy from, read once. Raises ConfigurationError."""
+        if file not in self._references:
+            if self.tokenization is None:
+                raise ConfigurationError(
+                    f"{self.config.target} has no tokenizer.json to read {file}"
+                )
+            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            if len(tokens) > MAX_REFERENCE_LEN:
+                raise ConfigurationError(
+                    f"the reference {file} has {len(tokens)} tokens; shorten it to "
+                    f"{MAX_REFERENCE_LEN}"
+                )
+            self._references = {"": (), file: tokens}
+        return self._references[file]
+
+    def check(self, prompt: tuple[int, ...]) -> None:
+        """Raises ConfigurationError if the target cannot take the prompt."""
+        if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
+            raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
+        hello = self.hello(Role.TARGET)
+        max_len = hello.max_model_len
+        if not prompt:
+            raise ConfigurationError("the prompt is empty: give at least one token")
+        if len(prompt) >= max_len:
+            raise ConfigurationError(
+                f"the prompt has {len(prompt)} tokens, but the target takes {max_len} with the "
+                "answer; shorten it or raise --max-model-len (up to the model's own limit)"
+            )
+        if not all(0 <= token < hello.logits_size for token in prompt):
+            raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
+
+    def close(self) -> None:
+        """End both nodes. May be called twice."""
+        if hasattr(self, "service"):
+            self.service.close()
+        self._launcher.close()
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,140 @@
+"""What a user can set of one text, with its ranges and its defaults: the only home of both."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from coordinator.api.frozen import Frozen
+from proto.errors import ConfigurationError
+from proto.messages import GREEDY_BELOW, MAX_BANS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
+
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
+MAX_SAMPLES = 64
+
+
+def _listed(value: object) -> object:
+    """One string, or nothing, where several may stand."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Word = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
+
+
+class SamplingParams(Frozen):
+    """How a text is generated: the names, meanings and defaults of vLLM, but for max_tokens.
+
+    Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
+    with or without a space before them; logprobs and prompt_logprobs are numbers of alternatives
+    (0: only the token itself); each of n texts has noise of its own.
+    """
+
+    temperature: Annotated[
+        float,
+        Field(ge=0, le=100, description="0: greedy."),
+        # What is greedy is shown as such too.
+        AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
+    ] = 0.0
+    top_k: Annotated[
+        int, Field(ge=0, lt=1 << 31, description="Only the k likeliest tokens; 0: off.")
+    ] = 0
+    top_p: Annotated[
+        float,
+        Field(gt=0, le=1, description="Only the likeliest tokens that make up this probability."),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Only tokens with this share of the largest probability; 0: off.",
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            ge=1e-3,
+            le=1e3,
+            description="Above 1: tokens of prompt and answer come less often again.",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        Penalty, Field(description="Taken off the logits of tokens that the answer has.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        Penalty, Field(description="As often as the answer has the token.")
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+        BeforeValidator(lambda value: {} if value is None else value),
+        Field(max_length=MAX_BIASES, description="Added to the logits of tokens: 50:-100,7:2.5."),
+    ] = Field(default_factory=dict)
+    bad_words: Annotated[
+        tuple[Word, ...],
+        BeforeValidator(_listed),
+        Field(
+            max_length=MAX_BANS // 2,
+            description="Never write this word; may be given several times.",
+        ),
+    ] = ()
+    seed: Annotated[
+        Annotated[int, Field(ge=0, lt=1 << 63)] | None,
+        Field(description="Same seed, same text. Default: a fresh one, reported."),
+    ] = None
+    stop: Annotated[
+        tuple[Word, ...],
+        BeforeValidator(_listed),
+        Field(
+            max_length=MAX_STOP_STRINGS,
+            description="End the text before this string; may be given several times.",
+        ),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...],
+        BeforeValidator(_listed),
+        Field(max_length=MAX_STOP_IDS // 2, description="End the text at these tokens."),
+    ] = ()
+    ignore_eos: Annotated[bool, Field(description="Go on after an end-of-text token.")] = False
+    include_stop_str_in_output: Annotated[
+        bool, Field(description="Show the stop string or token at the end as well.")
+    ] = False
+    min_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            lt=1 << 20,
+            description="No stop token and no stop string before so many tokens.",
+        ),
+    ] = 0
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20, description="Most tokens to generate.")] = (
+        128
+    )
+    logprobs: Annotated[
+        NumLogprobs,
+        Field(
+            description="With --json: log-probability of each token and of so many alternatives."
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        NumLogprobs, Field(description="The same for the tokens of the prompt.")
+    ] = None
+    n: Annotated[
+        int, Field(ge=1, le=MAX_SAMPLES, description="Texts per prompt (sampled only).")
+    ] = 1
+    speculate: Annotated[bool, Field(description="False: the target writes alone.")] = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ConfigurationError(
+                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
+            )
+        if self.n > 1 and self.temperature == 0:
+            raise ConfigurationError(
+                f"n is {self.n}, but at temperature 0 all texts are the same; raise the temperature"
+            )
+        return self

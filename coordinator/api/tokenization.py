@@ -1,0 +1,89 @@
+"""Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from httpx2 import TransportError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
+from tokenizers import Tokenizer
+
+from coordinator.text.detokenization import TextStream
+from proto.errors import ConfigurationError, ModelError
+
+HUB_TIMEOUT_S = 5.0
+
+
+def find_file(model: str, revision: str | None, name: str) -> Path | None:
+    """A file of a model in a folder or on the hub; None if there is none."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        disable_progress_bars()
+        try:
+            # Unlike a download of one file it turns to the local copy at once without a network.
+            folder = Path(
+                snapshot_download(
+                    model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
+                )
+            )
+        except (OSError, HfHubHTTPError, TransportError, LocalEntryNotFoundError, ValueError):
+            return None
+    path = folder / name
+    return path if path.exists() else None
+
+
+class Tokenization:
+    """The target's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_tokens = {id_: token.content for id_, token in added.items() if token.special}
+
+    @classmethod
+    def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
+        """The tokenizer in a folder or on the hub; None if there is none. Raises ModelError."""
+        path = find_file(model, revision, "tokenizer.json")
+        if path is None:
+            return None
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:
+            raise ModelError(f"cannot read {path}: {error}") from error
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text.
+
+        Raises ConfigurationError.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"the prompt is not valid Unicode (character {error.start}); give it as UTF-8"
+            ) from error
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """A whole text without special tokens; an answer may read otherwise behind its prompt."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write these words, at the start of a text and after a space.
+
+        As vLLM has it: the form with a space is banned too if it is as long and begins with another
+        token.
+        """
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            bare = self.encode(word.lstrip(), special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), special_tokens=False)
+            found += [bare] if bare else []
+            if bare and len(spaced) == len(bare) and spaced[0] != bare[0]:
+                found.append(spaced)
+        return tuple(found)
+
+    def stream(self, prompt: Sequence[int]) -> TextStream:
+        """A decoder for the tokens of an answer to this prompt, as they come."""
+        return TextStream(self._tokenizer, self._special_tokens, prompt)

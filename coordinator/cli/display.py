@@ -1,0 +1,117 @@
+"""What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+from coordinator.text.metrics import Metrics
+from proto.messages import Role
+
+WIDTH = 80
+
+
+class Progress:
+    """What the nodes are doing: one live line on a terminal, a line per change elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._said: dict[Role, str] = {}
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._status = self._console.status("starting two processes")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, states: dict[Role, str]) -> None:
+        """Show what has changed."""
+        if states == self._said:
+            return
+        line = ", ".join(f"{role}: {state}" for role, state in states.items())
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            for role, state in states.items():
+                if self._said.get(role) != state:
+                    self._console.print(f"{role}: {state}", markup=False, highlight=False)
+        self._said = dict(states)
+
+
+def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
+    """The figures of one text in a few lines of at most 80 columns."""
+    m = metrics
+    lines = [
+        f"{m.num_tokens} tokens in {m.elapsed_s:.2f} s: {m.tokens_per_second:.1f} tokens/s, "
+        f"first token after {m.time_to_first_token_s * 1e3:.0f} ms",
+        f"policy {policy}: {m.num_target_passes} target passes, target busy "
+        f"{m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
+    ]
+    if m.num_draft_tokens:
+        lines.append(
+            f"mean acceptance length {m.mean_acceptance_length:.2f}, acceptance rate "
+            f"{m.acceptance_rate:.0%} ({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
+        )
+        lines.append(
+            f"rolled back {m.num_rolled_back_tokens} tokens, {m.num_stale_tokens} came too late"
+        )
+    fallbacks = [f"{number} {cause}" for cause, number in m.fallbacks.items()]
+    if m.drafter_lost_at is not None:
+        fallbacks.append(f"drafter lost after {m.drafter_lost_at} tokens")
+    if m.num_reopened:
+        fallbacks.append(f"{m.num_reopened} reopened")
+    if m.speculative_decoding is not None:
+        lines.append(f"passes without drafts: {', '.join(fallbacks) if fallbacks else 'none'}")
+    if seed is not None:
+        lines.append(f"seed {seed}")
+    return "\n".join(lines)
+
+
+def heading(index: int, total: int, prompt: str | None) -> str:
+    """A line of 80 columns above the text of one prompt of several."""
+    shown = "" if prompt is None else " ".join(prompt.split())
+    line = f"── {index + 1} of {total} ── {shown}"
+    line = line if len(line) < WIDTH - 3 else line[: WIDTH - 4] + "…"
+    return "\n" + line + " " + "─" * (WIDTH - 1 - len(line))
+
+
+def figures_in_short(metrics: Metrics) -> str:
+    """The figures of one prompt of several, in a line."""
+    line = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.1f} tokens/s"
+    if metrics.num_draft_tokens:
+        line += f", mean acceptance length {metrics.mean_acceptance_length:.2f}"
+    return line
+
+
+def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
+    """The figures of several prompts together."""
+    num_tokens = sum(m.num_tokens for m in done)
+    num_passes = sum(m.num_target_passes for m in done)
+    elapsed_s = sum(m.elapsed_s for m in done)
+    line = (
+        f"{len(done)} texts, {num_tokens} tokens in {elapsed_s:.2f} s: "
+        f"{num_tokens / elapsed_s:.1f} tokens/s, policy {policy}"
+    )
+    accepted, drafted = (
+        sum(m.num_accepted_tokens for m in done),
+        sum(m.num_draft_tokens for m in done),
+    )
+    if num_lost := sum(m.drafter_lost_at is not None for m in done):
+        line += f"\nthe drafter was lost: {num_lost} texts were without it"
+    if not drafted:
+        return line
+    return (
+        f"{line}\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
+        f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
+    )

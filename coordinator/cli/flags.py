@@ -1,0 +1,164 @@
+"""Flags made of settings: a parameter of a command that is a config stands for a flag per field.
+
+Name, type, default and help of a flag are those of the field (`coordinator.api.config`, `params`),
+and what was given is checked there. Here is only how it is written on a command line.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from coordinator.api.frozen import checked
+from proto.errors import ConfigurationError
+
+Command = Callable[..., None]  # what typer makes a command of
+
+
+def parse_ids(flag: str, text: str) -> tuple[int, ...]:
+    """Numbers like 1,2,3. Raises ConfigurationError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigurationError(f"{flag}: expected numbers like 1,2,3, got {text!r}") from error
+
+
+def parse_biases(flag: str, text: str) -> dict[int, float]:
+    """Biases like 50:-100,7:2.5. Raises ConfigurationError."""
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{flag}: expected biases like 50:-100,7:2.5, got {text!r}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value is written, where its type does not say; `parse` is told the flag for errors."""
+
+    metavar: str
+    parse: Callable[[str, str], object] | None = None
+
+
+FORMS = {
+    "logit_bias": Form("ID:BIAS,...", parse_biases),
+    "stop_token_ids": Form("ID,...", parse_ids),
+    "reference": Form("FILE"),
+    "ray": Form("ADDRESS"),
+}
+# Of interest to few: at the end of the help.
+LAST = (
+    *("max_draft_candidates", "start_timeout_s", "busy_poll_us"),
+    *("min_target_pass_ms", "min_draft_step_ms"),
+)
+
+
+class Flags:
+    """Which fields of a config a command has flags for: these, or all `but` some.
+
+    defaults  where the command's default is another than the config's
+    """
+
+    def __init__(self, *names: str, but: tuple[str, ...] = (), **defaults: object) -> None:
+        self._names = names
+        self._but = but
+        self._defaults: Mapping[str, object] = defaults
+
+    def of(self, kind: type[BaseModel]) -> Iterator[inspect.Parameter]:
+        """A parameter for each, as typer reads it."""
+        for name in self._fields(kind):
+            field = kind.model_fields[name]
+            default = self._defaults.get(name, field.get_default(call_default_factory=True))
+            yield _parameter(name, field, default)
+
+    def read(self, kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
+        """The config of what was given, which is taken out of `values`.
+
+        Raises ConfigurationError.
+        """
+        given = {}
+        for name in self._fields(kind):
+            value = values.pop(name)
+            form = FORMS.get(name)
+            if form and form.parse and value is not None:
+                value = form.parse(_flag(name), value)
+            if value is not None:
+                given[name] = value
+        return checked(kind, **given)
+
+    def _fields(self, kind: type[BaseModel]) -> list[str]:
+        return [name for name in self._names or kind.model_fields if name not in self._but]
+
+
+def with_settings(command: Command) -> Command:
+    """The command with flags in the place of its configs, which it is then called with.
+
+    A parameter is a config, or `Annotated[config, Flags(...)]`.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    configs: dict[str, tuple[type[BaseModel], Flags]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        kind, *marks = get_args(parameter.annotation) or (parameter.annotation,)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            flags = next((mark for mark in marks if isinstance(mark, Flags)), Flags())
+            configs[parameter.name] = kind, flags
+            parameters += flags.of(kind)
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
+        command(**values, **made)
+
+    parameters.sort(key=lambda parameter: parameter.name in LAST)
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(name: str, field: FieldInfo, default: object) -> inspect.Parameter:
+    form = FORMS.get(name)
+    if isinstance(default, tuple | dict):
+        default = None
+    flag = _flag(name)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if default is True else flag,
+        help=field.description,
+        metavar=form.metavar if form else None,
+        show_default=default not in (None, "") and default is not False,
+    )
+    written = _written(field.annotation)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[written | None if default is None else written, option],
+    )
+
+
+def _written(annotation: Any) -> Any:
+    """The type that is read from the command line for a field of this type."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _written(arguments[0])
+    if origin in (Union, UnionType):
+        return next(_written(one) for one in arguments if one is not NoneType)
+    if origin is Literal or origin is dict:
+        return str
+    if origin is tuple:
+        return list[str] if _written(arguments[0]) is str else str
+    return annotation

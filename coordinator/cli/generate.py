@@ -1,0 +1,158 @@
+"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.api import prompts
+from coordinator.api.config import (
+    LaunchConfig,
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import MakeLauncher, Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.request import Request
+from coordinator.cli import options
+from coordinator.cli.display import Progress
+from coordinator.cli.flags import Flags, parse_ids, with_settings
+from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
+from coordinator.cluster.launcher import ConnectRay, Launcher
+from proto.errors import ConfigurationError, SlipstreamError
+from proto.messages import Role
+
+EXIT_SOME_FAILED = 2
+
+
+@with_settings
+def generate(
+    *,
+    context: typer.Context,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    prompt_ids: options.PromptIds = None,
+    chat: options.Chat = False,
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    # Without drafts: --policy ar.
+    request: Annotated[SamplingParams, Flags(but=("speculate",))],
+    launch: LaunchConfig,
+    as_json: options.Json = False,
+    show_speculation: options.ShowSpeculation = False,
+) -> None:
+    """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    speculation.check(pair)
+    if speculation.reference:
+        prompts.text_of(Path(speculation.reference))  # before anything is started
+    asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
+    writer = _writer(
+        speculation.policy, request, as_json=as_json, show_speculation=show_speculation
+    )
+    with Progress(Console(stderr=True)) as progress:
+        with_drafter = speculation.drafts and pair.has_draft_model
+        launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
+        started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
+    with started as running:
+        if chat and running.chat_template.is_plain:
+            typer.echo("the target has no chat template; a plain one is used", err=True)
+        run = _Run(running, speculation, request, writer)
+        if not run.every(asked):
+            raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _writer(
+    policy: str, request: SamplingParams, *, as_json: bool, show_speculation: bool
+) -> Writer:
+    """Raises ConfigurationError."""
+    if as_json:
+        if show_speculation:
+            raise ConfigurationError("--show-speculation is for people; --json has token_origins")
+        return JsonWriter(policy)
+    if (request.logprobs, request.prompt_logprobs) != (None, None):
+        raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
+    return TextWriter(policy, request, show_speculation=show_speculation)
+
+
+def _launcher(
+    launch: LaunchConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
+) -> MakeLauncher:
+    if not launch.ray:
+        return Launcher
+    if connect_ray is None:
+        raise ConfigurationError("--ray works with `python -m coordinator` only")
+    roles = (Role.TARGET, Role.DRAFTER) if with_drafter else (Role.TARGET,)
+    return partial(connect_ray, launch.ray, roles)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt as it was given: a text, a chat's question, or token ids."""
+
+    text: str | None
+    ids: tuple[int, ...] = ()
+    is_chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Prompts one after another on warm nodes."""
+
+    pair: Pair
+    speculation: SpeculationConfig
+    request: SamplingParams
+    writer: Writer
+
+    def every(self, asked: Sequence[Asked]) -> bool:
+        """Whether all went well. What fits is generated although other prompts do not fit."""
+        num_failed = 0
+        for index, one in enumerate(asked):
+            place = Place(index, len(asked), one.text, self.pair.decoder)
+            self.writer.begin(place)
+            try:
+                self._one(one)
+            except SlipstreamError as error:
+                if len(asked) == 1:
+                    raise
+                if not isinstance(error, ConfigurationError):
+                    raise type(error)(f"{place}: {error}") from error
+                self.writer.failed(place, str(error))
+                num_failed += 1
+        self.writer.close()
+        return num_failed == 0
+
+    def _one(self, asked: Asked) -> None:
+        prompt, ids = self._encoded(asked)
+        request = Request(self.pair, self.speculation, prompt, ids, self.request)
+        try:
+            with closing(request.steps()) as steps:
+                for step in steps:
+                    self.writer.add(step.emit, step.part)
+        except (SlipstreamError, KeyboardInterrupt):
+            self.writer.break_off()
+            raise
+        self.writer.end(request.whole())
+
+    def _encoded(self, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
+        if asked.text is None:
+            return None, asked.ids
+        if asked.is_chat:
+            return self.pair.encode_chat([{"role": "user", "content": asked.text}])
+        return asked.text, self.pair.encode(asked.text)
+
+
+def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool) -> list[Asked]:
+    """What is to be continued, at least one prompt. Raises ConfigurationError."""
+    if sum(source is not None for source in (prompt, file, ids)) != 1:
+        raise ConfigurationError("give either PROMPT, --prompt-file or --prompt-ids")
+    if ids is not None:
+        if chat:
+            raise ConfigurationError("--chat needs a text, not --prompt-ids")
+        return [Asked(None, parse_ids("--prompt-ids", ids))]
+    texts = prompts.from_file(file) if file else [prompts.from_argument(prompt or "")]
+    return [Asked(text, is_chat=chat) for text in texts]

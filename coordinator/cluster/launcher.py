@@ -1,0 +1,202 @@
+"""Node processes: started, watched and ended here. None of them outlives the coordinator.
+
+Every node's standard input is a pipe that only this process writes to. When this process ends,
+however it ends, the pipe closes and the node goes. A forked child gives its copies of the pipes
+back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
+sees by its own parent that this process has gone. What a node prints is kept in a file beside the
+socket.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from coordinator.cluster.runtime_folder import RuntimeFolder
+from proto.descriptors import remedy
+from proto.errors import NodeError
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+END_GRACE_S = 1.0
+MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
+
+
+@dataclass(frozen=True, slots=True)
+class Obituary:
+    """How a node process ended.
+
+    line    what happened and what it said last
+    status  its exit status, below zero for a signal; None: it went with its machine
+    """
+
+    role: Role
+    line: str
+    status: int | None
+
+
+class NodeLauncher(Protocol):
+    """Where and how node processes are started; `Launcher` does it on this machine.
+
+    endpoint  where the coordinator listens for the nodes that this launcher starts
+    """
+
+    endpoint: str
+
+    def start(self, config: NodeConfig) -> None:
+        """Start a node. Raises NodeError if that cannot be done."""
+
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call. Asked often: never waits."""
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, for people and tests."""
+
+    def close(self) -> None:
+        """End every node, within seconds. May be called twice; does nothing in a forked child."""
+
+
+# Of the address of a Ray cluster and the roles to make room for.
+ConnectRay = Callable[[str, tuple[Role, ...]], NodeLauncher]
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """A process that was started, and the file that holds what it printed."""
+
+    role: Role
+    process: subprocess.Popen[str]
+    log: Path
+
+    def obituary(self) -> Obituary | None:
+        """How the process ended; None while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        if status < 0:
+            how = f"was ended by signal {-status} ({signal.Signals(-status).name})"
+        else:
+            how = f"exited with status {status}"
+        words = self.last_words()
+        line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        return Obituary(self.role, line, status)
+
+    def last_words(self) -> str:
+        """The last line that the process printed."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].strip()[:300] if lines else ""
+
+
+class Launcher:
+    """Starts nodes on this machine."""
+
+    def __init__(self) -> None:
+        try:
+            # It goes when this process ends, also where `close` is cut short.
+            self._runtime = RuntimeFolder()
+        except OSError as error:
+            raise NodeError(
+                f"cannot make a runtime folder: {error}; free space or set TMPDIR"
+            ) from error
+        self.folder = self._runtime.path
+        self.endpoint = f"ipc://{self.folder}/s"
+        self._nodes: list[NodeProcess] = []
+        _launchers.add(self)
+
+    def start(self, config: NodeConfig) -> None:
+        """Start a node. Raises NodeError if that cannot be done."""
+        log = self.folder / f"{config.identity}.log"
+        try:
+            with log.open("w") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", MODULES[config.role]],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    # What its libraries leave in the temporary folder goes with ours.
+                    env={
+                        **os.environ,
+                        "TOKENIZERS_PARALLELISM": "false",
+                        "TMPDIR": str(self.folder),
+                    },
+                )
+        except OSError as error:
+            what = remedy(error, "see that there is room for one more process")
+            raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
+        node = NodeProcess(config.role, process, log)
+        self._nodes.append(node)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(replace(config, parent_pid=os.getpid()).to_json() + "\n")
+            process.stdin.flush()
+        except OSError:
+            pass  # it has ended already; its obituary says why
+
+    def ended(self) -> list[Obituary]:
+        """The nodes that have ended since the last call."""
+        found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
+        for node, _ in found:
+            self._nodes.remove(node)  # in place: another thread may be appending a new one
+        return [obituary for _, obituary in found]
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role, for people and tests."""
+        return {str(node.role): node.process.pid for node in self._nodes}
+
+    def close(self) -> None:
+        """End every node: close its lifeline, then insist."""
+        for node in self._nodes:
+            if node.process.stdin is not None and not node.process.stdin.closed:
+                node.process.stdin.close()
+        for insist in (None, signal.SIGTERM, signal.SIGKILL):
+            for node in self._nodes:
+                if insist is not None and node.process.poll() is None:
+                    node.process.send_signal(insist)
+            if self._wait():
+                break
+        self._nodes = []
+        self._runtime.remove()
+
+    def disown(self) -> None:
+        """In a forked child: the nodes and the folder are the parent's, whatever is called here."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for node in self._nodes:
+            if node.process.stdin is not None and not node.process.stdin.closed:
+                # To close the file would wait for its lock, which a thread of the parent may hold.
+                os.dup2(nowhere, node.process.stdin.fileno(), inheritable=False)
+        os.close(nowhere)
+        self._nodes = []
+        self._runtime.disown()
+
+    def _wait(self) -> bool:
+        """Whether all have ended within the grace time."""
+        deadline = time.monotonic() + END_GRACE_S
+        for node in self._nodes:
+            try:
+                node.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+
+_launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for launcher in _launchers:
+        launcher.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

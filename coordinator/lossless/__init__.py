@@ -1,0 +1,1 @@
+"""The proof that a pair writes what its target alone would write."""

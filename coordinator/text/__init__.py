@@ -1,0 +1,1 @@
+"""One text: what is committed, what that cost, and its tokens on the way to whoever asked."""

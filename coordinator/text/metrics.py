@@ -1,0 +1,158 @@
+"""What one text cost and what speculation did for it, counted from committed tokens only."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Self
+
+from coordinator.text.counts import SessionCounts
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeDecoding:
+    """Acceptance in the names that vLLM reports and benchmark clients read.
+
+    A step is a target pass with at least one draft; passes without drafts are not in these figures.
+
+    mean_acceptance_length  1 + accepted / steps
+    acceptance_histogram    [j]: steps that accepted exactly j drafts, j = 0..num_spec_tokens
+    acceptance_histogram_by_draft_length  [k][j]: steps that accepted j of k drafts
+    num_spec_tokens         most drafts in a step (the policy's K)
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    acceptance_histogram_by_draft_length: dict[int, list[int]]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+    @classmethod
+    def of(cls, acceptance: Counter[tuple[int, int]], num_spec_tokens: int) -> Self:
+        """From the number of steps for each (drafted, accepted)."""
+        by_length: dict[int, list[int]] = {}
+        histogram = [0] * (num_spec_tokens + 1)
+        for (drafted, accepted), number in sorted(acceptance.items()):
+            by_length.setdefault(drafted, [0] * (drafted + 1))[accepted] += number
+            histogram[accepted] += number
+        steps = sum(histogram)
+        drafts = sum(drafted * number for (drafted, _), number in acceptance.items())
+        accepts = sum(accepted * number for accepted, number in enumerate(histogram))
+        return cls(
+            mean_acceptance_length=1 + accepts / steps if steps else 1.0,
+            draft_acceptance_rate=accepts / drafts if drafts else 0.0,
+            acceptance_histogram=histogram,
+            acceptance_histogram_by_draft_length=by_length,
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=accepts,
+            num_draft_tokens=drafts,
+            num_spec_tokens=num_spec_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
+
+    queued_s                before that, while the nodes were busy with earlier texts
+    mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
+    acceptance_rate         accepted / verified drafts
+    target_busy             share of the time that the target's device was computing
+    host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
+    no_model_ms_per_pass    the same and what of the wait neither model was at work for
+    fallbacks               passes that went without (enough) drafts, by cause
+    drafter_lost_at         tokens that were there when the drafter went away; 0: it was away
+    speculative_decoding    None if the policy has no drafter
+    """
+
+    num_tokens: int
+    elapsed_s: float
+    tokens_per_second: float
+    time_to_first_token_s: float
+    inter_token_p50_ms: float
+    inter_token_p99_ms: float
+    num_target_passes: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    mean_acceptance_length: float
+    acceptance_rate: float
+    target_busy: float
+    wait_s: float
+    host_ms_per_pass: float
+    no_model_ms_per_pass: float
+    num_rolled_back_tokens: int
+    num_stale_tokens: int
+    num_reopened: int
+    num_diverged: int
+    fallbacks: dict[str, int]
+    drafter_lost_at: int | None
+    queued_s: float
+    speculative_decoding: SpeculativeDecoding | None
+
+    @classmethod
+    def of(
+        cls,
+        counts: SessionCounts,
+        *,
+        started: float,
+        emitted: list[tuple[float, int]],
+        drafter_lost_at: int | None,
+        queued_s: float,
+        num_spec_tokens: int,
+    ) -> "Metrics":
+        """From a session's counts and the times at which tokens came (at least one)."""
+        elapsed = emitted[-1][0] - started
+        num_tokens = sum(number for _, number in emitted)
+        p50_ms, p99_ms = percentiles_ms(emitted)
+        passes, drafted = counts.num_passes, counts.num_drafted
+        return cls(
+            num_tokens=num_tokens,
+            elapsed_s=elapsed,
+            tokens_per_second=num_tokens / elapsed if elapsed > 0 else 0.0,
+            time_to_first_token_s=emitted[0][0] - started,
+            inter_token_p50_ms=p50_ms,
+            inter_token_p99_ms=p99_ms,
+            num_target_passes=passes,
+            num_draft_tokens=drafted,
+            num_accepted_tokens=counts.num_accepted,
+            mean_acceptance_length=1 + counts.num_accepted / passes if passes else 0.0,
+            acceptance_rate=counts.num_accepted / drafted if drafted else 0.0,
+            target_busy=min(1.0, counts.model_us / 1e6 / elapsed) if elapsed > 0 else 0.0,
+            wait_s=counts.wait_us / 1e6,
+            host_ms_per_pass=median(counts.host_us) / 1e3 if counts.host_us else 0.0,
+            no_model_ms_per_pass=(
+                median(one.no_model_us for one in counts.passes) / 1e3 if counts.passes else 0.0
+            ),
+            num_rolled_back_tokens=counts.num_rolled_back,
+            num_stale_tokens=counts.num_stale,
+            num_reopened=counts.num_reopened,
+            num_diverged=counts.num_diverged,
+            fallbacks={
+                cause: number
+                for cause, number in counts.causes.items()
+                if cause in ("late", "quiet", "resting")
+            },
+            drafter_lost_at=drafter_lost_at,
+            queued_s=queued_s,
+            speculative_decoding=(
+                SpeculativeDecoding.of(counts.acceptance, num_spec_tokens)
+                if num_spec_tokens
+                else None
+            ),
+        )
+
+
+def percentiles_ms(emitted: list[tuple[float, int]]) -> tuple[float, float]:
+    """Median and 99th percentile of the time between a token and the one before, in milliseconds.
+
+    emitted  (time in seconds, number of tokens that came then); tokens of one pass come at once
+    """
+    gaps: list[float] = [0.0] * (emitted[0][1] - 1)
+    for (before, _), (now, number) in pairwise(emitted):
+        gaps += [(now - before) * 1e3] + [0.0] * (number - 1)
+    if not gaps:
+        return 0.0, 0.0
+    return median(gaps), sorted(gaps)[int(0.99 * (len(gaps) - 1))]

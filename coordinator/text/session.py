@@ -1,0 +1,391 @@
+"""One text from prompt to end: the single truth about it (pure).
+
+Theory of operation
+-------------------
+The list of committed tokens is the only state that matters. Everything a node holds is derived from
+it and can be made again, so there is one repair for everything - a first start, a restarted node, a
+lost message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new
+incarnation.
+
+    Started                 open the text on the nodes that are there
+    VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
+    FaultArrived(gap)       a node's text is not ours                              -> Open
+    NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
+    Tick                    the target owes a verdict for too long                 -> Open
+
+Coupled verification makes the target a function of prefix and seed, so any verdict is right,
+whoever computed it and whenever. Its base may be any committed position; what overlaps must be
+equal. Under the classical rules verdicts of two processes on one base are two samples, and to take
+the one that comes first would bias the text: only those of the process that is there now count. It
+never samples twice for one place, because what it has said it says again when it is re-opened.
+"""
+
+from dataclasses import dataclass, replace
+
+from coordinator.text.counts import PassFigures, SessionCounts
+from coordinator.text.prompt_logprobs import PromptScores
+from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.messages import (
+    ATTEMPT_BITS,
+    OFF,
+    Close,
+    Fault,
+    FaultCode,
+    FinishReason,
+    Limits,
+    Logprobs,
+    Lookup,
+    Message,
+    Open,
+    Policy,
+    PromptLogprobs,
+    Role,
+    Rule,
+    SamplingSpec,
+    SessionMark,
+    Verdict,
+)
+from proto.tree import CommittedText, Diverged
+
+WORK_LIMIT_S_MIN = 2.0
+ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
+WORK_LIMIT_PASSES = 10.0
+MAX_REOPENS_WITHOUT_PROGRESS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Begin. Nodes that are not there yet are told when they join."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """The target has spoken."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The target has read a part of the prompt whose logprobs are wanted."""
+
+    message: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class FaultArrived:
+    """A node says that its text is not ours, or that it cannot go on."""
+
+    role: Role
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node of this role is ready."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The node of this role is gone."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The target has finished a forward (heard in a heartbeat)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the node of this role, if there is one."""
+
+    role: Role
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New tokens of the text, of one target pass.
+
+    The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
+    recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
+    had been missed and is said again comes as several plain ones. `logprobs` of the tokens, if they
+    are wanted. `sources` says who drafted the accepted ones; none if all are the drafter's.
+    """
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    num_drafted: int
+    rejected: tuple[int, ...]
+    logprobs: Logprobs | None = None
+    sources: tuple[int, ...] = ()
+
+    def first(self, num_tokens: int) -> "Emit":
+        """The part of it that these tokens are."""
+        if num_tokens >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:num_tokens],
+            num_accepted=min(self.num_accepted, num_tokens),
+            logprobs=self.logprobs and self.logprobs.part(0, num_tokens),
+            sources=self.sources[:num_tokens],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmitPrompt:
+    """The logprobs of the prompt from its second token on, before any Emit."""
+
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The text is complete."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The text cannot be completed."""
+
+    detail: str
+
+
+Event = (
+    Started
+    | VerdictArrived
+    | PromptScored
+    | FaultArrived
+    | NodeJoined
+    | NodeLost
+    | Progressed
+    | Tick
+)
+Action = Send | Emit | EmitPrompt | Finish | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The latest Open to a node that is there."""
+
+    incarnation: int
+    at: float
+
+
+class Session:
+    """The committed text of one request."""
+
+    def __init__(
+        self,
+        session: int,
+        key: bytes,
+        prompt: tuple[int, ...],
+        *,
+        sampling: SamplingSpec,
+        policy: Policy,
+        limits: Limits,
+        rule: Rule = Rule.COUPLED,
+        lookup: Lookup | None = None,
+    ) -> None:
+        assert 0 < len(prompt) < limits.max_len
+        self.session = session
+        self.num_prompt = len(prompt)
+        self.sampling = sampling
+        self.policy = policy
+        self.limits = limits
+        self.lookup = lookup
+        # Greedy texts have one right token everywhere: every rule is equality.
+        self.rule = Rule.COUPLED if sampling.is_greedy else rule
+        self.text = CommittedText(key, prompt)
+        self.counts = SessionCounts()
+        # None: nobody wants them.
+        self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
+        self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
+        self.ended = False
+        self._has_begun = False  # a target has been told the text
+        self._incarnation = 0  # of the latest Open to any node; only grows
+        self._attempt = 0  # the newest that we know of; coupled texts have only this one
+        self._target_since = 0  # incarnation of the first Open to the target that is there
+        self._told: dict[Role, _Told] = {}  # for the nodes that are there
+        self._reopens = 0  # of the target, since the text last grew
+        self._owed_since = 0.0  # since when the target has owed us something
+        self._pass_s = 0.0  # running mean of the time between verdicts
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.text) - self.num_prompt
+
+    @property
+    def mark(self) -> SessionMark:
+        """How far the text is, for heartbeats."""
+        return SessionMark(self.session, self._incarnation, len(self.text), self.text.root)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        if self.ended:
+            return []
+        match event:
+            case Started():
+                self._owed_since = now
+                return self._emit_prompt()
+            case VerdictArrived(verdict):
+                return self._on_verdict(verdict, now)
+            case PromptScored(message):
+                return self._on_prompt_scored(message, now)
+            case FaultArrived(role, fault):
+                return self._on_fault(role, fault, now)
+            case NodeJoined(role):
+                if role is Role.TARGET:
+                    self._target_since = self._incarnation + 1
+                return self._open(role, now)
+            case NodeLost(role):
+                self._told.pop(role, None)
+                if role is Role.DRAFTER and self.policy.has_drafter:
+                    self.drafter_lost_at = self.num_generated
+                return []
+            case Progressed():
+                self._owed_since = now
+                return []
+            case Tick():
+                return self._on_tick(now)
+        raise AssertionError(f"unknown event {event}")
+
+    def close(self, reason: str) -> list[Action]:
+        """End it on both nodes, whatever its state."""
+        self.ended = True
+        return [Send(role, Close(self.session, reason)) for role in self._told]
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _open(self, role: Role, now: float) -> list[Action]:
+        """Tell a node the whole text. The answer to every kind of trouble."""
+        if role is Role.DRAFTER and not self.policy.has_drafter:
+            return []
+        self._incarnation += 1
+        self._told[role] = _Told(self._incarnation, now)
+        if role is Role.TARGET:
+            self._owed_since = now
+            if self.rule is not Rule.COUPLED and self._has_begun:
+                self._attempt = self._incarnation << ATTEMPT_BITS
+            self._has_begun = True
+        return [Send(role, self.opening(role))]
+
+    def opening(self, role: Role) -> Open:
+        """What a node is told of the text as it is now.
+
+        If this one can be sent at the start, so can all later ones: the text stays below max_len,
+        and all else is as long as ever.
+        """
+        sampling = self.sampling
+        if self._prompt_scores is not None and self._prompt_scores.is_complete:
+            sampling = replace(sampling, num_prompt_logprobs=OFF)
+        return Open(
+            session=self.session,
+            incarnation=self._incarnation,
+            key=self.text.key,
+            tokens=tuple(self.text.tokens),
+            num_prompt=self.num_prompt,
+            sampling=sampling,
+            policy=self.policy,
+            limits=self.limits,
+            rule=self.rule,
+            attempt=self._attempt,
+            lookup=self.lookup if role is Role.TARGET else None,
+        )
+
+    def _reopen(self, role: Role, now: float) -> list[Action]:
+        self.counts.num_reopened += 1
+        if role is Role.TARGET:
+            self._reopens += 1
+            if self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
+                return self._end(
+                    Fail(
+                        f"the target did not continue the text after {self.num_generated} tokens, "
+                        f"although it was told the text {self._reopens} times"
+                    )
+                )
+        return self._open(role, now)
+
+    def _on_fault(self, role: Role, fault: Fault, now: float) -> list[Action]:
+        if fault.code is not FaultCode.GAP:
+            return []
+        return self._repair(role, fault.incarnation, now)
+
+    def _repair(self, role: Role, incarnation: int, now: float) -> list[Action]:
+        """Something is wrong with this life of a node. The Open that ended it has answered that,
+        unless so much time has passed that it must have been lost.
+        """
+        told = self._told.get(role)
+        if told is None or (incarnation != told.incarnation and now - told.at < ANSWER_LIMIT_S):
+            return []
+        return self._reopen(role, now)
+
+    def _on_tick(self, now: float) -> list[Action]:
+        limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
+        if Role.TARGET not in self._told or now - self._owed_since <= limit:
+            return []
+        return self._reopen(Role.TARGET, now)
+
+    # -- the text ---------------------------------------------------------------------------------
+
+    def _on_verdict(self, verdict: Verdict, now: float) -> list[Action]:
+        assert verdict.session == self.session
+        if self.rule is not Rule.COUPLED and verdict.incarnation < self._target_since:
+            return []
+        try:
+            news = self.text.continuation(verdict.base_len, verdict.base_hash, verdict.tokens)
+        except Diverged:
+            self.counts.num_diverged += 1
+            news = None
+        if news is None or self._lacks_logprobs(verdict):
+            # Something was lost before this one, or it contradicts us.
+            return self._repair(Role.TARGET, verdict.incarnation, now)
+        tokens, reason = self.limits.trim(len(self.text), news)
+        if not tokens:
+            return []
+        self.text.extend(tokens)
+        self._reopens = 0
+        self._attempt = max(self._attempt, verdict.attempt)
+        self._pass_s += 0.1 * (now - self._owed_since - self._pass_s)
+        self._owed_since = now
+        num_known = len(verdict.tokens) - len(news)
+        num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
+        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted))
+        logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
+        sources = verdict.sources[num_known : num_known + num_accepted]
+        emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs, sources)
+        return [emit] if reason is None else [emit, *self._end(Finish(reason))]
+
+    def _lacks_logprobs(self, verdict: Verdict) -> bool:
+        """Whether logprobs that must be here by now are not: the target can say them again."""
+        if self._prompt_scores is not None and not self._prompt_scores.is_complete:
+            return True
+        return self.sampling.num_logprobs != OFF and verdict.logprobs is None
+
+    def _on_prompt_scored(self, message: PromptLogprobs, now: float) -> list[Action]:
+        if self._prompt_scores is None or not self._prompt_scores.add(message):
+            return []
+        self._owed_since = now
+        return self._emit_prompt()
+
+    def _emit_prompt(self) -> list[Action]:
+        if self._prompt_scores is None or not self._prompt_scores.is_complete:
+            return []
+        return [EmitPrompt(self._prompt_scores.all())]
+
+    def _end(self, last: Finish | Fail) -> list[Action]:
+        reason = last.reason.value if isinstance(last, Finish) else "failed"
+        return [last, *self.close(reason)]

@@ -1,0 +1,179 @@
+"""What the Python API takes, before any process is started."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+import coordinator
+from coordinator import LLM, SamplingParams
+from coordinator.api.config import (
+    PairConfig,
+)
+from coordinator.api.frozen import checked
+from coordinator.api.tokenization import Tokenization
+from coordinator.cli import flags
+from engine.checkpoint import find_checkpoint
+from engine.errors import ModelError
+from proto.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"temperatur": 1.0}, "SamplingParams has no setting 'temperatur'; there are temperature"),
+        ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+        ({"top_p": 0}, "top_p: Input should be greater than 0 (got 0)"),
+        ({"seed": -1}, "seed: "),
+        ({"max_tokens": "many"}, "max_tokens: "),
+        ({"min_p": 1.5}, "min_p: Input should be less than or equal to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: "),
+        ({"presence_penalty": 2.5}, "presence_penalty: "),
+        ({"logit_bias": {"word": 1}}, "logit_bias: "),
+        ({"logit_bias": {5: -101}}, "logit_bias: "),
+        ({"stop": ["a", ""]}, "stop: String should have at least 1 character (got '')"),
+        ({"stop": 5}, "stop: "),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: "),
+        ({"stop_token_ids": list(range(200))}, "stop_token_ids: "),
+        ({"logprobs": 21}, "logprobs: Input should be less than or equal to 20 (got 21)"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: "),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9; it must be at most max_tokens, 8"),
+        ({"n": 2}, "n is 2, but at temperature 0 all texts are the same"),
+        ({"n": 65, "temperature": 1}, "n: "),
+    ],
+)
+def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SamplingParams(**values)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"speculative_config": {"method": "magic"}}, "one of ar, sync, pipelined, ngram, not 'm"),
+        ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
+        ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
+        ({"drafter": "a", "speculative_config": {"model": "b"}}, "named twice"),
+        (
+            {"speculative_config": {"method": "ngram", "model": "b"}},
+            "the method ngram has no model",
+        ),
+        ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
+        ({"speculative_config": {"prompt_lookup_min": 5}}, "ngram_min is 5, which is above ngram"),
+        ({"speculative_config": {"prompt_lookup_max": 17}}, "ngram_max: "),
+        ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
+        ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
+        ({"max_model_len": 1}, "max_model_len: "),
+        ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),
+        ({"speculative_config": []}, "speculative_config: expected a dict of method, model,"),
+        ({"speculative_config": {5: 1}}, "speculative_config has no 5; there are method"),
+        ({"speculative_config": {"method": []}}, "one of ar, sync, pipelined, ngram, not []"),
+        ({"speculative_config": {"model": 5}}, "drafter: Input should be a valid string (got 5)"),
+        ({"speculative_config": {"window": "wide"}}, "window: Input should be a valid integer"),
+        ({"drafter": ""}, "drafter: String should have at least 1 character"),
+        ({"drafter": 5}, "drafter: Input should be a valid string (got 5)"),
+        ({"dtype": None}, "dtype: Input should be 'auto', "),
+        ({"reproducible": "perhaps"}, "reproducible: Input should be a valid boolean"),
+        ({"target_device": 0}, "target_device: Input should be a valid string"),
+        ({"max_model_len": 10**5000}, "max_model_len: "),
+        ({"target_revision": ""}, "target_revision: String should have at least 1 character"),
+        (
+            {"drafter": "ngram", "drafter_revision": "main"},
+            "drafter_revision is for a model on the hub, but n-gram drafts come from no model",
+        ),
+        ({"tensor_parallel": 2}, "PairConfig has no setting 'tensor_parallel'"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_starts_nothing(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        LLM("./nowhere", **values)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_folder_has_no_revision(tmp_path: Path, role: str) -> None:
+    values: dict[str, Any] = {"target": "a/b", "drafter": "a/b", f"{role}_revision": "main"}
+    assert PairConfig(**values).target == "a/b"
+    values[role] = str(tmp_path)
+    rest = f"revision is for a model on the hub, but {tmp_path} is a folder; leave it out"
+    with pytest.raises(ConfigurationError) as caught:
+        PairConfig(**values)
+    assert str(caught.value) == f"{role}_{rest}"
+    with pytest.raises(ConfigurationError) as caught:
+        checked(PairConfig, **values)
+    assert str(caught.value) == f"--{role}-{rest}"
+    with pytest.raises(ModelError, match="is a folder, which has no revision 'main'; leave it out"):
+        find_checkpoint(str(tmp_path), "main")
+
+
+def test_one_string_and_nothing_stand_for_lists() -> None:
+    params = SamplingParams(stop="\n", bad_words=None, stop_token_ids=[3], logit_bias={"5": -1})
+    assert (params.stop, params.bad_words, params.stop_token_ids) == (("\n",), (), (3,))
+    assert params.logit_bias == {5: -1.0}
+    assert SamplingParams(stop=None, logit_bias=None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (flags.parse_ids, "1,x"),
+        (flags.parse_biases, "5"),
+        (flags.parse_biases, "5:a"),
+        (flags.parse_biases, "5:1:2"),
+        (flags.parse_biases, ""),
+    ],
+)
+def test_a_bad_list_on_the_command_line_is_one_line(parse: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--flag: expected "):
+        parse("--flag", text)
+    assert flags.parse_biases("--flag", "50:-100,7:2.5") == {50: -100.0, 7: 2.5}
+
+
+def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
+    vocabulary = {"<": 0, "a": 1, "\u0120a": 2, "b": 3, "\u0120": 4, "ab": 5}
+    tokenizer = Tokenizer(BPE(vocabulary, [("\u0120", "a"), ("a", "b")], unk_token="<"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenization = Tokenization(tokenizer)
+    assert tokenization.bans(["a", " b"]) == ((1,), (2,), (3,))
+    assert tokenization.bans(["ab"]) == ((5,),)  # after a space it is two tokens
+
+
+def test_sampling_parameters_do_not_change() -> None:
+    params = SamplingParams(temperature=0.5)
+    for config, name in ((params, "temperature"), (PairConfig(), "target"), (params, "no_such")):
+        for change in (partial(setattr, config, name, 1.0), partial(delattr, config, name)):
+            with pytest.raises(ConfigurationError) as caught:
+                change()
+            kind = type(config).__name__
+            assert str(caught.value) == f"{name}: a {kind} does not change; make another {kind}"
+    assert params == SamplingParams(temperature=0.5)
+
+
+def test_the_api_is_loaded_when_it_is_used_and_never_loads_torch() -> None:
+    code = (
+        "import sys, coordinator\n"
+        "assert 'coordinator.api.llm' not in sys.modules\n"
+        "assert 'pydantic' not in sys.modules\n"
+        "from coordinator import LLM, SamplingParams\n"
+        "import coordinator.__main__\n"
+        "heavy = {'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_name_of_the_api_is_there_and_no_other() -> None:
+    assert all(hasattr(coordinator, name) for name in coordinator.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Llm'"):
+        coordinator.Llm  # noqa: B018

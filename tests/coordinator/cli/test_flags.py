@@ -1,0 +1,89 @@
+"""Flags made of the fields of settings."""
+
+import inspect
+from typing import Annotated
+
+import pytest
+import typer
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from coordinator.api.config import LaunchConfig, PairConfig, SpeculationConfig
+from coordinator.api.params import SamplingParams
+from coordinator.cli.flags import FORMS, LAST, Command, Flags, with_settings
+from coordinator.cli.generate import generate
+from proto.errors import ConfigurationError
+
+CONFIGS = (PairConfig, SpeculationConfig, SamplingParams, LaunchConfig)
+
+
+def called(command: Command, *arguments: str) -> None:
+    app = typer.Typer()
+    app.command()(with_settings(command))
+    app(list(arguments), standalone_mode=False)
+
+
+def test_generate_has_a_flag_with_help_and_default_for_every_setting() -> None:
+    flags = inspect.signature(generate).parameters
+    for kind in CONFIGS:
+        for name, field in kind.model_fields.items():
+            assert field.description, f"{name} has no help"
+            if name == "speculate":
+                assert name not in flags
+                continue
+            default = field.get_default(call_default_factory=True)
+            assert flags[name].default == (default if default not in ((), {}) else None)
+    fields = {name for kind in CONFIGS for name in kind.model_fields}
+    assert {*FORMS, *LAST} <= fields
+
+
+def test_what_is_given_comes_as_configs_and_what_is_not_has_its_default() -> None:
+    seen: list[BaseModel] = []
+
+    def command(
+        *, pair: PairConfig, request: SamplingParams, speculation: SpeculationConfig
+    ) -> None:
+        seen.extend((pair, request, speculation))
+
+    called(command)
+    assert seen == [PairConfig(), SamplingParams(), SpeculationConfig()]
+    seen.clear()
+    texts = ("--stop", "a", "--stop", "b", "--stop-token-ids", "7,8", "--logit-bias", "5:-1,6:2")
+    called(command, "--dtype", "float32", "--no-adaptive", "--reproducible", "--seed", "3", *texts)
+    assert seen == [
+        PairConfig(dtype="float32", reproducible=True),
+        SamplingParams(seed=3, stop=("a", "b"), stop_token_ids=(7, 8), logit_bias={5: -1, 6: 2}),
+        SpeculationConfig(adaptive=False),
+    ]
+
+
+def test_a_command_may_have_some_fields_and_defaults_of_its_own() -> None:
+    seen: list[PairConfig] = []
+
+    def command(*, pair: Annotated[PairConfig, Flags("dtype", "backend", dtype="float32")]) -> None:
+        seen.append(pair)
+
+    called(command, "--backend", "fused")
+    assert seen == [PairConfig(dtype="float32", backend="fused")]
+    with pytest.raises(typer.TyperException, match="--max-model-len"):
+        called(command, "--max-model-len", "8")
+
+
+def test_a_field_refuses_a_value_by_the_name_of_its_flag() -> None:
+    def command(*, request: SamplingParams) -> None:
+        raise AssertionError(request)
+
+    with pytest.raises(ConfigurationError, match=r"^--top-p: Input should be less than"):
+        called(command, "--top-p", "2")
+    with pytest.raises(ConfigurationError, match=r"^--logit-bias: expected biases like"):
+        called(command, "--logit-bias", "5")
+
+
+def test_the_help_says_what_the_field_says() -> None:
+    app = typer.Typer()
+    app.command()(generate)
+    shown = " ".join(CliRunner().invoke(app, ["--help"]).output.replace("│", " ").split())
+    assert "ar (target alone), sync (draft K, wait for the verdict) or pipelined" in shown
+    assert "ID:BIAS,..." in shown
+    assert "--adaptive" in shown
+    assert "--no-adaptive" in shown

@@ -1,0 +1,98 @@
+"""Where the models run if nobody says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinator.cluster import devices
+from coordinator.cluster.devices import default_devices
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """machine(cores, threads_per_core, gpus, ...): a computer that is not this one."""
+
+    def be(
+        cores: set[int],
+        siblings: int = 1,
+        gpus: str = "",
+        torch: str = "2.13.0",
+        num_gpus: int = 4,
+        quota: str = "max 100000",
+    ) -> None:
+        def first_line(path: Path) -> str:
+            if path.name == "cpu.max":
+                return f"{quota}\n"
+            core = int(path.parts[-3].removeprefix("cpu"))
+            if siblings == 0:
+                raise OSError("no such file")
+            first = core - core % siblings
+            return f"{first}-{first + siblings - 1}\n" if siblings > 1 else f"{core}\n"
+
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+        monkeypatch.setattr(Path, "read_text", first_line)
+        there = ["null", "nvidiactl", *(f"nvidia{number}" for number in range(num_gpus))]
+        monkeypatch.setattr(os, "listdir", lambda _: there)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        if gpus == "all":
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        monkeypatch.setattr(devices, "version", lambda _: torch)
+
+    return be
+
+
+def test_gpus_come_first_and_one_is_shared(machine) -> None:  # type: ignore[no-untyped-def]
+    machine({0, 1}, gpus="0,1,2")
+    assert default_devices() == ("cuda:0", "cuda:1")
+    machine({0, 1}, gpus="3")
+    assert default_devices() == ("cuda:0", "cuda:0")
+    machine({0, 1}, gpus="GPU-8f3c")
+    assert default_devices() == ("cuda:0", "cuda:0")
+    machine({0, 1}, gpus="all")
+    assert default_devices() == ("cuda:0", "cuda:1")
+
+
+def test_gpus_that_this_torch_cannot_use_do_not_count(machine) -> None:  # type: ignore[no-untyped-def]
+    machine({0, 1}, gpus="0,1", torch="2.13.0+cpu")
+    assert default_devices() == ("cpu:0", "cpu:1")
+    for hidden in ("-1", "", "NoDevFiles"):
+        machine({0, 1}, gpus=hidden)
+        assert default_devices() == ("cpu:0", "cpu:1")
+    machine({0, 1}, gpus="all", num_gpus=0)
+    assert default_devices() == ("cpu:0", "cpu:1")
+
+
+def test_a_container_has_no_more_cores_than_its_quota_is_worth(machine) -> None:  # type: ignore[no-untyped-def]
+    machine(set(range(64)), quota="400000 100000")
+    assert default_devices() == ("cpu:0-2", "cpu:3")
+    machine(set(range(64)), quota="250000 100000")
+    assert default_devices() == ("cpu:0-1", "cpu:2")
+    machine(set(range(64)), quota="50000 100000")
+    assert default_devices() == ("cpu:0", "cpu:1")
+    machine(set(range(64)))
+    assert default_devices() == ("cpu:0-62", "cpu:63")
+
+
+@pytest.mark.parametrize(
+    ("cores", "siblings", "expected"),
+    [
+        ({0}, 1, ("cpu:0", "cpu:0")),
+        ({0, 1}, 1, ("cpu:0", "cpu:1")),
+        ({0, 1}, 2, ("cpu:0", "cpu:1")),  # two threads of one core are better than nothing
+        ({4, 5, 6, 7}, 1, ("cpu:4-6", "cpu:7")),
+        ({0, 1, 2, 3}, 2, ("cpu:0", "cpu:2")),
+        ({0, 1, 2, 3, 4, 5, 6, 7}, 2, ("cpu:0,2,4", "cpu:6")),
+        ({1, 3, 4, 5, 9}, 1, ("cpu:1,3-5", "cpu:9")),
+        ({1, 3}, 2, ("cpu:1", "cpu:3")),  # their siblings belong to somebody else
+        ({0, 1, 2}, 0, ("cpu:0-1", "cpu:2")),  # the kernel does not say
+    ],
+)
+def test_the_drafter_gets_a_core_and_the_target_the_others(
+    cores: set[int],
+    siblings: int,
+    expected: tuple[str, str],
+    machine,  # type: ignore[no-untyped-def]
+) -> None:
+    machine(cores, siblings)
+    assert default_devices() == expected

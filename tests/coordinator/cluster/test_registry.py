@@ -1,0 +1,55 @@
+"""Who counts as silent."""
+
+from coordinator.cluster.registry import OWN_PAUSE_S, Health, Registry
+from proto.liveness import SILENCE_LIMIT_S
+from proto.messages import Role
+from tests.coordinator.test_behaviours import hello
+
+
+def ready(now: float) -> Registry:
+    registry = Registry("secret")
+    for role in Role:
+        registry.expect(role, role.value.encode(), now)
+    for role in (Role.TARGET, Role.DRAFTER):
+        node = registry.of(role)
+        assert node is not None
+        registry.greet(node, hello(role))
+    assert registry.none_expected()
+    return registry
+
+
+def test_a_node_that_says_nothing_is_silent_after_the_limit() -> None:
+    registry = ready(100.0)
+    now, silent = 100.0, []
+    while not silent:
+        now += OWN_PAUSE_S / 2
+        silent = registry.newly_silent(now)
+    assert [node.role for node in silent] == [Role.DRAFTER]
+    assert SILENCE_LIMIT_S < now - 100.0 <= SILENCE_LIMIT_S + OWN_PAUSE_S
+    assert registry.newly_silent(now) == []
+
+
+def test_whoever_was_stopped_itself_blames_nobody() -> None:
+    registry = ready(100.0)
+    registry.newly_silent(100.5)
+    assert registry.newly_silent(700.0) == []
+    node = registry.of(Role.DRAFTER)
+    assert node is not None
+    assert node.detector.silence_s(701.0) == 1.0
+
+
+def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:
+    registry = Registry("secret")
+    for role in Role:
+        registry.expect(role, role.value.encode(), 100.0)
+    target, drafter = registry.of(Role.TARGET), registry.of(Role.DRAFTER)
+    assert target is not None
+    assert drafter is not None
+    registry.greet(drafter, hello(Role.DRAFTER))
+    assert not registry.none_expected()
+    registry.greet(target, hello(Role.TARGET))
+    drafter.health = Health.SILENT
+    assert registry.none_expected()
+    registry.gone(drafter)
+    assert registry.none_expected()
+    assert registry.find(drafter.identity) is None, "what it sends counts for nothing"

@@ -1,0 +1,68 @@
+"""Acceptance figures in the names that benchmark clients read."""
+
+import dataclasses
+import json
+from collections import Counter
+
+from coordinator.cli.display import figures_of_all
+from coordinator.text.counts import SessionCounts
+from coordinator.text.metrics import Metrics, SpeculativeDecoding
+
+
+def test_histograms_count_the_steps_by_drafts_and_by_accepted_drafts() -> None:
+    figures = SpeculativeDecoding.of(Counter({(3, 0): 39, (3, 1): 1, (3, 3): 3, (1, 1): 2}), 3)
+    assert figures.acceptance_histogram == [39, 3, 0, 3]
+    assert figures.acceptance_histogram_by_draft_length == {1: [0, 2], 3: [39, 1, 0, 3]}
+    assert figures.num_spec_steps == 45
+    assert figures.num_accepted_draft_tokens == 12
+    assert figures.num_draft_tokens == 131
+    assert figures.num_spec_tokens == 3
+    assert figures.mean_acceptance_length == 1 + 12 / 45
+    assert figures.draft_acceptance_rate == 12 / 131
+
+
+def test_a_text_without_a_single_draft_has_histograms_of_zeros() -> None:
+    figures = SpeculativeDecoding.of(Counter(), 2)
+    assert figures.acceptance_histogram == [0, 0, 0]
+    assert figures.acceptance_histogram_by_draft_length == {}
+    assert figures.mean_acceptance_length == 1.0
+    assert figures.draft_acceptance_rate == 0.0
+
+
+def test_metrics_are_json_and_say_nothing_of_speculation_under_ar() -> None:
+    counts = SessionCounts(num_passes=2, acceptance=Counter({(2, 1): 1}))
+    emitted = [(1.0, 1), (2.0, 2)]
+    made = [
+        Metrics.of(
+            counts,
+            started=0.5,
+            emitted=emitted,
+            drafter_lost_at=None,
+            queued_s=0.25,
+            num_spec_tokens=k,
+        )
+        for k in (0, 2)
+    ]
+    assert made[0].speculative_decoding is None
+    record = json.loads(json.dumps(dataclasses.asdict(made[1])))
+    assert record["queued_s"] == 0.25
+    assert record["speculative_decoding"]["acceptance_histogram_by_draft_length"] == {
+        "2": [0, 1, 0]
+    }
+
+
+def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:
+    def text(drafter_lost_at: int | None) -> Metrics:
+        return Metrics.of(
+            SessionCounts(num_passes=2),
+            started=0.5,
+            emitted=[(1.0, 1), (2.0, 2)],
+            drafter_lost_at=drafter_lost_at,
+            queued_s=0.0,
+            num_spec_tokens=2,
+        )
+
+    whole = figures_of_all([text(None)], policy="sync")
+    assert "lost" not in whole
+    some = figures_of_all([text(None), text(0), text(2)], policy="sync")
+    assert "the drafter was lost: 2 texts were without it" in some.splitlines()[1]

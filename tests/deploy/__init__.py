@@ -1,0 +1,1 @@
+"""Measurements, as far as they can be checked without measuring."""

@@ -1,0 +1,1 @@
+"""What crosses a process boundary: codec, tree, liveness and transport, each alone."""

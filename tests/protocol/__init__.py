@@ -1,1 +1,0 @@
-"""The protocol: codec, tree, machines and transport, each alone."""

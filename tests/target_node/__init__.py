@@ -1,0 +1,1 @@
+"""The target's machine and what it decides with, alone."""

@@ -1,0 +1,96 @@
+"""The target's machine in trouble: lives, lost messages, contradictions."""
+
+from engine.slots import Feed
+from node.events import Allocate, Send
+from proto.messages import (
+    Cause,
+    Close,
+    Heartbeat,
+)
+from target_node.events import Compute
+from tests.target_node.target import Target, gap, marked, ready, rows
+from tests.texts import LIMITS, PIPELINED, SPEC, STOP, draft, opening, verdict
+
+
+def test_a_result_of_an_earlier_life_is_ignored() -> None:
+    target = Target()
+    target.hears(opening(1, 2))
+    target.ticks()
+    target.hears(opening(1, 2, 3, incarnation=2))
+    feed = Feed((3,), (2,), (2,), 2, (1,))
+    assert target.ticks() == [Compute(2, feed, 1, (3,), SPEC)]
+    assert target.computes(1, 9) == []
+    expected = verdict((1, 2, 3), 4, incarnation=2, cause=Cause.QUIET)
+    assert target.computes(2, 4) == [Send(expected)]
+
+
+def test_a_result_after_a_close_is_ignored() -> None:
+    target = Target()
+    target.hears(opening(1, 2))
+    target.ticks()
+    assert target.hears(Close(1, "stop")) == []
+    assert target.computes(1, 3) == []
+    assert target.ticks() == []
+    assert target.follower.marks == ()
+
+
+def test_an_open_that_is_not_newer_is_ignored() -> None:
+    target = Target()
+    target.hears(opening(1, 2, incarnation=2))
+    assert target.hears(opening(1, 2, incarnation=2)) == []
+    assert target.hears(opening(1, 2, incarnation=1)) == []
+
+
+def test_what_the_coordinator_has_missed_is_said_again_and_not_computed_twice() -> None:
+    target = ready(draft((1, 2, 3), 4, 5))
+    target.ticks()
+    target.computes(2, 4, 5, 6)
+    again = verdict((1, 2), 3, 4, 5, 6, incarnation=2, cause=Cause.ALONE)
+    reopened = opening(1, 2, incarnation=2, policy=PIPELINED)
+    assert target.hears(reopened) == [Allocate(LIMITS.max_len), Send(again)]
+    assert target.ticks() == [rows(3, (6,), 5)]
+
+
+def test_a_text_that_has_ended_is_said_again_with_its_end() -> None:
+    target = ready(draft((1, 2, 3), 4, STOP))
+    target.ticks()
+    target.computes(2, 4, STOP, 6)
+    again = verdict((1, 2, 3), 4, STOP, incarnation=2, cause=Cause.ALONE)
+    assert target.hears(opening(1, 2, 3, incarnation=2, num_prompt=2))[1:] == [Send(again)]
+    assert target.machine.finished
+    assert target.ticks() == []
+
+
+def test_a_text_that_contradicts_ours_replaces_it() -> None:
+    target = ready()
+    assert target.hears(opening(1, 7, incarnation=2)) == [Allocate(40)]
+    assert target.ticks() == [rows(2, (7,), 1)]
+
+
+def test_a_heartbeat_tells_what_was_missed() -> None:
+    target = Target()
+    assert target.hears(marked(1, 2)) == gap(0, 0)  # the Open was lost
+    target.hears(opening(1, 2))
+    assert target.hears(marked(1, 2)) == []
+    target.ticks()
+    target.computes(1, 3)
+    assert target.hears(marked(1, 2)) == []  # a verdict is on its way
+    assert target.hears(marked(1, 9)) == gap(1, 3)
+
+
+def test_a_last_verdict_that_was_lost_is_a_gap() -> None:
+    target = Target()
+    target.hears(opening(1, 2))
+    target.ticks()
+    target.computes(1, STOP)
+    assert target.hears(marked(1, 2)) == gap(1, 3)
+    assert target.hears(marked(1, 2, STOP)) == []
+
+
+def test_a_session_that_no_heartbeat_names_is_closed() -> None:
+    target = Target()
+    target.hears(opening(1, 2))
+    target.ticks()
+    assert target.hears(Heartbeat((), 0, "")) == []
+    assert target.follower.marks == ()
+    assert target.computes(1, 3) == []

@@ -1,0 +1,104 @@
+"""Messages about one small text, for the tests of the machines."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proto.messages import (
+    Ack,
+    Cause,
+    Draft,
+    Limits,
+    Open,
+    Policy,
+    SamplingSpec,
+    Verdict,
+)
+from proto.tree import EMPTY_HASH, path_hash
+from tests.policies import pipelined, synchronous
+
+KEY = bytes(range(16))
+SPEC = SamplingSpec()
+STOP = 99
+LIMITS = Limits(max_len=40, stop_ids=(STOP,))
+SYNC_4 = synchronous(4)
+PIPELINED = replace(pipelined(8, 16), group=1)
+
+
+def name(*path: int) -> int:
+    """The hash of a path."""
+    key = EMPTY_HASH
+    for token in path:
+        key = path_hash(key, token, KEY)
+    return key
+
+
+def opening(
+    *tokens: int,
+    incarnation: int = 1,
+    session: int = 1,
+    policy: Policy = SYNC_4,
+    num_prompt: int | None = None,
+    limits: Limits = LIMITS,
+) -> Open:
+    """Open of this text, all of it prompt if nothing else is said."""
+    if num_prompt is None:
+        num_prompt = len(tokens)
+    return Open(session, incarnation, KEY, tokens, num_prompt, SPEC, policy, limits)
+
+
+def draft(
+    parent: Sequence[int],
+    *tokens: int,
+    number: int = 1,
+    first_number: int | None = None,
+    incarnation: int = 1,
+    done: bool = False,
+    model_us: int = 0,
+) -> Draft:
+    """A chain of drafts below the path `parent`."""
+    return Draft(
+        session=1,
+        incarnation=incarnation,
+        source=0,
+        first_number=number if first_number is None else first_number,
+        number=number,
+        parent_hash=name(*parent),
+        parent_len=len(parent),
+        tokens=tokens,
+        parents=tuple(range(-1, len(tokens) - 1)),
+        scores=(-0.5,) * len(tokens),
+        done=done,
+        model_us=model_us,
+    )
+
+
+def verdict(
+    base: Sequence[int],
+    *tokens: int,
+    acked: int | None = None,
+    acked_life: int = 1,
+    incarnation: int = 1,
+    cause: Cause = Cause.READY,
+    num_drafted: int = 0,
+    num_accepted: int = 0,
+    num_rolled_back: int = 0,
+    num_stale: int = 0,
+    durations_us: tuple[int, int, int] = (0, 0, 0),
+    rejected: tuple[int, ...] = (),
+) -> Verdict:
+    """The text `base` goes on with `tokens`."""
+    return Verdict(
+        1,
+        incarnation,
+        len(base),
+        name(*base),
+        tokens,
+        () if acked is None else (Ack(0, acked_life, acked),),
+        cause,
+        num_drafted,
+        num_accepted,
+        num_rolled_back,
+        num_stale,
+        *durations_us,
+        rejected=rejected,
+    )
