@@ -43,6 +43,14 @@ def test_only_a_process_catches_everything() -> None:
     assert found == []
 
 
+def test_no_folder_is_crowded() -> None:
+    assert style.crowded_folders(sources(*PACKAGES)) == []
+    assert style.WIDE <= {str(file.path.parent) for file in sources(*PACKAGES)}
+    crowd = [source(f"proto/m{number}.py", "") for number in range(style.MAX_MODULES)]
+    assert style.crowded_folders([*crowd, source("proto/__init__.py", "")]) == []
+    assert style.crowded_folders([*crowd, source("proto/more.py", "")]) == ["proto has 13 modules"]
+
+
 def test_nobody_asks_for_the_name_of_a_policy() -> None:
     found = [line for file in sources(*PACKAGES) for line in style.asks_for_a_policy(file)]
     assert found == []
