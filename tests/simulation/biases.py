@@ -9,11 +9,12 @@ import pytest
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
 from engine.verification import Distribution, Purpose, Trial, uniform
-from proto.messages import Rule
+from proto.messages import MODEL_SOURCE, Rule
 from proto.tree import Graft, SpeculationTree
 from target_node import events as target
+from target_node.lookup import LookupSource
 from tests.simulation.sampled import Sampling
-from tests.simulation.statistics import POLICIES, Case
+from tests.simulation.statistics import DEAR_S, POLICIES, Case
 
 Patch = pytest.MonkeyPatch
 
@@ -107,6 +108,11 @@ def unlikely_drafts_go_first(patch: Patch) -> None:
     patch.setattr(Drafting, "_holds_back", lambda self: len(self._unsent) < 2)
 
 
+def rows_are_chosen_by_the_drafts(patch: Patch) -> None:
+    """How many drafts are verified depends on which tokens they are."""
+    patch.setattr(LookupSource, "kind_of", lambda self, node: (MODEL_SOURCE, node.token))
+
+
 SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
 # Passes start often while the drafter is at work.
 AT_ONCE = replace(PIPELINED, launch_min=1, min_score=-0.8)
@@ -126,5 +132,11 @@ BIASES = [
         Sampling,
         Case(Rule.TOKEN, AT_ONCE, False, draft_s=0.025),
         unlikely_drafts_go_first,
+    ),
+    Bias(
+        "rows chosen by the drafts",
+        Sampling,
+        Case(Rule.TOKEN, PIPELINED, False, row_s=DEAR_S),
+        rows_are_chosen_by_the_drafts,
     ),
 ]
