@@ -22,7 +22,7 @@ from engine.coupling import choose_scored
 from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
 from engine.judging import life_of, sample_draft
-from engine.prepare import Prepared, prepare
+from engine.loading import Engine, load_engine
 from engine.processors import Newest
 from engine.sampling import sampling_of
 from proto.codec import encode
@@ -44,7 +44,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         heart.state = state
 
     try:
-        prepared = prepare(
+        prepared = load_engine(
             config.model,
             revision=config.revision,
             dtype=config.dtype,
@@ -68,7 +68,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         raise NodeError(str(error)) from error
 
 
-def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
+def _hello(config: NodeConfig, prepared: Engine) -> Hello:
     loaded = prepared.loaded
     return config.hello(
         fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
@@ -88,7 +88,7 @@ class Worker:
         config: NodeConfig,
         connection: Connection,
         heart: Heart,
-        prepared: Prepared,
+        prepared: Engine,
         vocab_size: int,
     ) -> None:
         self.config = config
@@ -154,7 +154,7 @@ class Worker:
             # The target's vocabulary may have a longer padded tail, which means nothing here.
             known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
             feed = replace(feed, tokens=known)
-        prepared = self.executor.prepare(feed, ask)
+        prepared = self.executor.lay_out(feed, ask)
         enter(Phase.MODEL)
         logits = self.executor.forward(prepared)
         enter(Phase.CHOOSE)

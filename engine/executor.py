@@ -69,7 +69,7 @@ class Executor:
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
-        backend     reference, fused, compiled or graphs (`prepare.make_executor` chooses)
+        backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
         row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
 
         Raises:
@@ -119,12 +119,12 @@ class Executor:
         Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
         empty: what nobody asks for is not computed (but for padded passes, which are all alike).
         """
-        return self.forward(self.prepare(feed, ask))
+        return self.forward(self.lay_out(feed, ask))
 
-    def prepare(self, feed: Feed, ask: Sequence[int]) -> Pass:
+    def lay_out(self, feed: Feed, ask: Sequence[int]) -> Pass:
         """The first half of `run`, on the host: from integers to tensors.
 
-        It is valid until the next one is prepared, whose mask may lie in the same memory.
+        It is valid until the next one is laid out, whose mask may lie in the same memory.
         """
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         num_visible = self._num_visible(feed)
@@ -140,21 +140,21 @@ class Executor:
         mask = self._mask(rows[2], feed.prefix_len, masks, num_visible)
         return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
 
-    def forward(self, prepared: Pass) -> torch.Tensor:
+    def forward(self, step: Pass) -> torch.Tensor:
         """The second half of `run`: the model."""
         assert self._backend is not None, "this executor was freed"
-        keep = prepared.keep
-        ids, positions, slots = prepared.rows
+        keep = step.keep
+        ids, positions, slots = step.rows
         logits = self._backend.forward(
             ids,
             positions,
             slots,
-            prepared.mask,
-            num_visible=prepared.num_visible,
-            keep=None if prepared.is_padded else keep,
+            step.mask,
+            num_visible=step.num_visible,
+            keep=None if step.is_padded else keep,
         )
-        if prepared.is_padded:
-            num_asked = prepared.num_asked
+        if step.is_padded:
+            num_asked = step.num_asked
             logits = logits[:num_asked] if keep is None else logits[send(keep, logits.device)]
         return logits.float()
 

@@ -8,8 +8,8 @@ import torch
 from engine.coupling import choose
 from engine.errors import EngineError, OutOfMemory
 from engine.judging import judge, life_of
+from engine.loading import Engine, load_engine
 from engine.logprobs import report
-from engine.prepare import Prepared, prepare
 from engine.processors import Newest
 from engine.sampling import Sampling, sampling_of
 from engine.slots import NUM_TREE_SLOTS
@@ -49,7 +49,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         heart.state = state
 
     try:
-        prepared = prepare(
+        prepared = load_engine(
             config.model,
             revision=config.revision,
             dtype=config.dtype,
@@ -73,7 +73,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         raise NodeError(str(error)) from error
 
 
-def _hello(config: NodeConfig, prepared: Prepared) -> Hello:
+def _hello(config: NodeConfig, prepared: Engine) -> Hello:
     loaded = prepared.loaded
     return config.hello(
         fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
@@ -89,7 +89,7 @@ class Worker:
     """One target, one loop: drain the messages, tick, run a pass, send the verdict."""
 
     def __init__(
-        self, config: NodeConfig, connection: Connection, heart: Heart, prepared: Prepared
+        self, config: NodeConfig, connection: Connection, heart: Heart, prepared: Engine
     ) -> None:
         self.config = config
         self.connection = connection
@@ -149,7 +149,7 @@ class Worker:
         enter(Phase.PREPARE)
         num_rows = len(action.feed.tokens)
         ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
-        prepared = self.executor.prepare(action.feed, ask)
+        prepared = self.executor.lay_out(action.feed, ask)
         enter(Phase.MODEL)
         logits = self.executor.forward(prepared)
         enter(Phase.CHOOSE)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.executor import Executor
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.slots import NUM_TREE_SLOTS, Feed
 
 PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))

@@ -16,9 +16,9 @@ import engine.graphs
 from engine.errors import ModelError
 from engine.executor import CAPTURED_AT_LOAD, Executor
 from engine.graphs import Compute, GraphBackend, captured_len
+from engine.loading import make_executor
 from engine.masks import Masks, as_words, from_words
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.selfcheck import check_reproducible
 from engine.slots import Feed
 from tests.engine.test_fused import TOLERANCES, save, session_differences

@@ -54,7 +54,7 @@ def main() -> int:
     way, _, when = os.environ["SLIPSTREAM_TEST_FAILURE"].partition(" ")
     fail = WAYS[way]
     if when == "load":
-        worker.prepare = fail  # type: ignore[assignment]
+        worker.load_engine = fail  # type: ignore[assignment]
         return run_node(work)
     compute = Worker._compute
 

@@ -1,4 +1,4 @@
-"""From a model's name to a loaded, checked and warm executor: what both nodes do at start."""
+"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start."""
 
 import logging
 import time
@@ -23,8 +23,8 @@ BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A node's engine.
+class Engine:
+    """An executor that is ready for texts, and what its node must say of it.
 
     max_len      most tokens of a text
     vocab_size   of the tokenizer; of the logits if there is no tokenizer
@@ -41,7 +41,7 @@ class Prepared:
     pass_s: Mapping[int, float]
 
 
-def prepare(
+def load_engine(
     model: str,
     *,
     revision: str | None,
@@ -53,7 +53,7 @@ def prepare(
     say: Callable[[str], None],
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
-) -> Prepared:
+) -> Engine:
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
@@ -92,7 +92,7 @@ def prepare(
         check_reproducible(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
-    return Prepared(
+    return Engine(
         executor=executor,
         loaded=loaded,
         max_len=max_len,
