@@ -25,6 +25,7 @@ from engine.errors import ModelError
 from engine.forward import Backend
 from engine.fused import FusedBackend, qkv_of
 from engine.linear import stack
+from engine.masks import Masks
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Move
@@ -36,7 +37,6 @@ _SETTINGS: dict[str, Any] = {
     "cpp_wrapper": True,
 }
 _Program = Callable[..., torch.Tensor]
-_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
@@ -57,6 +57,7 @@ class CompiledBackend(Backend):
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
         self._fused = FusedBackend(loaded, num_slots)
         self._name = loaded.name
+        self._masks = Masks(loaded.dtype)
         self.cache = self._fused.cache
         # One tensor a layer: what is written to a view of an input is copied back whole.
         self._caches = list(self.cache.unbind())
@@ -84,38 +85,25 @@ class CompiledBackend(Backend):
 
     def _is_faster(self, packed: FusedBackend, num_rows: int, count: int) -> bool:
         """Whether the program of `count` rows beats a fused pass of `num_rows`, which it fills."""
-        program = self._pass_of(count)
-        self.forward(*program[:4], num_visible=program[4])  # makes it
-        return _seconds(self, program) < _seconds(packed, self._pass_of(num_rows))
-
-    def _pass_of(self, num_rows: int) -> _Inputs:
-        """A pass of so many rows over the first slots."""
-        where = torch.arange(num_rows)
         num_visible = min(_TIMED_SLOTS, self.cache.shape[2])
-        mask = torch.zeros(1, 1, num_rows, num_visible, dtype=self.cache.dtype)
-        return where, where, where, mask, num_visible
+        program = _rows(count)
+        self.forward(program, num_visible=num_visible)  # makes it
+        taken_s = _seconds(self, program, num_visible)
+        return taken_s < _seconds(packed, _rows(num_rows), num_visible)
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        *,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
+        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Backend.forward`."""
-        num_rows = len(ids)
+        num_rows = rows.shape[1]
         if num_rows not in self.row_counts or keep is not None:
-            return self._fused.forward(
-                ids, positions, slots, mask, num_visible=num_visible, keep=keep
-            )
+            return self._fused.forward(rows, num_visible=num_visible, keep=keep)
+        inputs = *rows[:3].unbind(), self._masks.build(rows[3:], num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            return self._compile(ids, positions, slots, mask)
+            return self._compile(*inputs)
         with torch.no_grad():
-            return self._program(ids, positions, slots, mask, self._caches)
+            return self._program(*inputs, self._caches)
 
     def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Make the program for so many rows, and run it."""
@@ -142,12 +130,19 @@ class CompiledBackend(Backend):
         self._fused.move(move)
 
 
-def _seconds(backend: Backend, inputs: _Inputs) -> float:
+def _rows(num_rows: int) -> torch.Tensor:
+    """A chain of so many rows at the start of a text, as in `Backend.forward`."""
+    where = torch.arange(num_rows)
+    bits = (2 << where) - 1
+    return torch.stack((where, where, where, torch.zeros_like(where), bits))
+
+
+def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
     """The best of some passes."""
     best = math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
-        backend.forward(*inputs[:4], num_visible=inputs[4])
+        backend.forward(rows, num_visible=num_visible)
         best = min(best, time.perf_counter() - started)
     return best
 
@@ -201,7 +196,11 @@ class _Pass(torch.nn.Module):
         mask: torch.Tensor,
         caches: list[torch.Tensor],
     ) -> torch.Tensor:
-        """Return logits [n, V]; arguments as in `Backend.forward`, and the layers' caches."""
+        """Return logits [n, V].
+
+        mask    [1, 1, n, num_visible], added to the scores
+        caches  a layer each, [2 kv_heads, slots, dim]
+        """
         assert isinstance(self.rotations, torch.Tensor)
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self.embeddings)

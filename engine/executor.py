@@ -24,7 +24,7 @@ from engine.errors import kind_of
 from engine.forward import Backend, HuggingFaceBackend
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
-from engine.masks import MASK_BITS, Masks, as_words
+from engine.masks import MASK_BITS, as_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Feed, Move
@@ -38,9 +38,7 @@ CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first com
 class Pass:
     """A pass, ready to run; tensors on the CPU.
 
-    rows         [3, n] int64: token ids, positions and slots
-    mask         [1, 1, n, num_visible] of the model's type: added to the attention scores; for a
-                 captured backend [2, n] int64 (`masks.as_words`)
+    rows         [5, n] int64, as in `Backend.forward`
     num_asked    rows whose logits are wanted
     keep         [num_asked] int64: which; None: the first of them
     is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
@@ -48,7 +46,6 @@ class Pass:
     """
 
     rows: torch.Tensor
-    mask: torch.Tensor
     num_visible: int
     num_asked: int
     keep: torch.Tensor | None
@@ -81,7 +78,6 @@ class Executor:
         self.loaded = loaded
         self.capacity = capacity
         self.fixed_rows = fixed_rows
-        self._masks = Masks(loaded.dtype)
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
         self._backend: Backend | None = _make_backend(
@@ -122,36 +118,27 @@ class Executor:
         return self.forward(self.lay_out(feed, ask))
 
     def lay_out(self, feed: Feed, ask: Sequence[int]) -> Pass:
-        """The first half of `run`, on the host: from integers to tensors.
-
-        It is valid until the next one is laid out, whose mask may lie in the same memory.
-        """
+        """The first half of `run`, on the host: from integers to tensors."""
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         num_visible = self._num_visible(feed)
-        rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
         keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
-        masks = feed.masks
-        count = None if masks is None else self._count_for(len(masks))
-        padded = count is not None
-        if masks is not None and not padded and self._is_captured:
+        slots = np.array(feed.slots, dtype=np.int64)
+        rows = np.empty((5, len(slots)), dtype=np.int64)
+        rows[0], rows[1], rows[2] = feed.tokens, feed.positions, slots
+        rows[3:] = as_words(slots, feed.prefix_len, feed.masks)
+        count = None if feed.masks is None else self._count_for(len(slots))
+        if feed.masks is not None and count is None and self._is_captured:
             self._num_too_large += 1
         if count is not None:
-            rows, masks = self._pad(rows, feed, count)
-        mask = self._mask(rows[2], feed.prefix_len, masks, num_visible)
-        return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
+            rows = self._pad(rows, count)
+        return Pass(torch.from_numpy(rows), num_visible, len(ask), keep, count is not None)
 
     def forward(self, step: Pass) -> torch.Tensor:
         """The second half of `run`: the model."""
         assert self._backend is not None, "this executor was freed"
         keep = step.keep
-        ids, positions, slots = step.rows
         logits = self._backend.forward(
-            ids,
-            positions,
-            slots,
-            step.mask,
-            num_visible=step.num_visible,
-            keep=None if step.is_padded else keep,
+            step.rows, num_visible=step.num_visible, keep=None if step.is_padded else keep
         )
         if step.is_padded:
             num_asked = step.num_asked
@@ -208,13 +195,6 @@ class Executor:
         rounded = captured_len(total) if self._is_captured else -(-total // SLOT_STEP) * SLOT_STEP
         return min(rounded, self.capacity)
 
-    def _mask(
-        self, slots: Any, prefix_len: int, masks: Sequence[int] | None, num_visible: int
-    ) -> torch.Tensor:
-        if self._is_captured:
-            return as_words(slots, prefix_len, masks)
-        return self._masks.build(slots, prefix_len, masks, num_visible)
-
     def _num_visible(self, feed: Feed) -> int:
         needed = feed.total
         assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
@@ -231,18 +211,17 @@ class Executor:
         assert self._backend is not None, "this executor was freed"
         return next((n for n in self._backend.row_counts if n >= num_rows), None)
 
-    def _pad(self, rows: Any, feed: Feed, count: int) -> tuple[Any, tuple[int, ...]]:
+    def _pad(self, rows: Any, count: int) -> Any:
         """Fill up to `count` rows: copies of the first that write to scratch slots."""
-        assert feed.masks is not None
         num_rows = rows.shape[1]
         assert num_rows <= count, f"{num_rows} rows, but reproducible mode is fixed at {count}"
         if num_rows == count:
-            return rows, feed.masks
-        index = np.zeros(count, dtype=np.int64)
-        index[:num_rows] = np.arange(num_rows)
-        rows = rows.take(index, axis=1)  # rows[:, index] would lie in memory the other way
-        rows[2, num_rows:] = self.capacity + np.arange(count - num_rows)
-        return rows, feed.masks + feed.masks[:1] * (count - num_rows)
+            return rows
+        padded = np.empty((5, count), dtype=np.int64)
+        padded[:, :num_rows] = rows
+        padded[:, num_rows:] = rows[:, :1]
+        padded[2, num_rows:] = self.capacity + np.arange(count - num_rows)
+        return padded
 
 
 def _make_backend(

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.device import send
 from engine.kv_cache import SlotCache
+from engine.masks import Masks, from_words
 from engine.model import LoadedModel
 from engine.slots import Move
 
@@ -19,8 +21,7 @@ class Backend(Protocol):
     """One model with one cache on one device.
 
     name         how it is called in messages and options
-    is_captured  it runs recordings of a few shapes: it takes words for masks, and `num_visible`
-                 has few values
+    is_captured  it runs recordings of a few shapes, so that `num_visible` has few values
     is_loading   set by whoever has warmed it up: from then on it is expected to be ready
     num_uncaptured  decode passes that a captured backend had no recording for
     row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
@@ -33,22 +34,13 @@ class Backend(Protocol):
     row_counts: tuple[int, ...] = ()
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        *,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
+        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run n rows, write their keys and values, return logits.
 
-        ids          [n] int64, CPU
-        positions    [n] int64, CPU: position of each row on its path
-        slots        [n] int64, CPU: where each row's key and value go
-        mask         [1, 1, n, num_visible] of the model's type, CPU: added to the scores; for a
-                     captured backend [2, n] int64, CPU (`masks.as_words`)
+        rows         [5, n] int64, CPU, a column for each row: its token id, its position on its
+                     path, the slot where its key and value go, and what it sees in two words
+                     (`masks.as_words`)
         num_visible  slots [0, num_visible) take part; it covers all that any row sees
         keep         [k] int64, CPU: rows whose logits are wanted; None is all
 
@@ -73,23 +65,22 @@ class HuggingFaceBackend(Backend):
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._dtype = loaded.dtype
+        self._masks = Masks(loaded.dtype)
         self.cache = SlotCache(loaded.model, num_slots, loaded.device)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        *,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
+        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Backend.forward`."""
-        first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
-        ids, positions, slots, mask = self._to_device(ids, positions, slots, mask)
+        if self._device.type == "cpu":
+            first_slot, mask = _first_of_run(rows[2]), self._masks.build(rows[3:], num_visible)
+        else:
+            rows = send(rows, self._device)
+            first_slot, mask = None, from_words(rows[3:], num_visible, self._dtype)
+        ids, positions, slots = rows[:3]
         self.cache.begin(slots, first_slot, num_visible)
         options: dict[str, Any] = {}
         if keep is not None and self._keeps_logits:
@@ -113,11 +104,6 @@ class HuggingFaceBackend(Backend):
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""
         del timed
-
-    def _to_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._device.type == "cpu":
-            return tensors
-        return tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

@@ -25,6 +25,7 @@ from engine.device import send
 from engine.errors import ModelError
 from engine.forward import Backend
 from engine.linear import Packer, Product, unpacked
+from engine.masks import Masks, from_words
 from engine.model import LoadedModel
 from engine.slots import NUM_TREE_SLOTS, Move
 
@@ -122,6 +123,7 @@ class FusedBackend(Backend):
             self._layer(module, cache)
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
+        self._masks = Masks(loaded.dtype)
         self._made: dict[int, _Rows] = {}
         self._attend_one: Attention = side_by_side
         self._attend_rows: Attention = side_by_side
@@ -195,39 +197,47 @@ class FusedBackend(Backend):
                 self._attend_rows = form
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        *,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
+        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Backend.forward`."""
+        with torch.inference_mode():
+            if self._device.type == "cpu":
+                mask = self._masks.build(rows[3:], num_visible)
+            else:
+                rows = send(rows, self._device)
+                mask = from_words(rows[3:], num_visible, self.cache.dtype)
+            return self.compute(rows, mask, keep)
+
+    def compute(
+        self, rows: torch.Tensor, mask: torch.Tensor, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The pass itself, once everything is on the device.
+
+        rows  as in `Backend.forward`, but on the device
+        mask  [1, 1, n, num_visible], added to the scores
+        keep  as in `Backend.forward`
+        """
+        num_visible = mask.shape[3]
         if num_visible != self._num_visible:
             self._num_visible = num_visible
             for layer in self._layers:
                 layer.seen = _seen(layer.cache, num_visible)
-        with torch.inference_mode():
-            if self._device.type != "cpu":
-                ids, positions, slots, mask = (
-                    send(tensor, self._device) for tensor in (ids, positions, slots, mask)
-                )
-            if self._group > 1 and len(ids) > 1:
-                mask = mask.repeat_interleave(self._group, dim=2)
-            cos, sin = self.rotations.index_select(1, positions)
-            hidden = F.embedding(ids, self._embeddings)
-            step = _Pass(self._rows(len(ids)), cos, sin, slots, mask)
-            for layer in self._layers:
-                hidden += layer.out(self._attend(layer, layer.before_attention(hidden), step))
-                gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
-                hidden += layer.down(F.silu(gate).mul_(up))
-            if keep is not None:
-                hidden = hidden.index_select(0, send(keep, self._device))
-            if not len(hidden):
-                return hidden.new_empty(0, self._vocab_size)
-            return self._head(self._last_norm(hidden))
+        ids, positions, slots = rows[:3].unbind()
+        num_rows = len(ids)
+        if self._group > 1 and num_rows > 1:
+            mask = mask.repeat_interleave(self._group, dim=2)
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self._embeddings)
+        step = _Pass(self._rows(num_rows), cos, sin, slots, mask)
+        for layer in self._layers:
+            hidden += layer.out(self._attend(layer, layer.before_attention(hidden), step))
+            gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        if keep is not None:
+            hidden = hidden.index_select(0, send(keep, self._device))
+        if not len(hidden):
+            return hidden.new_empty(0, self._vocab_size)
+        return self._head(self._last_norm(hidden))
 
     def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""

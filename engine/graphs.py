@@ -24,7 +24,7 @@ from engine.model_files import one_line
 from engine.slots import Move
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
-"""Integers of a pass [5, n] on the device (token ids, positions, slots, mask words) -> logits"""
+"""Integers of a pass [5, n] on the device, as in `Backend.forward` -> logits"""
 Record = Callable[[Compute, torch.Tensor], Compute]
 """(what to record, the integers of a pass on the CPU) -> the same, for integers on the CPU"""
 
@@ -56,20 +56,12 @@ class GraphBackend(Backend):
         self._fused.take_over(timed=timed)
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        *,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
+        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Backend.forward`."""
         with torch.inference_mode():
-            rows = torch.cat((torch.stack((ids, positions, slots)), mask))
-            shape = len(ids), num_visible
-            if keep is not None or len(ids) not in self.row_counts:
+            shape = rows.shape[1], num_visible
+            if keep is not None or shape[0] not in self.row_counts:
                 return self._compute(send(rows, self._device), num_visible, keep)
             if shape not in self._recorded:
                 self._recorded[shape] = self._recording(rows, num_visible)
@@ -100,9 +92,8 @@ class GraphBackend(Backend):
     def _compute(
         self, rows: torch.Tensor, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
-        ids, positions, slots = rows[:3].unbind()
         mask = from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.forward(ids, positions, slots, mask, num_visible=num_visible, keep=keep)
+        return self._fused.compute(rows, mask, keep)
 
     def move(self, move: Move) -> None:
         """See `Backend.move`."""

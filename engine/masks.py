@@ -1,4 +1,9 @@
-"""What the rows of a pass see, as numbers that are added to their attention scores."""
+"""What the rows of a pass see: two integers a row, and the mask that each backend makes of them.
+
+A mask goes through the engine as integers (`as_words`). A backend on the CPU keeps the numbers that
+are added to the attention scores from pass to pass (`Masks`); one on a device makes them there
+(`from_words`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +17,7 @@ Slots = npt.NDArray[np.int64]
 # A mask is added to the attention scores. Its "hidden" is the type's lowest finite number, as in
 # transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
 MASK_BITS = 64
+_ALL_BITS = (1 << MASK_BITS) - 1
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
 
 
@@ -33,55 +39,62 @@ class Masks:
         self._made: dict[int, tuple[torch.Tensor, Any, list[int]]] = {}
         self._num_visible = 0
 
-    def build(
-        self, slots: Slots, prefix_len: int, masks: Sequence[int] | None, num_visible: int
-    ) -> torch.Tensor:
+    def build(self, words: torch.Tensor, num_visible: int) -> torch.Tensor:
         """Return the mask [1, 1, n, num_visible] of one pass, valid until the next call.
 
-        slots       [n]: where each row's key and value go
-        prefix_len  every row sees the slots [0, prefix_len)
-        masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
-                    causal: row j sees [0, slots[j]]
+        words  [2, n] int64 on the CPU, as from `as_words`: rows of one prefix, or a causal chunk
         """
-        if masks is None:
-            visible = np.arange(num_visible) <= slots[:, None]
-            return torch.from_numpy(self._lookup[visible.view(np.uint8)]).view(self._dtype)[
-                None, None
-            ]
+        shown, bits = words.numpy()
+        if shown[0] != shown[-1]:
+            return self._causal(shown, num_visible)
         if num_visible != self._num_visible:
             self._made.clear()
             self._num_visible = num_visible
-        num_rows = len(masks)
+        num_rows = len(bits)
         if num_rows not in self._made:
             self._made[num_rows] = self._allocate(num_rows, num_visible)
         mask, cells, written = self._made[num_rows]
-        end = min(prefix_len + max(masks).bit_length(), num_visible)
+        prefix_len, any_bits = int(shown[0]), int(np.bitwise_or.reduce(bits)) & _ALL_BITS
+        end = min(prefix_len + any_bits.bit_length(), num_visible)
         # One row that sees all up to some slot is the usual step of a drafter.
-        is_run = num_rows == 1 and not masks[0] & (masks[0] + 1)
-        shown = end if is_run else prefix_len
-        if shown > written[0]:
-            cells[:, written[0] : shown] = 0
+        is_run = num_rows == 1 and not any_bits & (any_bits + 1)
+        seen_by_all = end if is_run else prefix_len
+        if seen_by_all > written[0]:
+            cells[:, written[0] : seen_by_all] = 0
         if end < written[1]:
             cells[:, end : written[1]] = self._hidden
-        if end > shown:
-            cells[:, shown:end] = self._lookup[unpack_masks(masks)[:, : end - shown]]
-        written[0], written[1] = shown, end
+        if end > seen_by_all:
+            cells[:, seen_by_all:end] = self._lookup[_unpack(bits)[:, : end - seen_by_all]]
+        written[0], written[1] = seen_by_all, end
         return mask
+
+    def _causal(self, shown: Slots, num_visible: int) -> torch.Tensor:
+        visible = np.arange(num_visible) < shown[:, None]
+        cells = self._lookup[visible.view(np.uint8)]
+        return torch.from_numpy(cells).view(self._dtype)[None, None]
 
     def _allocate(self, num_rows: int, num_visible: int) -> tuple[torch.Tensor, Any, list[int]]:
         cells = np.full((num_rows, num_visible), self._hidden, dtype=_BITS[self._dtype])
         return torch.from_numpy(cells).view(self._dtype)[None, None], cells, [0, 0]
 
 
-def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> torch.Tensor:
-    """Return what `Masks.build` takes as integers [2, n] int64, from which a device can make it.
+def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> Slots:
+    """Return what the rows of a pass see as integers [2, n]: a prefix, and 64 slots behind it.
 
     Row j sees the slots [0, words[0, j]), and behind them where bit t of words[1, j] is set.
+
+    slots       [n]: where each row's key and value go
+    prefix_len  every row sees the slots [0, prefix_len)
+    masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
+                causal: row j sees [0, slots[j]]
     """
+    words = np.zeros((2, len(slots)), dtype=np.int64)
     if masks is None:
-        return torch.from_numpy(np.stack((slots + 1, np.zeros_like(slots))))
-    bits = np.array(masks, dtype=np.uint64).view(np.int64)
-    return torch.from_numpy(np.stack((np.full_like(bits, prefix_len), bits)))
+        words[0] = slots + 1
+    else:
+        words[0] = prefix_len
+        words[1] = np.array(masks, dtype=np.uint64).view(np.int64)
+    return words
 
 
 def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,7 +107,7 @@ def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> tor
     return mask.masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None]
 
 
-def unpack_masks(masks: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Return [n, 64], ones and zeros: element [j, t] is bit t of masks[j]."""
-    words = np.array(masks, dtype="<u8")
-    return np.unpackbits(words.view(np.uint8).reshape(len(words), 8), axis=1, bitorder="little")
+def _unpack(bits: Slots) -> npt.NDArray[np.uint8]:
+    """Return [n, 64], ones and zeros: element [j, t] is bit t of bits[j]."""
+    words = bits.astype("<i8").view(np.uint8).reshape(len(bits), 8)
+    return np.unpackbits(words, axis=1, bitorder="little")

@@ -152,8 +152,9 @@ def test_words_make_the_mask_that_the_host_would(dtype: torch.dtype) -> None:
         masks = [int(x) for x in random.integers(0, 1 << 64, num_rows, dtype=np.uint64)]
         slots = prefix_len + np.arange(num_rows)
         for bits in (masks, None):
-            wanted = Masks(dtype).build(slots, prefix_len, bits, 256)
-            made = from_words(as_words(slots, prefix_len, bits), 256, dtype)
+            words = torch.from_numpy(as_words(slots, prefix_len, bits))
+            wanted = Masks(dtype).build(words, 256)
+            made = from_words(words, 256, dtype)
             assert made.dtype == dtype
             assert torch.equal(made, wanted)
             assert 0 < int((made == 0).sum()) < made.numel()
