@@ -156,7 +156,7 @@ class Worker:
             feed = replace(feed, tokens=known)
         prepared = self.executor.lay_out(feed, ask)
         enter(Phase.MODEL)
-        logits = self.executor.forward(prepared)
+        logits = self.executor.forward(prepared).logits
         enter(Phase.CHOOSE)
         spec = action.sampling
         sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output, no_hidden
 from engine.fused import FusedBackend, qkv_of
 from engine.linear import stack
 from engine.masks import Masks
@@ -92,18 +92,25 @@ class CompiledBackend(Backend):
         return taken_s < _seconds(packed, _rows(num_rows), num_visible)
 
     def forward(
-        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        rows: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
+        if with_hidden:
+            raise no_hidden(self._name, self.name)
         num_rows = rows.shape[1]
         if num_rows not in self.row_counts or keep is not None:
             return self._fused.forward(rows, num_visible=num_visible, keep=keep)
         inputs = *rows[:3].unbind(), self._masks.build(rows[3:], num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            return self._compile(*inputs)
+            return Output(self._compile(*inputs))
         with torch.no_grad():
-            return self._program(*inputs, self._caches)
+            return Output(self._program(*inputs, self._caches))
 
     def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Make the program for so many rows, and run it."""

@@ -21,7 +21,7 @@ import torch
 from engine.compiled import CompiledBackend
 from engine.device import send
 from engine.errors import kind_of
-from engine.forward import Backend, HuggingFaceBackend
+from engine.forward import Backend, HuggingFaceBackend, Output
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
 from engine.masks import MASK_BITS, as_words
@@ -115,7 +115,7 @@ class Executor:
         Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
         empty: what nobody asks for is not computed (but for padded passes, which are all alike).
         """
-        return self.forward(self.lay_out(feed, ask))
+        return self.forward(self.lay_out(feed, ask)).logits
 
     def lay_out(self, feed: Feed, ask: Sequence[int]) -> Pass:
         """The first half of `run`, on the host: from integers to tensors."""
@@ -133,17 +133,27 @@ class Executor:
             rows = self._pad(rows, count)
         return Pass(torch.from_numpy(rows), num_visible, len(ask), keep, count is not None)
 
-    def forward(self, step: Pass) -> torch.Tensor:
-        """The second half of `run`: the model."""
+    def forward(self, step: Pass, *, with_hidden: bool = False) -> Output:
+        """The second half of `run`: the model.
+
+        Returns logits float32, as `run` does, and hidden states in the model's type if asked.
+
+        Raises:
+            ModelError: the backend does not give hidden states.
+        """
         assert self._backend is not None, "this executor was freed"
-        keep = step.keep
-        logits = self._backend.forward(
-            step.rows, num_visible=step.num_visible, keep=None if step.is_padded else keep
+        keep, num_asked = step.keep, step.num_asked
+        out = self._backend.forward(
+            step.rows,
+            num_visible=step.num_visible,
+            keep=None if step.is_padded else keep,
+            with_hidden=with_hidden,
         )
+        logits, hidden = out.logits, out.hidden
         if step.is_padded:
-            num_asked = step.num_asked
-            logits = logits[:num_asked] if keep is None else logits[send(keep, logits.device)]
-        return logits.float()
+            which = slice(num_asked) if keep is None else send(keep, logits.device)
+            logits, hidden = logits[which], None if hidden is None else hidden[which]
+        return Output(logits.float(), hidden)
 
     def move(self, move: Move) -> None:
         """Copy cache slots as `SlotMap.advance` says."""

@@ -5,16 +5,30 @@ compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from engine.device import send
+from engine.errors import ModelError
 from engine.kv_cache import SlotCache
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
 from engine.slots import Move
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a forward gives, of the rows that were asked for; on the model's device, in its dtype.
+
+    logits  [k, V]
+    hidden  [k, hidden_size] after the last norm, which the head multiplies; None: nobody asked
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 class Backend(Protocol):
@@ -34,17 +48,24 @@ class Backend(Protocol):
     row_counts: tuple[int, ...] = ()
 
     def forward(
-        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Run n rows, write their keys and values, return logits.
+        self,
+        rows: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
+        """Run n rows, and write their keys and values.
 
         rows         [5, n] int64, CPU, a column for each row: its token id, its position on its
                      path, the slot where its key and value go, and what it sees in two words
                      (`masks.as_words`)
         num_visible  slots [0, num_visible) take part; it covers all that any row sees
-        keep         [k] int64, CPU: rows whose logits are wanted; None is all
+        keep         [k] int64, CPU: rows whose output is wanted; None is all
+        with_hidden  return their hidden states too
 
-        Returns [k or n, V] in the model's dtype, on the model's device.
+        Raises:
+            ModelError: this backend does not give hidden states.
         """
 
     def move(self, move: Move) -> None:
@@ -72,8 +93,13 @@ class HuggingFaceBackend(Backend):
         self._keeps_logits = "logits_to_keep" in parameters
 
     def forward(
-        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        rows: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
         if self._device.type == "cpu":
             first_slot, mask = _first_of_run(rows[2]), self._masks.build(rows[3:], num_visible)
@@ -82,19 +108,26 @@ class HuggingFaceBackend(Backend):
             first_slot, mask = None, from_words(rows[3:], num_visible, self._dtype)
         ids, positions, slots = rows[:3]
         self.cache.begin(slots, first_slot, num_visible)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"output_hidden_states": True} if with_hidden else {}
+        keep = None if keep is None else send(keep, self._device)
         if keep is not None and self._keeps_logits:
-            options["logits_to_keep"] = keep.to(self._device)
+            options["logits_to_keep"] = keep
         with torch.inference_mode():
-            logits: torch.Tensor = self._model(
+            out = self._model(
                 ids[None],
                 attention_mask=mask,
                 position_ids=positions[None],
                 past_key_values=self.cache,
                 use_cache=True,
                 **options,
-            ).logits[0]
-            return logits if keep is None or options else logits[keep.to(self._device)]
+            )
+            logits: torch.Tensor = out.logits[0]
+            if keep is not None and not self._keeps_logits:
+                logits = logits[keep]
+            if not with_hidden:
+                return Output(logits)
+            hidden: torch.Tensor = out.hidden_states[-1][0]
+            return Output(logits, hidden if keep is None else hidden[keep])
 
     def move(self, move: Move) -> None:
         """See `Backend.move`."""
@@ -104,6 +137,11 @@ class HuggingFaceBackend(Backend):
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""
         del timed
+
+
+def no_hidden(model: str, backend: str) -> ModelError:
+    """Return what a backend raises that has recorded a pass without its hidden states."""
+    return ModelError(f"{model}: the backend {backend} gives no hidden states; use fused")
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

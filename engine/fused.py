@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, fastest, side_by_side
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output
 from engine.linear import Packer, Product, unpacked
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
@@ -197,8 +197,13 @@ class FusedBackend(Backend):
                 self._attend_rows = form
 
     def forward(
-        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        rows: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
         with torch.inference_mode():
             if self._device.type == "cpu":
@@ -206,16 +211,21 @@ class FusedBackend(Backend):
             else:
                 rows = send(rows, self._device)
                 mask = from_words(rows[3:], num_visible, self.cache.dtype)
-            return self.compute(rows, mask, keep)
+            return self.compute(rows, mask, keep, with_hidden=with_hidden)
 
     def compute(
-        self, rows: torch.Tensor, mask: torch.Tensor, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        rows: torch.Tensor,
+        mask: torch.Tensor,
+        keep: torch.Tensor | None = None,
+        *,
+        with_hidden: bool = False,
+    ) -> Output:
         """The pass itself, once everything is on the device.
 
         rows  as in `Backend.forward`, but on the device
         mask  [1, 1, n, num_visible], added to the scores
-        keep  as in `Backend.forward`
+        keep, with_hidden  as in `Backend.forward`
         """
         num_visible = mask.shape[3]
         if num_visible != self._num_visible:
@@ -235,9 +245,10 @@ class FusedBackend(Backend):
             hidden += layer.down(F.silu(gate).mul_(up))
         if keep is not None:
             hidden = hidden.index_select(0, send(keep, self._device))
-        if not len(hidden):
-            return hidden.new_empty(0, self._vocab_size)
-        return self._head(self._last_norm(hidden))
+        if not len(hidden):  # the packed head takes no empty rows
+            return Output(hidden.new_empty(0, self._vocab_size), hidden if with_hidden else None)
+        hidden = self._last_norm(hidden)
+        return Output(self._head(hidden), hidden if with_hidden else None)
 
     def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""

@@ -16,7 +16,7 @@ import torch
 
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output, no_hidden
 from engine.fused import FusedBackend
 from engine.masks import from_words
 from engine.model import LoadedModel
@@ -56,17 +56,24 @@ class GraphBackend(Backend):
         self._fused.take_over(timed=timed)
 
     def forward(
-        self, rows: torch.Tensor, *, num_visible: int, keep: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        rows: torch.Tensor,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
+        if with_hidden:
+            raise no_hidden(self._name, self.name)
         with torch.inference_mode():
             shape = rows.shape[1], num_visible
             if keep is not None or shape[0] not in self.row_counts:
-                return self._compute(send(rows, self._device), num_visible, keep)
+                return Output(self._compute(send(rows, self._device), num_visible, keep))
             if shape not in self._recorded:
                 self._recorded[shape] = self._recording(rows, num_visible)
             # A recording writes where it always writes, and other recordings may write there too.
-            return self._recorded[shape](rows).clone()
+            return Output(self._recorded[shape](rows).clone())
 
     def _recording(self, rows: torch.Tensor, num_visible: int) -> Compute:
         self.num_uncaptured += not self.is_loading
@@ -93,7 +100,7 @@ class GraphBackend(Backend):
         self, rows: torch.Tensor, num_visible: int, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
         mask = from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.compute(rows, mask, keep)
+        return self._fused.compute(rows, mask, keep).logits
 
     def move(self, move: Move) -> None:
         """See `Backend.move`."""

@@ -151,7 +151,7 @@ class Worker:
         ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
         prepared = self.executor.lay_out(action.feed, ask)
         enter(Phase.MODEL)
-        logits = self.executor.forward(prepared)
+        logits = self.executor.forward(prepared).logits
         enter(Phase.CHOOSE)
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
