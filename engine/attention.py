@@ -1,11 +1,9 @@
 """Forms of attention over a slot cache; which is fastest is timed, for processors differ.
 
 One row of queries takes 20 us in one form and 1,000 in another on the same processor, and the other
-way round on the next one. Owns the forms and the clock; knows no layer, no cache and no model.
+way round on the next one. Owns the forms; knows no layer, no cache and no model.
 """
 
-import math
-import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,8 +16,6 @@ query         [1, kv_heads, n * group, dim]: the query heads of a group side by 
 keys, values  [1, kv_heads, num_visible, dim]
 mask          [1, 1, n * group or 1, num_visible], added to the scaled scores
 """
-
-_WARM, _TIMED = 3, 20
 
 
 def side_by_side(
@@ -83,23 +79,3 @@ FORMS_OF_ONE_ROW: Mapping[str, Attention] = {
     "products": products,
 }
 FORMS_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side, "products": products}
-
-
-def fastest(
-    forms: Mapping[str, Attention],
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-) -> Attention:
-    """Return the form that takes least time for such tensors: the best of some turns of each."""
-    best = dict.fromkeys(forms, math.inf)
-    with torch.inference_mode():
-        for turn in range(_WARM + _TIMED):
-            for name, form in forms.items():
-                started = time.perf_counter()
-                form(query, keys, values, mask, scale)
-                if turn >= _WARM:
-                    best[name] = min(best[name], time.perf_counter() - started)
-    return forms[min(best, key=best.__getitem__)]

@@ -6,8 +6,8 @@ write for each other to read: half of a pass of a small target. It costs a C++ c
 a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
 for.
 
-All other passes, prefills among them, run as `fused` does. So do passes of several rows where that
-is faster, which is timed: on some processors a program of nine rows takes five times one of one.
+All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
+which is timed: on some processors a program of nine rows takes five times one of one.
 """
 
 import math
@@ -67,7 +67,7 @@ class CompiledBackend(Backend):
         self._made: set[int] = set()  # numbers of rows for which there is a program
 
     def take_over(self, *, timed: bool = True) -> None:
-        """Keep the programs of several rows only where they are faster than `fused`.
+        """Keep the programs that are faster than `fused`.
 
         The programs have weights of their own. What they do not run uses the model's, or, where a
         program is given up, packed ones: as much memory as that program would have had.
@@ -75,10 +75,11 @@ class CompiledBackend(Backend):
         if not timed:
             return
         packed = self._fused.packed()
-        kept = [1] if 1 in self.row_counts else []
-        for fewest, count in zip((1, *self.row_counts), self.row_counts, strict=False):
-            if count > 1 and self._is_faster(packed, (fewest + 1 + count) // 2, count):
-                kept.append(count)
+        kept = [
+            count
+            for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
+            if self._is_faster(packed, (fewer + 1 + count) // 2, count)
+        ]
         if len(kept) < len(self.row_counts):
             self._fused = packed
             self.row_counts = tuple(kept)

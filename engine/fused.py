@@ -20,14 +20,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, fastest, side_by_side
+from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, side_by_side
 from engine.device import send
 from engine.errors import ModelError
 from engine.forward import Backend, Output
 from engine.linear import Packer, Product, unpacked
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
+from engine.norms import FORMS, Form, at_once, of_pairs, rms_norm
 from engine.slots import NUM_TREE_SLOTS, Move
+from engine.timing import quickest
 
 _TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 
@@ -119,39 +121,41 @@ class FusedBackend(Backend):
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
         self.rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
+        form = of_pairs if loaded.device.type == "cpu" else at_once
         self._layers = [
-            self._layer(module, cache)
+            self._layer(module, cache, form)
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
         self._masks = Masks(loaded.dtype)
         self._made: dict[int, _Rows] = {}
         self._attend_one: Attention = side_by_side
         self._attend_rows: Attention = side_by_side
-        self._last_norm = _norm(model.norm)
+        self._last_norm_module = model.norm
+        self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = unpacked([self._head_module])
 
-    def _layer(self, module: Any, cache: torch.Tensor) -> _Layer:
+    def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
         return _Layer(
             module=module,
-            before_attention=_norm(module.input_layernorm),
+            before_attention=_norm(module.input_layernorm, form),
             qkv=unpacked(qkv_of(module)),
-            head_norm=self._head_norm(attention),
+            head_norm=self._head_norm(attention, form),
             out=unpacked([attention.o_proj]),
-            before_mlp=_norm(module.post_attention_layernorm),
+            before_mlp=_norm(module.post_attention_layernorm, form),
             gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
             down=unpacked([mlp.down_proj]),
             cache=cache,
             seen=_seen(cache, self._num_visible),
         )
 
-    def _head_norm(self, attention: Any) -> Product | None:
+    def _head_norm(self, attention: Any, form: Form) -> Product | None:
         if not hasattr(attention, "q_norm"):
             return None
         q, k = attention.q_norm, attention.k_norm
         weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
-        return _rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon))
+        return rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon), form)
 
     def packed(self) -> "FusedBackend":
         """The same with weights of its own over the same cache; the model stays as it is."""
@@ -159,7 +163,7 @@ class FusedBackend(Backend):
         twin._made = {}
         twin._layers = [replace(layer) for layer in self._layers]
         twin._take_over(Packer(), leave=True)
-        twin._choose_attention()
+        twin._choose_forms()
         return twin
 
     def take_over(self, *, timed: bool = True) -> None:
@@ -170,7 +174,7 @@ class FusedBackend(Backend):
         """
         self._take_over(Packer(timed=timed), leave=False)
         if timed and self._device.type == "cpu":
-            self._choose_attention()
+            self._choose_forms()
 
     def _take_over(self, packer: Packer, *, leave: bool) -> None:
         for layer in self._layers:
@@ -183,6 +187,21 @@ class FusedBackend(Backend):
         tied = self._head_module.weight.data_ptr() == self._embeddings.data_ptr()
         self._head = packer.take([self._head_module], leave=leave or tied)
 
+    def _choose_forms(self) -> None:
+        """Find the fastest forms of what is no product."""
+        self._choose_attention()
+        self._choose_norms()
+
+    def _choose_norms(self) -> None:
+        """Find the fastest form of the norms, for one row: most passes have no more."""
+        row, last = self._embeddings[:1], self._last_norm_module
+        form = FORMS[quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)]
+        self._last_norm = _norm(last, form)
+        for layer in self._layers:
+            layer.before_attention = _norm(layer.module.input_layernorm, form)
+            layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
+            layer.head_norm = self._head_norm(layer.module.self_attn, form)
+
     def _choose_attention(self) -> None:
         """Find the fastest forms of attention, over the first layer's cache."""
         keys, values = _seen(self._layers[0].cache, min(_TIMED_SLOTS, self.cache.shape[2]))
@@ -190,7 +209,7 @@ class FusedBackend(Backend):
             beside = torch.zeros_like(self._make_rows(num_rows).beside)
             num_masks = 1 if num_rows == 1 else beside.shape[2]
             mask = keys.new_zeros(1, 1, num_masks, keys.shape[2])
-            form = fastest(forms, beside, keys, values, mask, self._scale)
+            form = forms[quickest(forms, beside, keys, values, mask, self._scale)]
             if num_rows == 1:
                 self._attend_one = form
             else:
@@ -343,28 +362,6 @@ def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Ten
         return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
 
 
-def _norm(module: Any) -> Product:
-    """Return the root-mean-square norm of one of the model's norm layers."""
-    return _rms_norm(module.weight.detach(), float(module.variance_epsilon))
-
-
-def _rms_norm(weight: torch.Tensor, epsilon: float) -> Product:
-    """Return x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32.
-
-    On a CPU it is the layer norm of [x, -x]: their mean is zero and their variance mean(x^2). That
-    is three operators, where spelling it out takes six.
-    """
-    dim = weight.shape[-1]
-    one = weight if weight.dim() == 1 else None
-    if weight.device.type == "cpu":
-        both, shape = None if one is None else torch.cat((one, one)), (2 * dim,)
-
-        def norm(x: torch.Tensor) -> torch.Tensor:
-            pair = torch.cat((x, x.neg()), -1)
-            return torch.layer_norm(pair, shape, both, None, epsilon).narrow(-1, 0, dim)
-    else:
-
-        def norm(x: torch.Tensor) -> torch.Tensor:
-            return F.rms_norm(x, (dim,), one, epsilon)
-
-    return norm if one is not None else lambda x: norm(x).mul_(weight)
+def _norm(module: Any, form: Form) -> Product:
+    """Return the norm of one of the model's norm layers."""
+    return rms_norm(module.weight.detach(), float(module.variance_epsilon), form)
