@@ -154,7 +154,7 @@ class Worker:
             # The target's vocabulary may have a longer padded tail, which means nothing here.
             known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
             feed = replace(feed, tokens=known)
-        prepared = self.executor.lay_out(feed, ask)
+        prepared = self.executor.lay_out((feed,), (ask,))
         enter(Phase.MODEL)
         logits = self.executor.forward(prepared).logits
         enter(Phase.CHOOSE)

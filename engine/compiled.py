@@ -22,13 +22,13 @@ import torch.nn.functional as F
 
 from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
-from engine.forward import Backend, Output, no_hidden
+from engine.forward import Backend, Output, Spans, no_hidden
 from engine.fused import FusedBackend, qkv_of
+from engine.lanes import Lanes, Span
 from engine.linear import stack
 from engine.masks import Masks
 from engine.model import LoadedModel
 from engine.model_files import one_line
-from engine.slots import Move
 
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
@@ -46,7 +46,7 @@ class CompiledBackend(Backend):
 
     name = "compiled"
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.
 
         Raises ModelError if this backend does not cover the model, or cannot compile here.
@@ -55,8 +55,9 @@ class CompiledBackend(Backend):
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
         if shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
-        self._fused = FusedBackend(loaded, num_slots)
+        self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
+        self._num_lanes = lanes.count
         self._masks = Masks(loaded.dtype)
         self.cache = self._fused.cache
         # One tensor a layer: what is written to a view of an input is copied back whole.
@@ -70,7 +71,7 @@ class CompiledBackend(Backend):
         """Keep the programs that are faster than `fused`.
 
         The programs have weights of their own. What they do not run uses the model's, or, where a
-        program is given up, packed ones: as much memory as that program would have had.
+        program is given up or there are several lanes, packed ones: as much memory as one program.
         """
         if not timed:
             return
@@ -80,21 +81,22 @@ class CompiledBackend(Backend):
             for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
             if self._is_faster(packed, (fewer + 1 + count) // 2, count)
         ]
-        if len(kept) < len(self.row_counts):
+        if len(kept) < len(self.row_counts) or self._num_lanes > 1:
             self._fused = packed
             self.row_counts = tuple(kept)
 
     def _is_faster(self, packed: FusedBackend, num_rows: int, count: int) -> bool:
         """Whether the program of `count` rows beats a fused pass of `num_rows`, which it fills."""
-        num_visible = min(_TIMED_SLOTS, self.cache.shape[2])
+        num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
         program = _rows(count)
-        self.forward(program, num_visible=num_visible)  # makes it
+        self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
         taken_s = _seconds(self, program, num_visible)
         return taken_s < _seconds(packed, _rows(num_rows), num_visible)
 
     def forward(
         self,
         rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
@@ -104,14 +106,18 @@ class CompiledBackend(Backend):
         if with_hidden:
             raise no_hidden(self._name, self.name)
         num_rows = rows.shape[1]
-        if num_rows not in self.row_counts or keep is not None:
-            return self._fused.forward(rows, num_visible=num_visible, keep=keep)
+        if not self._has_program(spans) or keep is not None:
+            return self._fused.forward(rows, spans, num_visible=num_visible, keep=keep)
         inputs = *rows[:3].unbind(), self._masks.build(rows[3:], num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
             return Output(self._compile(*inputs))
         with torch.no_grad():
             return Output(self._program(*inputs, self._caches))
+
+    def _has_program(self, spans: Spans) -> bool:
+        """Programs see the first lane alone."""
+        return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
     def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Make the program for so many rows, and run it."""
@@ -133,9 +139,13 @@ class CompiledBackend(Backend):
             # What no program fits must not stop a text for half a minute: it runs uncompiled.
             torch.compiler.set_stance("eager_on_recompile")
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
-        self._fused.move(move)
+        self._fused.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        self._fused.copy(source, target, length)
 
 
 def _rows(num_rows: int) -> torch.Tensor:
@@ -150,7 +160,7 @@ def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
     best = math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
-        backend.forward(rows, num_visible=num_visible)
+        backend.forward(rows, (Span(0, rows.shape[1]),), num_visible=num_visible)
         best = min(best, time.perf_counter() - started)
     return best
 

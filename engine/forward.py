@@ -5,6 +5,7 @@ compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ import torch
 from engine.device import send
 from engine.errors import ModelError
 from engine.kv_cache import SlotCache
+from engine.lanes import Span
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
-from engine.slots import Move
+
+Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Backend(Protocol):
     def forward(
         self,
         rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
@@ -59,8 +63,9 @@ class Backend(Protocol):
 
         rows         [5, n] int64, CPU, a column for each row: its token id, its position on its
                      path, the slot where its key and value go, and what it sees in two words
-                     (`masks.as_words`)
-        num_visible  slots [0, num_visible) take part; it covers all that any row sees
+                     of its lane (`masks.as_words`)
+        spans        the lanes that the rows see, in their order
+        num_visible  of each lane slots [0, num_visible) take part: all that any row sees
         keep         [k] int64, CPU: rows whose output is wanted; None is all
         with_hidden  return their hidden states too
 
@@ -68,8 +73,11 @@ class Backend(Protocol):
             ModelError: this backend does not give hidden states.
         """
 
-    def move(self, move: Move) -> None:
-        """Copy cache slots, all reads before any write."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots of the cache, all reads before any write."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy `length` slots from `source` on to those from `target` on, which are others."""
 
     def take_over(self, *, timed: bool = True) -> None:
         """Lay the weights out as suits this backend; the model itself may not run afterwards.
@@ -95,44 +103,77 @@ class HuggingFaceBackend(Backend):
     def forward(
         self,
         rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
         with_hidden: bool = False,
     ) -> Output:
         """See `Backend.forward`."""
+        counts = tuple(span.num_rows for span in spans)
         if self._device.type == "cpu":
-            first_slot, mask = _first_of_run(rows[2]), self._masks.build(rows[3:], num_visible)
+            mask = self._masks.build(rows[3:], num_visible, counts)
         else:
             rows = send(rows, self._device)
-            first_slot, mask = None, from_words(rows[3:], num_visible, self._dtype)
-        ids, positions, slots = rows[:3]
-        self.cache.begin(slots, first_slot, num_visible)
-        options: dict[str, Any] = {"output_hidden_states": True} if with_hidden else {}
+            mask = from_words(rows[3:], num_visible, self._dtype)
         keep = None if keep is None else send(keep, self._device)
+        with torch.inference_mode():
+            if len(spans) == 1:
+                return self._run(rows, spans[0], mask, keep, with_hidden=with_hidden)
+            # One lane after another: simple, and exact for any architecture.
+            sizes = list(counts)
+            parts = torch.split(rows, sizes, 1), spans, torch.split(mask, sizes, 2)
+            outs = [
+                self._run(*part, None, with_hidden=with_hidden) for part in zip(*parts, strict=True)
+            ]
+            logits = torch.cat([out.logits for out in outs])
+            states = [out.hidden for out in outs if out.hidden is not None]
+            hidden = torch.cat(states) if states else None
+            if keep is None:
+                return Output(logits, hidden)
+            return Output(logits[keep], None if hidden is None else hidden[keep])
+
+    def _run(
+        self,
+        rows: torch.Tensor,
+        span: Span,
+        mask: torch.Tensor,
+        keep: torch.Tensor | None,
+        *,
+        with_hidden: bool,
+    ) -> Output:
+        """Run the rows of one lane; everything is on the device."""
+        ids, positions, slots = rows[:3]
+        first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
+        self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
+        options: dict[str, Any] = {"output_hidden_states": True} if with_hidden else {}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
-        with torch.inference_mode():
-            out = self._model(
-                ids[None],
-                attention_mask=mask,
-                position_ids=positions[None],
-                past_key_values=self.cache,
-                use_cache=True,
-                **options,
-            )
-            logits: torch.Tensor = out.logits[0]
-            if keep is not None and not self._keeps_logits:
-                logits = logits[keep]
-            if not with_hidden:
-                return Output(logits)
-            hidden: torch.Tensor = out.hidden_states[-1][0]
-            return Output(logits, hidden if keep is None else hidden[keep])
+        out = self._model(
+            ids[None],
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        )
+        logits: torch.Tensor = out.logits[0]
+        if keep is not None and not self._keeps_logits:
+            logits = logits[keep]
+        if not with_hidden:
+            return Output(logits)
+        hidden: torch.Tensor = out.hidden_states[-1][0]
+        return Output(logits, hidden if keep is None else hidden[keep])
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
         with torch.inference_mode():
-            self.cache.move(move)
+            self.cache.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with torch.inference_mode():
+            self.cache.copy(source, target, length)
 
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""

@@ -13,6 +13,7 @@ At first it uses the model's weights where they are, so that it can be held to t
 changes from one decode pass to the next but `num_visible`, so that passes can be captured.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,18 +21,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, side_by_side
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import Backend, Output
+from engine.forward import Backend, Output, Spans
+from engine.lane_attention import LaneAttention, Plan, Seen
+from engine.lanes import Lanes
 from engine.linear import Packer, Product, unpacked
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
 from engine.norms import FORMS, Form, at_once, of_pairs, rms_norm
-from engine.slots import NUM_TREE_SLOTS, Move
+from engine.slots import NUM_TREE_SLOTS
 from engine.timing import quickest
-
-_TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -42,7 +42,6 @@ class _Layer:
 
     head_norm  over queries and keys [n, heads, dim], qwen3 only
     cache      [2 kv_heads, num_slots, dim]: keys, then values
-    seen       (keys, values) [1, kv_heads, num_visible, dim]: views of `cache`
     """
 
     module: Any
@@ -54,7 +53,6 @@ class _Layer:
     gate_up: Product
     down: Product
     cache: torch.Tensor
-    seen: tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,7 @@ class _Rows:
     halves    the second and the first half of `turned`, along dim
     swapped   like `turned`
     written   [2 kv_heads, n, dim]: its keys and values
-    query     [kv_heads, n, group, dim]: its queries
-    beside    [1, kv_heads, n * group, dim]: the queries, those of a group side by side; of one row
-              the same memory
+    apart     [n, kv_heads, group, dim]: its queries
     """
 
     heads: torch.Tensor
@@ -76,8 +72,7 @@ class _Rows:
     halves: tuple[torch.Tensor, torch.Tensor]
     swapped: torch.Tensor
     written: torch.Tensor
-    query: torch.Tensor
-    beside: torch.Tensor
+    apart: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +81,13 @@ class _Pass:
 
     cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
     slots     [n] int64
-    mask      [1, 1, n * group (1 if n is 1), num_visible], added to the scores
     """
 
     rows: _Rows
     cos: torch.Tensor
     sin: torch.Tensor
     slots: torch.Tensor
-    mask: torch.Tensor
+    plan: Plan
 
 
 class FusedBackend(Backend):
@@ -101,7 +95,7 @@ class FusedBackend(Backend):
 
     name = "fused"
 
-    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: Lanes) -> None:
         """Raises ModelError if this backend does not cover the model."""
         why = why_not_fused(loaded.model)
         if why is not None:
@@ -115,11 +109,9 @@ class FusedBackend(Backend):
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self._group = self._num_heads // self._num_kv_heads
-        self._scale = float(attention.scaling)
-        self._num_visible = num_slots
-        shape = (len(model.layers), 2 * self._num_kv_heads, num_slots, self._dim)
+        shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
-        self.rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
+        self.rotations = _rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
         form = of_pairs if loaded.device.type == "cpu" else at_once
         self._layers = [
@@ -128,8 +120,8 @@ class FusedBackend(Backend):
         ]
         self._masks = Masks(loaded.dtype)
         self._made: dict[int, _Rows] = {}
-        self._attend_one: Attention = side_by_side
-        self._attend_rows: Attention = side_by_side
+        scale = float(attention.scaling)
+        self._attention = LaneAttention(self.cache, lanes, self._group, scale)
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
@@ -147,7 +139,6 @@ class FusedBackend(Backend):
             gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
             down=unpacked([mlp.down_proj]),
             cache=cache,
-            seen=_seen(cache, self._num_visible),
         )
 
     def _head_norm(self, attention: Any, form: Form) -> Product | None:
@@ -161,6 +152,7 @@ class FusedBackend(Backend):
         """The same with weights of its own over the same cache; the model stays as it is."""
         twin = copy(self)
         twin._made = {}
+        twin._attention = self._attention.twin()
         twin._layers = [replace(layer) for layer in self._layers]
         twin._take_over(Packer(), leave=True)
         twin._choose_forms()
@@ -189,7 +181,7 @@ class FusedBackend(Backend):
 
     def _choose_forms(self) -> None:
         """Find the fastest forms of what is no product."""
-        self._choose_attention()
+        self._attention.choose_forms()
         self._choose_norms()
 
     def _choose_norms(self) -> None:
@@ -202,22 +194,10 @@ class FusedBackend(Backend):
             layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
             layer.head_norm = self._head_norm(layer.module.self_attn, form)
 
-    def _choose_attention(self) -> None:
-        """Find the fastest forms of attention, over the first layer's cache."""
-        keys, values = _seen(self._layers[0].cache, min(_TIMED_SLOTS, self.cache.shape[2]))
-        for forms, num_rows in ((FORMS_OF_ONE_ROW, 1), (FORMS_OF_ROWS, _TIMED_ROWS)):
-            beside = torch.zeros_like(self._make_rows(num_rows).beside)
-            num_masks = 1 if num_rows == 1 else beside.shape[2]
-            mask = keys.new_zeros(1, 1, num_masks, keys.shape[2])
-            form = forms[quickest(forms, beside, keys, values, mask, self._scale)]
-            if num_rows == 1:
-                self._attend_one = form
-            else:
-                self._attend_rows = form
-
     def forward(
         self,
         rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
@@ -226,15 +206,17 @@ class FusedBackend(Backend):
         """See `Backend.forward`."""
         with torch.inference_mode():
             if self._device.type == "cpu":
-                mask = self._masks.build(rows[3:], num_visible)
+                counts = tuple(span.num_rows for span in spans)
+                mask = self._masks.build(rows[3:], num_visible, counts)
             else:
                 rows = send(rows, self._device)
                 mask = from_words(rows[3:], num_visible, self.cache.dtype)
-            return self.compute(rows, mask, keep, with_hidden=with_hidden)
+            return self.compute(rows, spans, mask, keep, with_hidden=with_hidden)
 
     def compute(
         self,
         rows: torch.Tensor,
+        spans: Spans,
         mask: torch.Tensor,
         keep: torch.Tensor | None = None,
         *,
@@ -242,24 +224,17 @@ class FusedBackend(Backend):
     ) -> Output:
         """The pass itself, once everything is on the device.
 
-        rows  as in `Backend.forward`, but on the device
+        rows, spans  as in `Backend.forward`, but on the device
         mask  [1, 1, n, num_visible], added to the scores
         keep, with_hidden  as in `Backend.forward`
         """
-        num_visible = mask.shape[3]
-        if num_visible != self._num_visible:
-            self._num_visible = num_visible
-            for layer in self._layers:
-                layer.seen = _seen(layer.cache, num_visible)
         ids, positions, slots = rows[:3].unbind()
-        num_rows = len(ids)
-        if self._group > 1 and num_rows > 1:
-            mask = mask.repeat_interleave(self._group, dim=2)
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
-        step = _Pass(self._rows(num_rows), cos, sin, slots, mask)
-        for layer in self._layers:
-            hidden += layer.out(self._attend(layer, layer.before_attention(hidden), step))
+        made = self._rows(len(ids))
+        step = _Pass(made, cos, sin, slots, self._attention.plan(made.apart, spans, mask))
+        for layer, seen in zip(self._layers, step.plan.seen, strict=True):
+            hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
             gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
             hidden += layer.down(F.silu(gate).mul_(up))
         if keep is not None:
@@ -269,7 +244,9 @@ class FusedBackend(Backend):
         hidden = self._last_norm(hidden)
         return Output(self._head(hidden), hidden if with_hidden else None)
 
-    def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
+    def _attend(
+        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _Pass
+    ) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
         rows = step.rows
         rows.heads.copy_(layer.qkv(hidden))
@@ -278,14 +255,7 @@ class FusedBackend(Backend):
         torch.cat(rows.halves, dim=-1, out=rows.swapped)
         rows.turned.mul_(step.cos).addcmul_(rows.swapped, step.sin)
         layer.cache.index_copy_(1, step.slots, rows.written)
-        num_rows = hidden.shape[0]
-        if num_rows > 1:
-            rows.beside.view_as(rows.query).copy_(rows.query)
-        attend = self._attend_one if num_rows == 1 else self._attend_rows
-        out = attend(rows.beside, *layer.seen, step.mask, self._scale)
-        if num_rows > 1:
-            out = out.view(rows.query.shape).transpose(0, 1)
-        return out.reshape(num_rows, -1)
+        return self._attention.attend(step.plan, seen)
 
     def _rows(self, num_rows: int) -> _Rows:
         made = self._made.get(num_rows)
@@ -300,25 +270,26 @@ class FusedBackend(Backend):
         heads = self.cache.new_empty(num_rows, num_queries + 2 * num_keys, self._dim)
         turned = heads[:, : num_queries + num_keys]
         first, second = turned.chunk(2, dim=-1)
-        apart = heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim)
-        query = apart.transpose(0, 1)
-        beside = (1, num_keys, num_rows * self._group, self._dim)
         return _Rows(
             heads=heads.view(num_rows, -1),
             turned=turned,
             halves=(second, first),
             swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
             written=heads[:, num_queries:].transpose(0, 1),
-            query=query,
-            beside=query.view(beside) if num_rows == 1 else query.new_empty(beside),
+            apart=heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim),
         )
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
         with torch.inference_mode():
-            sources = torch.tensor(move.sources, dtype=torch.int64, device=self._device)
-            targets = torch.tensor(move.targets, dtype=torch.int64, device=self._device)
-            self.cache.index_copy_(2, targets, self.cache.index_select(2, sources))
+            read = torch.tensor(sources, dtype=torch.int64, device=self._device)
+            written = torch.tensor(targets, dtype=torch.int64, device=self._device)
+            self.cache.index_copy_(2, written, self.cache.index_select(2, read))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with torch.inference_mode():
+            self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
 
 
 def why_not_fused(model: Any) -> str | None:
@@ -341,12 +312,6 @@ def qkv_of(module: Any) -> list[torch.nn.Linear]:
     """Return the projections of a layer whose outputs lie side by side, in their order."""
     attention = module.self_attn
     return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
-def _seen(cache: torch.Tensor, num_visible: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of the first slots of one layer's keys and values."""
-    keys, values = cache[None, :, :num_visible].chunk(2, dim=1)
-    return keys, values
 
 
 def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:

@@ -48,6 +48,7 @@ def load_engine(
     dtype: str,
     device: str,
     max_len: int,
+    num_lanes: int = 1,
     fixed_rows: int | None,
     warm_rows: Sequence[int],
     say: Callable[[str], None],
@@ -58,6 +59,7 @@ def load_engine(
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
+    num_lanes  texts at once
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
@@ -84,6 +86,7 @@ def load_engine(
     executor = make_executor(
         loaded,
         max_len + NUM_TREE_SLOTS,
+        num_lanes=num_lanes,
         fixed_rows=fixed_rows,
         backend=backend,
         row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
@@ -107,13 +110,14 @@ def make_executor(
     loaded: LoadedModel,
     capacity: int,
     *,
+    num_lanes: int = 1,
     fixed_rows: int | None = None,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
 ) -> Executor:
     """Make an executor and hold it to the model's own forward.
 
-    row_counts  as for `Executor`
+    num_lanes, row_counts  as for `Executor`
     backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
              and agrees with it, else the reference
 
@@ -130,7 +134,12 @@ def make_executor(
         executor = None
         try:
             executor = Executor(
-                loaded, capacity, fixed_rows=fixed_rows, backend=name, row_counts=row_counts
+                loaded,
+                capacity,
+                num_lanes=num_lanes,
+                fixed_rows=fixed_rows,
+                backend=name,
+                row_counts=row_counts,
             )
             check_slot_attention(executor, plain)
         except ModelError as error:
@@ -143,7 +152,7 @@ def make_executor(
             executor.take_over()
             check_slot_attention(executor, plain)
             return executor
-    executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="reference")
+    executor = Executor(loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows)
     check_slot_attention(executor, plain)
     return executor
 

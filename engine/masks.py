@@ -19,6 +19,8 @@ Slots = npt.NDArray[np.int64]
 MASK_BITS = 64
 _ALL_BITS = (1 << MASK_BITS) - 1
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
+_MOST_MADE = 32
+_Made = tuple[torch.Tensor, Any, list[tuple[int, int]]]
 
 
 class Masks:
@@ -34,30 +36,48 @@ class Masks:
         integers = torch.from_numpy(np.zeros((), dtype=_BITS[dtype])).dtype
         self._hidden = lowest.view(integers).numpy()[()]
         self._lookup = np.array([self._hidden, 0], dtype=_BITS[dtype])
-        # By number of rows, all of one num_visible: the mask, the same memory as integers,
-        # and up to where every row sees all and up to where any sees anything, as last written.
-        self._made: dict[int, tuple[torch.Tensor, Any, list[int]]] = {}
+        # By numbers of rows, all of one num_visible: the mask, the same memory as integers, and
+        # for each lane up to where every row sees all and up to where any sees anything, as
+        # last written.
+        self._made: dict[tuple[int, ...], _Made] = {}
         self._num_visible = 0
 
-    def build(self, words: torch.Tensor, num_visible: int) -> torch.Tensor:
+    def build(
+        self, words: torch.Tensor, num_visible: int, counts: tuple[int, ...] = ()
+    ) -> torch.Tensor:
         """Return the mask [1, 1, n, num_visible] of one pass, valid until the next call.
 
-        words  [2, n] int64 on the CPU, as from `as_words`: rows of one prefix, or a causal chunk
+        words   [2, n] int64 on the CPU, as from `as_words`: rows of one prefix in each lane, or one
+                causal chunk
+        counts  rows of each lane, if there are several
         """
         shown, bits = words.numpy()
-        if shown[0] != shown[-1]:
+        counts = counts or (len(bits),)
+        if len(counts) == 1 and shown[0] != shown[-1]:
             return self._causal(shown, num_visible)
-        if num_visible != self._num_visible:
+        if num_visible != self._num_visible or len(self._made) > _MOST_MADE:
             self._made.clear()
             self._num_visible = num_visible
-        num_rows = len(bits)
-        if num_rows not in self._made:
-            self._made[num_rows] = self._allocate(num_rows, num_visible)
-        mask, cells, written = self._made[num_rows]
-        prefix_len, any_bits = int(shown[0]), int(np.bitwise_or.reduce(bits)) & _ALL_BITS
-        end = min(prefix_len + any_bits.bit_length(), num_visible)
+        if counts not in self._made:
+            self._made[counts] = self._allocate(counts, num_visible)
+        mask, cells, written = self._made[counts]
+        start = 0
+        for number, count in enumerate(counts):
+            rows = slice(start, start + count)
+            written[number] = self._patch(
+                cells[rows], written[number], int(shown[start]), bits[rows]
+            )
+            start += count
+        return mask
+
+    def _patch(
+        self, cells: Any, written: tuple[int, int], prefix_len: int, bits: Slots
+    ) -> tuple[int, int]:
+        """Bring the rows of one lane up to date; returns up to where they are written."""
+        any_bits = int(np.bitwise_or.reduce(bits)) & _ALL_BITS
+        end = min(prefix_len + any_bits.bit_length(), cells.shape[1])
         # One row that sees all up to some slot is the usual step of a drafter.
-        is_run = num_rows == 1 and not any_bits & (any_bits + 1)
+        is_run = len(bits) == 1 and not any_bits & (any_bits + 1)
         seen_by_all = end if is_run else prefix_len
         if seen_by_all > written[0]:
             cells[:, written[0] : seen_by_all] = 0
@@ -65,17 +85,17 @@ class Masks:
             cells[:, end : written[1]] = self._hidden
         if end > seen_by_all:
             cells[:, seen_by_all:end] = self._lookup[_unpack(bits)[:, : end - seen_by_all]]
-        written[0], written[1] = seen_by_all, end
-        return mask
+        return seen_by_all, end
 
     def _causal(self, shown: Slots, num_visible: int) -> torch.Tensor:
         visible = np.arange(num_visible) < shown[:, None]
         cells = self._lookup[visible.view(np.uint8)]
         return torch.from_numpy(cells).view(self._dtype)[None, None]
 
-    def _allocate(self, num_rows: int, num_visible: int) -> tuple[torch.Tensor, Any, list[int]]:
-        cells = np.full((num_rows, num_visible), self._hidden, dtype=_BITS[self._dtype])
-        return torch.from_numpy(cells).view(self._dtype)[None, None], cells, [0, 0]
+    def _allocate(self, counts: tuple[int, ...], num_visible: int) -> _Made:
+        cells = np.full((sum(counts), num_visible), self._hidden, dtype=_BITS[self._dtype])
+        mask = torch.from_numpy(cells).view(self._dtype)[None, None]
+        return mask, cells, [(0, 0)] * len(counts)
 
 
 def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> Slots:

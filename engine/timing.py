@@ -16,7 +16,7 @@ _WARM, _TIMED = 3, 20
 
 
 def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named: P.kwargs) -> str:
-    """Return the name of the form that takes least time for such inputs, by the best of some turns."""
+    """Return the name of the form that takes least time, by the best of some turns of each."""
     best = dict.fromkeys(forms, math.inf)
     with torch.inference_mode():
         for turn in range(_WARM + _TIMED):

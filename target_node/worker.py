@@ -149,7 +149,7 @@ class Worker:
         enter(Phase.PREPARE)
         num_rows = len(action.feed.tokens)
         ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
-        prepared = self.executor.lay_out(action.feed, ask)
+        prepared = self.executor.lay_out((action.feed,), (ask,))
         enter(Phase.MODEL)
         logits = self.executor.forward(prepared).logits
         enter(Phase.CHOOSE)

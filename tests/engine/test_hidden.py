@@ -9,6 +9,7 @@ from engine.compiled import CompiledBackend
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.graphs import GraphBackend
+from engine.lanes import Lanes, Span
 from engine.loading import make_executor
 from engine.model import load_model
 from engine.slots import Feed
@@ -24,13 +25,13 @@ ROWS = Feed(TEXT[30:32], (30, 31), (30, 31), 30, (1, 3))
 
 def check(executor: Executor, want: torch.Tensor) -> None:
     """Hold a prefill and a pass of two rows, in another order, to `want` [40, hidden_size]."""
-    first = executor.forward(executor.lay_out(CHUNK, (29, 3)), with_hidden=True)
+    first = executor.forward(executor.lay_out((CHUNK,), ((29, 3),)), with_hidden=True)
     assert first.hidden is not None
     assert difference(first.hidden, want[[29, 3]]) < TOLERANCE
-    then = executor.forward(executor.lay_out(ROWS, (1, 0)), with_hidden=True)
+    then = executor.forward(executor.lay_out((ROWS,), ((1, 0),)), with_hidden=True)
     assert then.hidden is not None
     assert difference(then.hidden, want[[31, 30]]) < TOLERANCE
-    assert executor.forward(executor.lay_out(ROWS, (1, 0))).hidden is None
+    assert executor.forward(executor.lay_out((ROWS,), ((1, 0),))).hidden is None
 
 
 def transformers_own(folder: str) -> torch.Tensor:
@@ -58,7 +59,7 @@ def test_the_fused_forward_gives_them(fixed_rows: int | None, tmp_path: Path) ->
 
 def test_nobody_asking_for_a_row_gets_none(load: Load) -> None:
     executor = Executor(load("llama"), 128, backend="fused")
-    out = executor.forward(executor.lay_out(CHUNK, ()), with_hidden=True)
+    out = executor.forward(executor.lay_out((CHUNK,), ((),)), with_hidden=True)
     assert out.hidden is not None
     assert (out.logits.shape, out.hidden.shape) == ((0, 199), (0, 64))
 
@@ -69,7 +70,7 @@ def test_what_is_recorded_without_them_says_so(
 ) -> None:
     monkeypatch.setattr("engine.graphs.recorder", lambda _device: None)
     monkeypatch.setattr("engine.compiled.shutil.which", lambda _: "g++")
-    made = backend(load("llama"), 128, (1,))
+    made = backend(load("llama"), Lanes(1, 128), (1,))
     row = torch.tensor([[5], [0], [0], [0], [1]])
     with pytest.raises(ModelError, match=rf"backend {made.name} gives no hidden states; use fused"):
-        made.forward(row, num_visible=64, with_hidden=True)
+        made.forward(row, (Span(0, 1),), num_visible=64, with_hidden=True)
