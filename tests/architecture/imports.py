@@ -32,6 +32,7 @@ PURE = (
     "proto/liveness.py",
     "proto/stopwatch.py",
     "proto/errors.py",
+    "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",
     "drafter_node/drafting.py",
