@@ -108,7 +108,7 @@ class CompiledBackend(Backend):
         num_rows = rows.shape[1]
         if not self._has_program(spans) or keep is not None:
             return self._fused.forward(rows, spans, num_visible=num_visible, keep=keep)
-        inputs = *rows[:3].unbind(), self._masks.build(rows[3:], num_visible)
+        inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
             return Output(self._compile(*inputs))

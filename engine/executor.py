@@ -139,6 +139,8 @@ class Executor:
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
         num_visible = max(map(self._num_visible, feeds))
+        if len(feeds) == 1 and (self.fixed_rows is None or self.num_lanes_per_pass == 1):
+            return self._lay_out_one(feeds[0], asks[0], num_visible)
         by_lane = {feed.lane: self._rows_of(feed) for feed in feeds}
         assert len(by_lane) == len(feeds), "two feeds of one lane"
         count = None if feeds[0].masks is None else self._count_for(by_lane.values())
@@ -146,13 +148,21 @@ class Executor:
             for lane in self._lanes_for(by_lane):
                 by_lane[lane] = self._pad(by_lane.get(lane), lane, count)
         rows, spans, starts = self._joined(by_lane)
-        num_asked, keep = sum(map(len, asks)), None
-        if len(spans) > 1 or not _is_all(asks[0], len(feeds[0].tokens)):
-            pairs = zip(feeds, asks, strict=True)
-            index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
-            keep = torch.tensor(index, dtype=torch.int64)
+        pairs = zip(feeds, asks, strict=True)
+        index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
+        keep, made = torch.tensor(index, dtype=torch.int64), torch.from_numpy(rows)
+        return Pass(made, spans, num_visible, len(index), keep, is_padded=count is not None)
+
+    def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> Pass:
+        """The usual pass has one lane: what a small drafter does on the host is felt."""
+        rows = self._rows_of(feed)
+        count = None if feed.masks is None else self._count_for((rows,))
+        if count is not None:
+            rows = self._pad(rows, feed.lane, count)
+        spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
+        keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
         made = torch.from_numpy(rows)
-        return Pass(made, spans, num_visible, num_asked, keep, is_padded=count is not None)
+        return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None)
 
     def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
         """Put the rows of all lanes side by side, by lane; also where each begins."""
@@ -168,12 +178,10 @@ class Executor:
     def _rows_of(self, feed: Feed) -> Any:
         """Return what the backend must know of the rows of one lane, [5, n] int64."""
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
-        slots = np.array(feed.slots, dtype=np.int64)
-        rows = np.empty((5, len(slots)), dtype=np.int64)
-        rows[0], rows[1], rows[2] = feed.tokens, feed.positions, slots
-        rows[2] += self.lanes.first_slot(feed.lane)
-        rows[3:] = as_words(slots, feed.prefix_len, feed.masks)
-        return rows
+        first = self.lanes.first_slot(feed.lane)
+        slots = [first + slot for slot in feed.slots] if first else feed.slots
+        words = as_words(feed.slots, feed.prefix_len, feed.masks)
+        return np.array((feed.tokens, feed.positions, slots, *words), dtype=np.int64)
 
     def forward(self, step: Pass, *, with_hidden: bool = False) -> Output:
         """The second half of `run`: the model.
@@ -193,6 +201,8 @@ class Executor:
             with_hidden=with_hidden,
         )
         logits, hidden = out.logits, out.hidden
+        if not step.is_padded and logits.dtype == torch.float32:
+            return out
         if step.is_padded:
             which = slice(num_asked) if keep is None else send(keep, logits.device)
             logits, hidden = logits[which], None if hidden is None else hidden[which]

@@ -112,7 +112,7 @@ class HuggingFaceBackend(Backend):
         """See `Backend.forward`."""
         counts = tuple(span.num_rows for span in spans)
         if self._device.type == "cpu":
-            mask = self._masks.build(rows[3:], num_visible, counts)
+            mask = self._masks.build(rows, num_visible, counts)
         else:
             rows = send(rows, self._device)
             mask = from_words(rows[3:], num_visible, self._dtype)

@@ -206,8 +206,8 @@ class FusedBackend(Backend):
         """See `Backend.forward`."""
         with torch.inference_mode():
             if self._device.type == "cpu":
-                counts = tuple(span.num_rows for span in spans)
-                mask = self._masks.build(rows[3:], num_visible, counts)
+                several = [span.num_rows for span in spans] if len(spans) > 1 else ()
+                mask = self._masks.build(rows, num_visible, tuple(several))
             else:
                 rows = send(rows, self._device)
                 mask = from_words(rows[3:], num_visible, self.cache.dtype)
@@ -228,7 +228,7 @@ class FusedBackend(Backend):
         mask  [1, 1, n, num_visible], added to the scores
         keep, with_hidden  as in `Backend.forward`
         """
-        ids, positions, slots = rows[:3].unbind()
+        ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
         made = self._rows(len(ids))

@@ -41,10 +41,14 @@ class Look:
     query   [lanes, kv_heads, n, group, dim]: a view of the pass's queries
     beside  [lanes, kv_heads, n * group, dim]: those of a group side by side; of one row the same
             memory
+    apart   `beside`, as `query` has its dimensions
     """
 
+    num_lanes: int
+    num_rows: int
     query: torch.Tensor
     beside: torch.Tensor
+    apart: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +122,17 @@ class LaneAttention:
         spans  as in `Backend.forward`
         mask   [1, 1, n, num_visible], added to the scores
         """
+        num_visible = mask.shape[3]
+        if len(spans) == 1:
+            looks = self._looks_of(apart, (len(apart),), together=False)
+            return Plan(looks, (self._mask_of(mask, 1),), zip(self._views(spans, num_visible)))
         counts = tuple(span.num_rows for span in spans)
-        groups = [spans]
-        if len(spans) > 1:
-            form = self._one_row_each if counts[0] == 1 else self._rows_each
-            if form is None or not is_grid(spans):
-                groups = [(span,) for span in spans]
+        form = self._one_row_each if counts[0] == 1 else self._rows_each
+        groups = [spans] if form is not None and is_grid(spans) else [(span,) for span in spans]
         sizes = [sum(span.num_rows for span in group) for group in groups]
         parts = [mask] if len(groups) == 1 else torch.split(mask, sizes, 2)
         masks = [self._mask_of(part, len(group)) for part, group in zip(parts, groups, strict=True)]
-        views = [self._views(group, mask.shape[3]) for group in groups]
+        views = [self._views(group, num_visible) for group in groups]
         looks = self._looks_of(apart, counts, together=len(groups) < len(spans))
         return Plan(looks, masks, zip(*views, strict=True))
 
@@ -140,11 +145,11 @@ class LaneAttention:
 
     def _attend(self, look: Look, seen: Seen, mask: torch.Tensor) -> torch.Tensor:
         """Return the heads' outputs [lanes * n, heads * dim] of one look."""
-        num_lanes, _, num_rows = look.query.shape[:3]
+        num_lanes, num_rows = look.num_lanes, look.num_rows
         if num_rows == 1:
             form = self._one_row if num_lanes == 1 else self._one_row_each
         else:
-            look.beside.view_as(look.query).copy_(look.query)
+            look.apart.copy_(look.query)
             form = self._rows if num_lanes == 1 else self._rows_each
         assert form is not None, "lanes are looked after together only where a form does that"
         out = form(look.beside, *seen, mask, self._scale)
@@ -190,8 +195,9 @@ def _look(apart: torch.Tensor, num_lanes: int) -> Look:
     num_keys, group, dim = apart.shape[1:]
     num_rows = len(apart) // num_lanes
     query = apart.view(num_lanes, num_rows, num_keys, group, dim).transpose(1, 2)
-    beside = num_lanes, num_keys, num_rows * group, dim
-    return Look(query, apart.view(beside) if num_rows == 1 else query.new_empty(beside))
+    shape = num_lanes, num_keys, num_rows * group, dim
+    beside = apart.view(shape) if num_rows == 1 else query.new_empty(shape)
+    return Look(num_lanes, num_rows, query, beside, beside.view(query.shape))
 
 
 def _stride(spans: Spans) -> int:

@@ -18,6 +18,7 @@ Slots = npt.NDArray[np.int64]
 # transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
 MASK_BITS = 64
 _ALL_BITS = (1 << MASK_BITS) - 1
+_LARGEST = (1 << MASK_BITS - 1) - 1
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
 _MOST_MADE = 32
 _Made = tuple[torch.Tensor, Any, list[tuple[int, int]]]
@@ -43,15 +44,14 @@ class Masks:
         self._num_visible = 0
 
     def build(
-        self, words: torch.Tensor, num_visible: int, counts: tuple[int, ...] = ()
+        self, rows: torch.Tensor, num_visible: int, counts: tuple[int, ...] = ()
     ) -> torch.Tensor:
         """Return the mask [1, 1, n, num_visible] of one pass, valid until the next call.
 
-        words   [2, n] int64 on the CPU, as from `as_words`: rows of one prefix in each lane, or one
-                causal chunk
+        rows    [5, n] as in `Backend.forward`: of one prefix in each lane, or one causal chunk
         counts  rows of each lane, if there are several
         """
-        shown, bits = words.numpy()
+        _, _, _, shown, bits = rows.numpy()
         counts = counts or (len(bits),)
         if len(counts) == 1 and shown[0] != shown[-1]:
             return self._causal(shown, num_visible)
@@ -63,9 +63,9 @@ class Masks:
         mask, cells, written = self._made[counts]
         start = 0
         for number, count in enumerate(counts):
-            rows = slice(start, start + count)
+            of_lane = slice(start, start + count)
             written[number] = self._patch(
-                cells[rows], written[number], int(shown[start]), bits[rows]
+                cells[of_lane], written[number], int(shown[start]), bits[of_lane]
             )
             start += count
         return mask
@@ -98,23 +98,24 @@ class Masks:
         return mask, cells, [(0, 0)] * len(counts)
 
 
-def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> Slots:
-    """Return what the rows of a pass see as integers [2, n]: a prefix, and 64 slots behind it.
+def as_words(
+    slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return what the rows of a pass see, in two integers each: a prefix, and 64 slots behind it.
 
-    Row j sees the slots [0, words[0, j]), and behind them where bit t of words[1, j] is set.
+    Row j sees the slots [0, words[0][j]), and behind them where bit t of words[1][j] is set; they
+    are as signed integers of 64 bits hold them.
 
     slots       [n]: where each row's key and value go
     prefix_len  every row sees the slots [0, prefix_len)
     masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
                 causal: row j sees [0, slots[j]]
     """
-    words = np.zeros((2, len(slots)), dtype=np.int64)
     if masks is None:
-        words[0] = slots + 1
-    else:
-        words[0] = prefix_len
-        words[1] = np.array(masks, dtype=np.uint64).view(np.int64)
-    return words
+        return [slot + 1 for slot in slots], (0,) * len(slots)
+    return (prefix_len,) * len(masks), [
+        mask if mask <= _LARGEST else mask - (1 << MASK_BITS) for mask in masks
+    ]
 
 
 def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:

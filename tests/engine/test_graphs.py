@@ -150,10 +150,10 @@ def test_words_make_the_mask_that_the_host_would(dtype: torch.dtype) -> None:
     for _ in range(50):
         num_rows, prefix_len = int(random.integers(1, 9)), int(random.integers(0, 150))
         masks = [int(x) for x in random.integers(0, 1 << 64, num_rows, dtype=np.uint64)]
-        slots = prefix_len + np.arange(num_rows)
+        slots = range(prefix_len, prefix_len + num_rows)
         for bits in (masks, None):
-            words = torch.from_numpy(as_words(slots, prefix_len, bits))
-            wanted = Masks(dtype).build(words, 256)
+            words = torch.tensor(as_words(slots, prefix_len, bits))
+            wanted = Masks(dtype).build(torch.cat((words[:1].expand(3, -1), words)), 256)
             made = from_words(words, 256, dtype)
             assert made.dtype == dtype
             assert torch.equal(made, wanted)

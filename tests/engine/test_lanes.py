@@ -99,29 +99,31 @@ def check(folder: Folder, backend: str, lanes: Sequence[int] = (3, 0, 2)) -> Non
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_on_the_reference(architecture: str, tmp_path: Folder) -> None:
+def test_texts_equal_texts_alone_on_the_reference(architecture: str, tmp_path: Folder) -> None:
     check(make_model(architecture, tmp_path, scale=0.5), "reference")
 
 
 @pytest.mark.parametrize("lanes", [(3, 0, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_on_the_fused_forward(architecture: str, lanes: tuple[int, ...], tmp_path: Folder) -> None:
+def test_texts_equal_texts_alone_on_the_fused_forward(
+    architecture: str, lanes: tuple[int, ...], tmp_path: Folder
+) -> None:
     check(make_model(architecture, tmp_path, scale=0.5), "fused", lanes)
 
 
 @pytest.mark.usefixtures("recordings")
-def test_on_recordings(tmp_path: Folder) -> None:
+def test_texts_equal_texts_alone_on_recordings(tmp_path: Folder) -> None:
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2))
 
 
 @pytest.mark.slow
-def test_on_programs(tmp_path: Folder) -> None:
+def test_texts_equal_texts_alone_on_programs(tmp_path: Folder) -> None:
     check(make_model("llama", tmp_path, scale=0.5), "compiled")
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("is_batched", [0, 1])
-def test_either_way_to_look_after_lanes(is_batched: int, num_rows: int, load: Load) -> None:
+def test_both_ways_over_lanes_agree(is_batched: int, num_rows: int, load: Load) -> None:
     executor = Executor(load("qwen2"), CAPACITY, num_lanes=NUM_LANES, backend="fused")
     attention = executor._backend._attention  # type: ignore[union-attr]
     if is_batched:
