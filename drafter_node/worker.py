@@ -8,7 +8,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.events import Compute, Proposed
 from engine.coupling import choose_scored
 from engine.judging import life_of, sample_draft
-from engine.prepare import Prepared
+from engine.loading import Engine
 from engine.sampling import sampling_of
 from engine.slots import Feed
 from node.follower import Follower
@@ -25,12 +25,12 @@ PROGRAM_ROWS = {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 16)}
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     """Load, introduce ourselves, and draft until the process ends."""
-    prepared = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
-    welcome = introduce(config, connection, prepared)
-    executor = prepared.executor
-    machine = Drafting(max_len=prepared.max_len, num_slots=executor.capacity)
+    engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
+    welcome = introduce(config, connection, engine)
+    executor = engine.executor
+    machine = Drafting(max_len=engine.max_len, num_slots=executor.capacity)
     forwards = Forwards(executor, heart, machine, config.min_forward_ms / 1e3)
-    worker = Worker(config, prepared, forwards, welcome.vocab_size)
+    worker = Worker(config, engine, forwards, welcome.vocab_size)
     Loop(connection, heart, executor, Follower(machine), worker.compute).run()
 
 
@@ -41,10 +41,10 @@ class Worker:
     """
 
     def __init__(
-        self, config: NodeConfig, prepared: Prepared, forwards: Forwards, vocab_size: int
+        self, config: NodeConfig, engine: Engine, forwards: Forwards, vocab_size: int
     ) -> None:
         self.max_candidates = config.max_candidates
-        self.num_rows = prepared.loaded.vocab_size  # of the embedding
+        self.num_rows = engine.loaded.vocab_size  # of the embedding
         self.forwards = forwards
         self.vocab_size = vocab_size
 

@@ -1,11 +1,9 @@
 """Forms of attention over a slot cache; which is fastest is timed, for processors differ.
 
 One row of queries takes 20 us in one form and 1,000 in another on the same processor, and the other
-way round on the next one. Owns the forms and the clock; knows no layer, no cache and no model.
+way round on the next one. Owns the forms; knows no layer, no cache and no model.
 """
 
-import math
-import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -14,12 +12,10 @@ import torch.nn.functional as F
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """(query, keys, values, mask, scale) -> outputs, of the query's shape
 
-query         [1, kv_heads, n * group, dim]: the query heads of a group side by side
-keys, values  [1, kv_heads, num_visible, dim]
-mask          [1, 1, n * group or 1, num_visible], added to the scaled scores
+query         [lanes, kv_heads, n * group, dim]: the query heads of a group side by side
+keys, values  [lanes, kv_heads, num_visible, dim]
+mask          [lanes, 1, n * group or 1, num_visible], added to the scaled scores
 """
-
-_WARM, _TIMED = 3, 20
 
 
 def side_by_side(
@@ -40,9 +36,9 @@ def head_by_head(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """The same kernel told of groups, for a pass of one row: [1, heads, 1, dim]."""
-    _, kv_heads, group, dim = query.shape
-    apart = query.view(1, kv_heads * group, 1, dim)
+    """The same kernel told of groups, for one row of a lane: [lanes, heads, 1, dim]."""
+    num_lanes, kv_heads, group, dim = query.shape
+    apart = query.view(num_lanes, kv_heads * group, 1, dim)
     out = F.scaled_dot_product_attention(
         apart, keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
     )
@@ -70,7 +66,7 @@ def products(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Two matrix products and a softmax in float32."""
+    """Two matrix products and a softmax in float32, for one lane."""
     scores = torch.baddbmm(mask[0], query[0], keys[0].transpose(1, 2), alpha=scale)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     return torch.bmm(weights, values[0])[None]
@@ -83,23 +79,23 @@ FORMS_OF_ONE_ROW: Mapping[str, Attention] = {
     "products": products,
 }
 FORMS_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side, "products": products}
+# Over several lanes in one call; for products keys and values would have to be copied.
+BATCHED_OF_ONE_ROW = {name: form for name, form in FORMS_OF_ONE_ROW.items() if form is not products}
+BATCHED_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side}
 
 
-def fastest(
-    forms: Mapping[str, Attention],
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-) -> Attention:
-    """Return the form that takes least time for such tensors: the best of some turns of each."""
-    best = dict.fromkeys(forms, math.inf)
-    with torch.inference_mode():
-        for turn in range(_WARM + _TIMED):
-            for name, form in forms.items():
-                started = time.perf_counter()
-                form(query, keys, values, mask, scale)
-                if turn >= _WARM:
-                    best[name] = min(best[name], time.perf_counter() - started)
-    return forms[min(best, key=best.__getitem__)]
+def one_by_one(form: Attention) -> Attention:
+    """Lane after lane, each with `form`."""
+
+    def attend(
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        lanes = range(len(query))
+        parts = [[tensor[i : i + 1] for tensor in (query, keys, values, mask)] for i in lanes]
+        return torch.cat([form(q, k, v, shown, scale) for q, k, v, shown in parts])
+
+    return attend

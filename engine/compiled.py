@@ -6,8 +6,8 @@ write for each other to read: half of a pass of a small target. It costs a C++ c
 a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
 for.
 
-All other passes, prefills among them, run as `fused` does. So do passes of several rows where that
-is faster, which is timed: on some processors a program of nine rows takes five times one of one.
+All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
+which is timed: on some processors a program of nine rows takes five times one of one.
 """
 
 import math
@@ -22,12 +22,13 @@ import torch.nn.functional as F
 
 from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output, Spans, no_hidden
 from engine.fused import FusedBackend, qkv_of
+from engine.lanes import Lanes, Span
 from engine.linear import stack
+from engine.masks import Masks
 from engine.model import LoadedModel
 from engine.model_files import one_line
-from engine.slots import Move
 
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
@@ -36,7 +37,6 @@ _SETTINGS: dict[str, Any] = {
     "cpp_wrapper": True,
 }
 _Program = Callable[..., torch.Tensor]
-_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
@@ -46,7 +46,7 @@ class CompiledBackend(Backend):
 
     name = "compiled"
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.
 
         Raises ModelError if this backend does not cover the model, or cannot compile here.
@@ -55,8 +55,10 @@ class CompiledBackend(Backend):
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
         if shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
-        self._fused = FusedBackend(loaded, num_slots)
+        self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
+        self._num_lanes = lanes.count
+        self._masks = Masks(loaded.dtype)
         self.cache = self._fused.cache
         # One tensor a layer: what is written to a view of an input is copied back whole.
         self._caches = list(self.cache.unbind())
@@ -66,56 +68,56 @@ class CompiledBackend(Backend):
         self._made: set[int] = set()  # numbers of rows for which there is a program
 
     def take_over(self, *, timed: bool = True) -> None:
-        """Keep the programs of several rows only where they are faster than `fused`.
+        """Keep the programs that are faster than `fused`.
 
         The programs have weights of their own. What they do not run uses the model's, or, where a
-        program is given up, packed ones: as much memory as that program would have had.
+        program is given up or there are several lanes, packed ones: as much memory as one program.
         """
         if not timed:
             return
         packed = self._fused.packed()
-        kept = [1] if 1 in self.row_counts else []
-        for fewest, count in zip((1, *self.row_counts), self.row_counts, strict=False):
-            if count > 1 and self._is_faster(packed, (fewest + 1 + count) // 2, count):
-                kept.append(count)
-        if len(kept) < len(self.row_counts):
+        kept = [
+            count
+            for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
+            if self._is_faster(packed, (fewer + 1 + count) // 2, count)
+        ]
+        if len(kept) < len(self.row_counts) or self._num_lanes > 1:
             self._fused = packed
             self.row_counts = tuple(kept)
 
     def _is_faster(self, packed: FusedBackend, num_rows: int, count: int) -> bool:
         """Whether the program of `count` rows beats a fused pass of `num_rows`, which it fills."""
-        program = self._pass_of(count)
-        self.forward(*program[:4], num_visible=program[4])  # makes it
-        return _seconds(self, program) < _seconds(packed, self._pass_of(num_rows))
-
-    def _pass_of(self, num_rows: int) -> _Inputs:
-        """A pass of so many rows over the first slots."""
-        where = torch.arange(num_rows)
-        num_visible = min(_TIMED_SLOTS, self.cache.shape[2])
-        mask = torch.zeros(1, 1, num_rows, num_visible, dtype=self.cache.dtype)
-        return where, where, where, mask, num_visible
+        num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
+        program = _rows(count)
+        self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
+        taken_s = _seconds(self, program, num_visible)
+        return taken_s < _seconds(packed, _rows(num_rows), num_visible)
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
+        rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
-        num_rows = len(ids)
-        if num_rows not in self.row_counts or keep is not None:
-            return self._fused.forward(
-                ids, positions, slots, mask, num_visible=num_visible, keep=keep
-            )
+        if with_hidden:
+            raise no_hidden(self._name, self.name)
+        num_rows = rows.shape[1]
+        if not self._has_program(spans) or keep is not None:
+            return self._fused.forward(rows, spans, num_visible=num_visible, keep=keep)
+        inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            return self._compile(ids, positions, slots, mask)
+            return Output(self._compile(*inputs))
         with torch.no_grad():
-            return self._program(ids, positions, slots, mask, self._caches)
+            return Output(self._program(*inputs, self._caches))
+
+    def _has_program(self, spans: Spans) -> bool:
+        """Programs see the first lane alone."""
+        return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
     def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Make the program for so many rows, and run it."""
@@ -137,17 +139,28 @@ class CompiledBackend(Backend):
             # What no program fits must not stop a text for half a minute: it runs uncompiled.
             torch.compiler.set_stance("eager_on_recompile")
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
-        self._fused.move(move)
+        self._fused.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        self._fused.copy(source, target, length)
 
 
-def _seconds(backend: Backend, inputs: _Inputs) -> float:
+def _rows(num_rows: int) -> torch.Tensor:
+    """A chain of so many rows at the start of a text, as in `Backend.forward`."""
+    where = torch.arange(num_rows)
+    bits = (2 << where) - 1
+    return torch.stack((where, where, where, torch.zeros_like(where), bits))
+
+
+def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
     """The best of some passes."""
     best = math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
-        backend.forward(*inputs[:4], num_visible=inputs[4])
+        backend.forward(rows, (Span(0, rows.shape[1]),), num_visible=num_visible)
         best = min(best, time.perf_counter() - started)
     return best
 
@@ -201,7 +214,11 @@ class _Pass(torch.nn.Module):
         mask: torch.Tensor,
         caches: list[torch.Tensor],
     ) -> torch.Tensor:
-        """Return logits [n, V]; arguments as in `Backend.forward`, and the layers' caches."""
+        """Return logits [n, V].
+
+        mask    [1, 1, n, num_visible], added to the scores
+        caches  a layer each, [2 kv_heads, slots, dim]
+        """
         assert isinstance(self.rotations, torch.Tensor)
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self.embeddings)

@@ -11,7 +11,7 @@ no tree and no message. Two modes:
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,11 @@ import torch
 from engine.compiled import CompiledBackend
 from engine.device import send
 from engine.errors import kind_of
-from engine.forward import Backend, HuggingFaceBackend
+from engine.forward import Backend, HuggingFaceBackend, Output, Spans
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
-from engine.masks import MASK_BITS, Masks, as_words
+from engine.lanes import Lanes, Span
+from engine.masks import MASK_BITS, as_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Feed, Move
@@ -38,9 +39,7 @@ CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first com
 class Pass:
     """A pass, ready to run; tensors on the CPU.
 
-    rows         [3, n] int64: token ids, positions and slots
-    mask         [1, 1, n, num_visible] of the model's type: added to the attention scores; for a
-                 captured backend [2, n] int64 (`masks.as_words`)
+    rows, spans  as in `Backend.forward`
     num_asked    rows whose logits are wanted
     keep         [num_asked] int64: which; None: the first of them
     is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
@@ -48,7 +47,7 @@ class Pass:
     """
 
     rows: torch.Tensor
-    mask: torch.Tensor
+    spans: Spans
     num_visible: int
     num_asked: int
     keep: torch.Tensor | None
@@ -56,20 +55,22 @@ class Pass:
 
 
 class Executor:
-    """A loaded model with a cache of `capacity` slots."""
+    """A loaded model with a cache of `num_lanes` lanes of `capacity` slots, one for each text."""
 
     def __init__(
         self,
         loaded: LoadedModel,
         capacity: int,
         *,
+        num_lanes: int = 1,
         fixed_rows: int | None = None,
         backend: str = "reference",
         row_counts: Sequence[int] = (),
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
-        backend     reference, fused, compiled or graphs (`prepare.make_executor` chooses)
+        capacity    slots of each lane
+        backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
         row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
 
         Raises:
@@ -81,12 +82,13 @@ class Executor:
         self.loaded = loaded
         self.capacity = capacity
         self.fixed_rows = fixed_rows
-        self._masks = Masks(loaded.dtype)
+        row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
+        # Rows that fill a pass up write to slots of their own.
+        self.lanes = Lanes(num_lanes, capacity + max(row_counts, default=0))
+        self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = _make_backend(
-            backend, loaded, capacity, (fixed_rows,) if fixed_rows else tuple(row_counts)
-        )
+        self._backend: Backend | None = _make_backend(backend, loaded, self.lanes, row_counts)
 
     @property
     def backend(self) -> str:
@@ -119,49 +121,111 @@ class Executor:
         Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
         empty: what nobody asks for is not computed (but for padded passes, which are all alike).
         """
-        return self.forward(self.prepare(feed, ask))
+        return self.forward(self.lay_out((feed,), (ask,))).logits
 
-    def prepare(self, feed: Feed, ask: Sequence[int]) -> Pass:
-        """The first half of `run`, on the host: from integers to tensors.
+    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run the passes of several lanes as one, which reads the weights once.
 
-        It is valid until the next one is prepared, whose mask may lie in the same memory.
+        Returns what `run` does of each, one below the other.
         """
-        assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
-        num_visible = self._num_visible(feed)
-        rows = np.array((feed.tokens, feed.positions, feed.slots), dtype=np.int64)
-        keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
-        masks = feed.masks
-        count = None if masks is None else self._count_for(len(masks))
-        padded = count is not None
-        if masks is not None and not padded and self._is_captured:
-            self._num_too_large += 1
+        return self.forward(self.lay_out(feeds, asks)).logits
+
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Pass:
+        """The first half of a pass, on the host: from integers to tensors.
+
+        feeds  of different lanes, at most `num_lanes_per_pass`; a chunk of a prefill comes alone
+        asks   for each feed the rows whose logits are wanted
+        """
+        assert 0 < len(feeds) <= self.num_lanes_per_pass
+        assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
+        num_visible = max(map(self._num_visible, feeds))
+        if len(feeds) == 1 and (self.fixed_rows is None or self.num_lanes_per_pass == 1):
+            return self._lay_out_one(feeds[0], asks[0], num_visible)
+        by_lane = {feed.lane: self._rows_of(feed) for feed in feeds}
+        assert len(by_lane) == len(feeds), "two feeds of one lane"
+        count = None if feeds[0].masks is None else self._count_for(by_lane.values())
         if count is not None:
-            rows, masks = self._pad(rows, feed, count)
-        mask = self._mask(rows[2], feed.prefix_len, masks, num_visible)
-        return Pass(torch.from_numpy(rows), mask, num_visible, len(ask), keep, padded)
+            for lane in self._lanes_for(by_lane):
+                by_lane[lane] = self._pad(by_lane.get(lane), lane, count)
+        rows, spans, starts = self._joined(by_lane)
+        pairs = zip(feeds, asks, strict=True)
+        index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
+        keep, made = torch.tensor(index, dtype=torch.int64), torch.from_numpy(rows)
+        return Pass(made, spans, num_visible, len(index), keep, is_padded=count is not None)
 
-    def forward(self, prepared: Pass) -> torch.Tensor:
-        """The second half of `run`: the model."""
+    def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> Pass:
+        """The usual pass has one lane: what a small drafter does on the host is felt."""
+        rows = self._rows_of(feed)
+        count = None if feed.masks is None else self._count_for((rows,))
+        if count is not None:
+            rows = self._pad(rows, feed.lane, count)
+        spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
+        keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
+        made = torch.from_numpy(rows)
+        return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None)
+
+    def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
+        """Put the rows of all lanes side by side, by lane; also where each begins."""
+        spans, starts, num_rows = [], {}, 0
+        for lane in sorted(by_lane):
+            spans.append(Span(self.lanes.first_slot(lane), by_lane[lane].shape[1]))
+            starts[lane] = num_rows
+            num_rows += spans[-1].num_rows
+        parts = [by_lane[lane] for lane in starts]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return rows, tuple(spans), starts
+
+    def _rows_of(self, feed: Feed) -> Any:
+        """Return what the backend must know of the rows of one lane, [5, n] int64."""
+        assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
+        first = self.lanes.first_slot(feed.lane)
+        slots = [first + slot for slot in feed.slots] if first else feed.slots
+        words = as_words(feed.slots, feed.prefix_len, feed.masks)
+        return np.array((feed.tokens, feed.positions, slots, *words), dtype=np.int64)
+
+    def forward(self, step: Pass, *, with_hidden: bool = False) -> Output:
+        """The second half of `run`: the model.
+
+        Returns logits float32, as `run` does, and hidden states in the model's type if asked.
+
+        Raises:
+            ModelError: the backend does not give hidden states.
+        """
         assert self._backend is not None, "this executor was freed"
-        keep = prepared.keep
-        ids, positions, slots = prepared.rows
-        logits = self._backend.forward(
-            ids,
-            positions,
-            slots,
-            prepared.mask,
-            num_visible=prepared.num_visible,
-            keep=None if prepared.is_padded else keep,
+        keep, num_asked = step.keep, step.num_asked
+        out = self._backend.forward(
+            step.rows,
+            step.spans,
+            num_visible=step.num_visible,
+            keep=None if step.is_padded else keep,
+            with_hidden=with_hidden,
         )
-        if prepared.is_padded:
-            num_asked = prepared.num_asked
-            logits = logits[:num_asked] if keep is None else logits[send(keep, logits.device)]
-        return logits.float()
+        logits, hidden = out.logits, out.hidden
+        if not step.is_padded and logits.dtype == torch.float32:
+            return out
+        if step.is_padded:
+            which = slice(num_asked) if keep is None else send(keep, logits.device)
+            logits, hidden = logits[which], None if hidden is None else hidden[which]
+        return Output(logits.float(), hidden)
 
-    def move(self, move: Move) -> None:
-        """Copy cache slots as `SlotMap.advance` says."""
+    def move(self, *moves: Move) -> None:
+        """Copy cache slots as `SlotMap.advance` says, of all lanes in one gather."""
         assert self._backend is not None, "this executor was freed"
-        self._backend.move(move)
+        sources: list[int] = []
+        targets: list[int] = []
+        for move in moves:
+            first = self.lanes.first_slot(move.lane)
+            sources += (first + slot for slot in move.sources)
+            targets += (first + slot for slot in move.targets)
+        self._backend.move(sources, targets)
+
+    def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
+        """Copy the first `length` slots of a lane to another: texts that begin alike."""
+        assert self._backend is not None, "this executor was freed"
+        assert source_lane != target_lane
+        assert 0 < length <= self.capacity
+        lanes = self.lanes
+        self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """Run passes of each number of rows, so that no session pays for a first time.
@@ -208,13 +272,6 @@ class Executor:
         rounded = captured_len(total) if self._is_captured else -(-total // SLOT_STEP) * SLOT_STEP
         return min(rounded, self.capacity)
 
-    def _mask(
-        self, slots: Any, prefix_len: int, masks: Sequence[int] | None, num_visible: int
-    ) -> torch.Tensor:
-        if self._is_captured:
-            return as_words(slots, prefix_len, masks)
-        return self._masks.build(slots, prefix_len, masks, num_visible)
-
     def _num_visible(self, feed: Feed) -> int:
         needed = feed.total
         assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
@@ -224,41 +281,63 @@ class Executor:
         assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
         return self._total
 
-    def _count_for(self, num_rows: int) -> int | None:
-        """Up to how many rows a pass is filled; None: it runs as it is."""
-        if self.fixed_rows is not None:
-            return self.fixed_rows
+    def _count_for(self, parts: Collection[Any]) -> int | None:
+        """Up to how many rows each lane of a pass is filled; None: it runs as it is."""
         assert self._backend is not None, "this executor was freed"
-        return next((n for n in self._backend.row_counts if n >= num_rows), None)
+        most = max(rows.shape[1] for rows in parts)
+        if self.fixed_rows is not None:
+            assert most <= self.fixed_rows, (
+                f"{most} rows, but reproducible mode is fixed at {self.fixed_rows}"
+            )
+            return self.fixed_rows
+        if len(parts) > 1 and not self._is_captured:
+            return None  # programs are of one lane, and rows that nobody needs cost time
+        count = next((n for n in self._backend.row_counts if n >= most), None)
+        self._num_too_large += count is None and self._is_captured
+        return count
 
-    def _pad(self, rows: Any, feed: Feed, count: int) -> tuple[Any, tuple[int, ...]]:
-        """Fill up to `count` rows: copies of the first that write to scratch slots."""
-        assert feed.masks is not None
-        num_rows = rows.shape[1]
-        assert num_rows <= count, f"{num_rows} rows, but reproducible mode is fixed at {count}"
+    def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
+        """Return the lanes of a pass that is filled up.
+
+        In reproducible mode all of them, or the only one; for recordings of several lanes the first
+        2, 4, 8, ...
+        """
+        if self.fixed_rows is not None and self.num_lanes_per_pass > 1:
+            return range(self.lanes.count)
+        if len(fed) == 1:
+            return tuple(fed)
+        return range(min(1 << max(fed).bit_length(), self.lanes.count))
+
+    def _pad(self, rows: Any | None, lane: int, count: int) -> Any:
+        """Fill a lane up to `count` rows: copies of its first that write to scratch slots.
+
+        Those of a lane without rows see its first slot.
+        """
+        num_rows = 0 if rows is None else rows.shape[1]
         if num_rows == count:
-            return rows, feed.masks
-        index = np.zeros(count, dtype=np.int64)
-        index[:num_rows] = np.arange(num_rows)
-        rows = rows.take(index, axis=1)  # rows[:, index] would lie in memory the other way
-        rows[2, num_rows:] = self.capacity + np.arange(count - num_rows)
-        return rows, feed.masks + feed.masks[:1] * (count - num_rows)
+            return rows
+        padded = np.zeros((5, count), dtype=np.int64)
+        padded[3] = 1
+        if rows is not None:
+            padded[:, :num_rows] = rows
+            padded[:, num_rows:] = rows[:, :1]
+        scratch = self.lanes.first_slot(lane) + self.capacity
+        padded[2, num_rows:] = scratch + np.arange(count - num_rows)
+        return padded
 
 
 def _make_backend(
-    name: str, loaded: LoadedModel, capacity: int, row_counts: tuple[int, ...]
+    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...]
 ) -> Backend:
     assert name in ("compiled", "fused", "graphs", "reference")
-    # Rows that fill a pass up write to slots of their own.
-    num_slots = capacity + max(row_counts, default=0)
     try:
         if name == "compiled":
-            return CompiledBackend(loaded, num_slots, row_counts)
+            return CompiledBackend(loaded, lanes, row_counts)
         if name == "graphs":
-            return GraphBackend(loaded, num_slots, row_counts)
+            return GraphBackend(loaded, lanes, row_counts)
         if name == "fused":
-            return FusedBackend(loaded, num_slots)
-        return HuggingFaceBackend(loaded, num_slots)
+            return FusedBackend(loaded, lanes)
+        return HuggingFaceBackend(loaded, lanes.total)
     except (
         RuntimeError,
         ValueError,
@@ -268,7 +347,7 @@ def _make_backend(
         ArithmeticError,
     ) as error:
         raise kind_of(error)(
-            f"{loaded.name}: no cache of {num_slots} slots on {loaded.device} "
+            f"{loaded.name}: no cache of {lanes.total} slots on {loaded.device} "
             f"({one_line(error)}); try a shorter maximum length, or another model"
         ) from error
 

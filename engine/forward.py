@@ -5,22 +5,40 @@ compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from engine.device import send
+from engine.errors import ModelError
 from engine.kv_cache import SlotCache
+from engine.lanes import Span
+from engine.masks import Masks, from_words
 from engine.model import LoadedModel
-from engine.slots import Move
+
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a forward gives, of the rows that were asked for; on the model's device, in its dtype.
+
+    logits  [k, V]
+    hidden  [k, hidden_size] after the last norm, which the head multiplies; None: nobody asked
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 class Backend(Protocol):
     """One model with one cache on one device.
 
     name         how it is called in messages and options
-    is_captured  it runs recordings of a few shapes: it takes words for masks, and `num_visible`
-                 has few values
+    is_captured  it runs recordings of a few shapes, so that `num_visible` has few values
     is_loading   set by whoever has warmed it up: from then on it is expected to be ready
     num_uncaptured  decode passes that a captured backend had no recording for
     row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
@@ -34,29 +52,32 @@ class Backend(Protocol):
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
+        rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run n rows, write their keys and values, return logits.
+        with_hidden: bool = False,
+    ) -> Output:
+        """Run n rows, and write their keys and values.
 
-        ids          [n] int64, CPU
-        positions    [n] int64, CPU: position of each row on its path
-        slots        [n] int64, CPU: where each row's key and value go
-        mask         [1, 1, n, num_visible] of the model's type, CPU: added to the scores; for a
-                     captured backend [2, n] int64, CPU (`masks.as_words`)
-        num_visible  slots [0, num_visible) take part; it covers all that any row sees
-        keep         [k] int64, CPU: rows whose logits are wanted; None is all
+        rows         [5, n] int64, CPU, a column for each row: its token id, its position on its
+                     path, the slot where its key and value go, and what it sees in two words
+                     of its lane (`masks.as_words`)
+        spans        the lanes that the rows see, in their order
+        num_visible  of each lane slots [0, num_visible) take part: all that any row sees
+        keep         [k] int64, CPU: rows whose output is wanted; None is all
+        with_hidden  return their hidden states too
 
-        Returns [k or n, V] in the model's dtype, on the model's device.
+        Raises:
+            ModelError: this backend does not give hidden states.
         """
 
-    def move(self, move: Move) -> None:
-        """Copy cache slots, all reads before any write."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots of the cache, all reads before any write."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy `length` slots from `source` on to those from `target` on, which are others."""
 
     def take_over(self, *, timed: bool = True) -> None:
         """Lay the weights out as suits this backend; the model itself may not run afterwards.
@@ -73,51 +94,95 @@ class HuggingFaceBackend(Backend):
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._dtype = loaded.dtype
+        self._masks = Masks(loaded.dtype)
         self.cache = SlotCache(loaded.model, num_slots, loaded.device)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
+        rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
-        first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
-        ids, positions, slots, mask = self._to_device(ids, positions, slots, mask)
-        self.cache.begin(slots, first_slot, num_visible)
-        options: dict[str, Any] = {}
-        if keep is not None and self._keeps_logits:
-            options["logits_to_keep"] = keep.to(self._device)
+        counts = tuple(span.num_rows for span in spans)
+        if self._device.type == "cpu":
+            mask = self._masks.build(rows, num_visible, counts)
+        else:
+            rows = send(rows, self._device)
+            mask = from_words(rows[3:], num_visible, self._dtype)
+        keep = None if keep is None else send(keep, self._device)
         with torch.inference_mode():
-            logits: torch.Tensor = self._model(
-                ids[None],
-                attention_mask=mask,
-                position_ids=positions[None],
-                past_key_values=self.cache,
-                use_cache=True,
-                **options,
-            ).logits[0]
-            return logits if keep is None or options else logits[keep.to(self._device)]
+            if len(spans) == 1:
+                return self._run(rows, spans[0], mask, keep, with_hidden=with_hidden)
+            # One lane after another: simple, and exact for any architecture.
+            sizes = list(counts)
+            parts = torch.split(rows, sizes, 1), spans, torch.split(mask, sizes, 2)
+            outs = [
+                self._run(*part, None, with_hidden=with_hidden) for part in zip(*parts, strict=True)
+            ]
+            logits = torch.cat([out.logits for out in outs])
+            states = [out.hidden for out in outs if out.hidden is not None]
+            hidden = torch.cat(states) if states else None
+            if keep is None:
+                return Output(logits, hidden)
+            return Output(logits[keep], None if hidden is None else hidden[keep])
 
-    def move(self, move: Move) -> None:
+    def _run(
+        self,
+        rows: torch.Tensor,
+        span: Span,
+        mask: torch.Tensor,
+        keep: torch.Tensor | None,
+        *,
+        with_hidden: bool,
+    ) -> Output:
+        """Run the rows of one lane; everything is on the device."""
+        ids, positions, slots = rows[:3]
+        first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
+        self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
+        options: dict[str, Any] = {"output_hidden_states": True} if with_hidden else {}
+        if keep is not None and self._keeps_logits:
+            options["logits_to_keep"] = keep
+        out = self._model(
+            ids[None],
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        )
+        logits: torch.Tensor = out.logits[0]
+        if keep is not None and not self._keeps_logits:
+            logits = logits[keep]
+        if not with_hidden:
+            return Output(logits)
+        hidden: torch.Tensor = out.hidden_states[-1][0]
+        return Output(logits, hidden if keep is None else hidden[keep])
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
         with torch.inference_mode():
-            self.cache.move(move)
+            self.cache.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with torch.inference_mode():
+            self.cache.copy(source, target, length)
 
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""
         del timed
 
-    def _to_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._device.type == "cpu":
-            return tensors
-        return tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
+
+def no_hidden(model: str, backend: str) -> ModelError:
+    """Return what a backend raises that has recorded a pass without its hidden states."""
+    return ModelError(f"{model}: the backend {backend} gives no hidden states; use fused")
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

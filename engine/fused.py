@@ -13,6 +13,7 @@ At first it uses the model's weights where they are, so that it can be held to t
 changes from one decode pass to the next but `num_visible`, so that passes can be captured.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,15 +21,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.attention import FORMS_OF_ONE_ROW, FORMS_OF_ROWS, Attention, fastest, side_by_side
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output, Spans
+from engine.lane_attention import LaneAttention, Plan, Seen
+from engine.lanes import Lanes
 from engine.linear import Packer, Product, unpacked
+from engine.masks import Masks, from_words
 from engine.model import LoadedModel
-from engine.slots import NUM_TREE_SLOTS, Move
-
-_TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
+from engine.norms import FORMS, Form, at_once, of_pairs, rms_norm
+from engine.slots import NUM_TREE_SLOTS
+from engine.timing import quickest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -39,7 +42,6 @@ class _Layer:
 
     head_norm  over queries and keys [n, heads, dim], qwen3 only
     cache      [2 kv_heads, num_slots, dim]: keys, then values
-    seen       (keys, values) [1, kv_heads, num_visible, dim]: views of `cache`
     """
 
     module: Any
@@ -51,7 +53,6 @@ class _Layer:
     gate_up: Product
     down: Product
     cache: torch.Tensor
-    seen: tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,7 @@ class _Rows:
     halves    the second and the first half of `turned`, along dim
     swapped   like `turned`
     written   [2 kv_heads, n, dim]: its keys and values
-    query     [kv_heads, n, group, dim]: its queries
-    beside    [1, kv_heads, n * group, dim]: the queries, those of a group side by side; of one row
-              the same memory
+    apart     [n, kv_heads, group, dim]: its queries
     """
 
     heads: torch.Tensor
@@ -73,8 +72,7 @@ class _Rows:
     halves: tuple[torch.Tensor, torch.Tensor]
     swapped: torch.Tensor
     written: torch.Tensor
-    query: torch.Tensor
-    beside: torch.Tensor
+    apart: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +81,13 @@ class _Pass:
 
     cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
     slots     [n] int64
-    mask      [1, 1, n * group (1 if n is 1), num_visible], added to the scores
     """
 
     rows: _Rows
     cos: torch.Tensor
     sin: torch.Tensor
     slots: torch.Tensor
-    mask: torch.Tensor
+    plan: Plan
 
 
 class FusedBackend(Backend):
@@ -98,7 +95,7 @@ class FusedBackend(Backend):
 
     name = "fused"
 
-    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: Lanes) -> None:
         """Raises ModelError if this backend does not cover the model."""
         why = why_not_fused(loaded.model)
         if why is not None:
@@ -112,52 +109,53 @@ class FusedBackend(Backend):
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self._group = self._num_heads // self._num_kv_heads
-        self._scale = float(attention.scaling)
-        self._num_visible = num_slots
-        shape = (len(model.layers), 2 * self._num_kv_heads, num_slots, self._dim)
+        shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
-        self.rotations = _rotations(model, min(num_slots, loaded.max_model_len), loaded)
+        self.rotations = _rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
+        form = of_pairs if loaded.device.type == "cpu" else at_once
         self._layers = [
-            self._layer(module, cache)
+            self._layer(module, cache, form)
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
+        self._masks = Masks(loaded.dtype)
         self._made: dict[int, _Rows] = {}
-        self._attend_one: Attention = side_by_side
-        self._attend_rows: Attention = side_by_side
-        self._last_norm = _norm(model.norm)
+        scale = float(attention.scaling)
+        self._attention = LaneAttention(self.cache, lanes, self._group, scale)
+        self._last_norm_module = model.norm
+        self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = unpacked([self._head_module])
 
-    def _layer(self, module: Any, cache: torch.Tensor) -> _Layer:
+    def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
         return _Layer(
             module=module,
-            before_attention=_norm(module.input_layernorm),
+            before_attention=_norm(module.input_layernorm, form),
             qkv=unpacked(qkv_of(module)),
-            head_norm=self._head_norm(attention),
+            head_norm=self._head_norm(attention, form),
             out=unpacked([attention.o_proj]),
-            before_mlp=_norm(module.post_attention_layernorm),
+            before_mlp=_norm(module.post_attention_layernorm, form),
             gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
             down=unpacked([mlp.down_proj]),
             cache=cache,
-            seen=_seen(cache, self._num_visible),
         )
 
-    def _head_norm(self, attention: Any) -> Product | None:
+    def _head_norm(self, attention: Any, form: Form) -> Product | None:
         if not hasattr(attention, "q_norm"):
             return None
         q, k = attention.q_norm, attention.k_norm
         weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
-        return _rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon))
+        return rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon), form)
 
     def packed(self) -> "FusedBackend":
         """The same with weights of its own over the same cache; the model stays as it is."""
         twin = copy(self)
         twin._made = {}
+        twin._attention = self._attention.twin()
         twin._layers = [replace(layer) for layer in self._layers]
         twin._take_over(Packer(), leave=True)
-        twin._choose_attention()
+        twin._choose_forms()
         return twin
 
     def take_over(self, *, timed: bool = True) -> None:
@@ -168,7 +166,7 @@ class FusedBackend(Backend):
         """
         self._take_over(Packer(timed=timed), leave=False)
         if timed and self._device.type == "cpu":
-            self._choose_attention()
+            self._choose_forms()
 
     def _take_over(self, packer: Packer, *, leave: bool) -> None:
         for layer in self._layers:
@@ -181,55 +179,74 @@ class FusedBackend(Backend):
         tied = self._head_module.weight.data_ptr() == self._embeddings.data_ptr()
         self._head = packer.take([self._head_module], leave=leave or tied)
 
-    def _choose_attention(self) -> None:
-        """Find the fastest forms of attention, over the first layer's cache."""
-        keys, values = _seen(self._layers[0].cache, min(_TIMED_SLOTS, self.cache.shape[2]))
-        for forms, num_rows in ((FORMS_OF_ONE_ROW, 1), (FORMS_OF_ROWS, _TIMED_ROWS)):
-            beside = torch.zeros_like(self._make_rows(num_rows).beside)
-            num_masks = 1 if num_rows == 1 else beside.shape[2]
-            mask = keys.new_zeros(1, 1, num_masks, keys.shape[2])
-            form = fastest(forms, beside, keys, values, mask, self._scale)
-            if num_rows == 1:
-                self._attend_one = form
-            else:
-                self._attend_rows = form
+    def _choose_forms(self) -> None:
+        """Find the fastest forms of what is no product."""
+        self._attention.choose_forms()
+        self._choose_norms()
+
+    def _choose_norms(self) -> None:
+        """Find the fastest form of the norms, for one row: most passes have no more."""
+        row, last = self._embeddings[:1], self._last_norm_module
+        form = FORMS[quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)]
+        self._last_norm = _norm(last, form)
+        for layer in self._layers:
+            layer.before_attention = _norm(layer.module.input_layernorm, form)
+            layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
+            layer.head_norm = self._head_norm(layer.module.self_attn, form)
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
+        rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
-        if num_visible != self._num_visible:
-            self._num_visible = num_visible
-            for layer in self._layers:
-                layer.seen = _seen(layer.cache, num_visible)
         with torch.inference_mode():
-            if self._device.type != "cpu":
-                ids, positions, slots, mask = (
-                    send(tensor, self._device) for tensor in (ids, positions, slots, mask)
-                )
-            if self._group > 1 and len(ids) > 1:
-                mask = mask.repeat_interleave(self._group, dim=2)
-            cos, sin = self.rotations.index_select(1, positions)
-            hidden = F.embedding(ids, self._embeddings)
-            step = _Pass(self._rows(len(ids)), cos, sin, slots, mask)
-            for layer in self._layers:
-                hidden += layer.out(self._attend(layer, layer.before_attention(hidden), step))
-                gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
-                hidden += layer.down(F.silu(gate).mul_(up))
-            if keep is not None:
-                hidden = hidden.index_select(0, send(keep, self._device))
-            if not len(hidden):
-                return hidden.new_empty(0, self._vocab_size)
-            return self._head(self._last_norm(hidden))
+            if self._device.type == "cpu":
+                several = [span.num_rows for span in spans] if len(spans) > 1 else ()
+                mask = self._masks.build(rows, num_visible, tuple(several))
+            else:
+                rows = send(rows, self._device)
+                mask = from_words(rows[3:], num_visible, self.cache.dtype)
+            return self.compute(rows, spans, mask, keep, with_hidden=with_hidden)
 
-    def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
+    def compute(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        mask: torch.Tensor,
+        keep: torch.Tensor | None = None,
+        *,
+        with_hidden: bool = False,
+    ) -> Output:
+        """The pass itself, once everything is on the device.
+
+        rows, spans  as in `Backend.forward`, but on the device
+        mask  [1, 1, n, num_visible], added to the scores
+        keep, with_hidden  as in `Backend.forward`
+        """
+        ids, positions, slots = rows.unbind()[:3]
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self._embeddings)
+        made = self._rows(len(ids))
+        step = _Pass(made, cos, sin, slots, self._attention.plan(made.apart, spans, mask))
+        for layer, seen in zip(self._layers, step.plan.seen, strict=True):
+            hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
+            gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        if keep is not None:
+            hidden = hidden.index_select(0, send(keep, self._device))
+        if not len(hidden):  # the packed head takes no empty rows
+            return Output(hidden.new_empty(0, self._vocab_size), hidden if with_hidden else None)
+        hidden = self._last_norm(hidden)
+        return Output(self._head(hidden), hidden if with_hidden else None)
+
+    def _attend(
+        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _Pass
+    ) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
         rows = step.rows
         rows.heads.copy_(layer.qkv(hidden))
@@ -238,14 +255,7 @@ class FusedBackend(Backend):
         torch.cat(rows.halves, dim=-1, out=rows.swapped)
         rows.turned.mul_(step.cos).addcmul_(rows.swapped, step.sin)
         layer.cache.index_copy_(1, step.slots, rows.written)
-        num_rows = hidden.shape[0]
-        if num_rows > 1:
-            rows.beside.view_as(rows.query).copy_(rows.query)
-        attend = self._attend_one if num_rows == 1 else self._attend_rows
-        out = attend(rows.beside, *layer.seen, step.mask, self._scale)
-        if num_rows > 1:
-            out = out.view(rows.query.shape).transpose(0, 1)
-        return out.reshape(num_rows, -1)
+        return self._attention.attend(step.plan, seen)
 
     def _rows(self, num_rows: int) -> _Rows:
         made = self._made.get(num_rows)
@@ -260,25 +270,26 @@ class FusedBackend(Backend):
         heads = self.cache.new_empty(num_rows, num_queries + 2 * num_keys, self._dim)
         turned = heads[:, : num_queries + num_keys]
         first, second = turned.chunk(2, dim=-1)
-        apart = heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim)
-        query = apart.transpose(0, 1)
-        beside = (1, num_keys, num_rows * self._group, self._dim)
         return _Rows(
             heads=heads.view(num_rows, -1),
             turned=turned,
             halves=(second, first),
             swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
             written=heads[:, num_queries:].transpose(0, 1),
-            query=query,
-            beside=query.view(beside) if num_rows == 1 else query.new_empty(beside),
+            apart=heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim),
         )
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
         with torch.inference_mode():
-            sources = torch.tensor(move.sources, dtype=torch.int64, device=self._device)
-            targets = torch.tensor(move.targets, dtype=torch.int64, device=self._device)
-            self.cache.index_copy_(2, targets, self.cache.index_select(2, sources))
+            read = torch.tensor(sources, dtype=torch.int64, device=self._device)
+            written = torch.tensor(targets, dtype=torch.int64, device=self._device)
+            self.cache.index_copy_(2, written, self.cache.index_select(2, read))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with torch.inference_mode():
+            self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
 
 
 def why_not_fused(model: Any) -> str | None:
@@ -303,12 +314,6 @@ def qkv_of(module: Any) -> list[torch.nn.Linear]:
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def _seen(cache: torch.Tensor, num_visible: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of the first slots of one layer's keys and values."""
-    keys, values = cache[None, :, :num_visible].chunk(2, dim=1)
-    return keys, values
-
-
 def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
     """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half.
 
@@ -322,28 +327,6 @@ def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Ten
         return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
 
 
-def _norm(module: Any) -> Product:
-    """Return the root-mean-square norm of one of the model's norm layers."""
-    return _rms_norm(module.weight.detach(), float(module.variance_epsilon))
-
-
-def _rms_norm(weight: torch.Tensor, epsilon: float) -> Product:
-    """Return x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32.
-
-    On a CPU it is the layer norm of [x, -x]: their mean is zero and their variance mean(x^2). That
-    is three operators, where spelling it out takes six.
-    """
-    dim = weight.shape[-1]
-    one = weight if weight.dim() == 1 else None
-    if weight.device.type == "cpu":
-        both, shape = None if one is None else torch.cat((one, one)), (2 * dim,)
-
-        def norm(x: torch.Tensor) -> torch.Tensor:
-            pair = torch.cat((x, x.neg()), -1)
-            return torch.layer_norm(pair, shape, both, None, epsilon).narrow(-1, 0, dim)
-    else:
-
-        def norm(x: torch.Tensor) -> torch.Tensor:
-            return F.rms_norm(x, (dim,), one, epsilon)
-
-    return norm if one is not None else lambda x: norm(x).mul_(weight)
+def _norm(module: Any, form: Form) -> Product:
+    """Return the norm of one of the model's norm layers."""
+    return rms_norm(module.weight.detach(), float(module.variance_epsilon), form)

@@ -2,7 +2,7 @@
 
 A decode pass of a small model is a few hundred kernels of some microseconds each, and to launch one
 takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
-the same addresses. So a pass is filled up to one of a few numbers of rows and of visible slots, its
+the same addresses. So a pass is filled up to one of a few numbers of lanes, rows and slots, its
 integers are copied to where the recording reads them, and the mask is made of them on the device;
 what the host does and sends does not grow with the context.
 
@@ -16,15 +16,15 @@ import torch
 
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import Backend
+from engine.forward import Backend, Output, Spans, no_hidden
 from engine.fused import FusedBackend
+from engine.lanes import Lanes
 from engine.masks import from_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
-from engine.slots import Move
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
-"""Integers of a pass [5, n] on the device (token ids, positions, slots, mask words) -> logits"""
+"""Integers of a pass [5, n] on the device, as in `Backend.forward` -> logits"""
 Record = Callable[[Compute, torch.Tensor], Compute]
 """(what to record, the integers of a pass on the CPU) -> the same, for integers on the CPU"""
 
@@ -38,16 +38,16 @@ class GraphBackend(Backend):
     name = "graphs"
     is_captured = True
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, row_counts: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
         """Raises ModelError if this backend does not cover the model or its device."""
         self._record = recorder(loaded.device)
-        self._fused = FusedBackend(loaded, num_slots)
+        self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._device = loaded.device
         self._dtype = loaded.dtype
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
-        self._recorded: dict[tuple[int, int], Compute] = {}  # by rows and visible slots
+        self._recorded: dict[tuple[Spans, int], Compute] = {}  # the int: visible slots
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
@@ -57,56 +57,63 @@ class GraphBackend(Backend):
 
     def forward(
         self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
+        rows: torch.Tensor,
+        spans: Spans,
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        with_hidden: bool = False,
+    ) -> Output:
         """See `Backend.forward`."""
+        if with_hidden:
+            raise no_hidden(self._name, self.name)
         with torch.inference_mode():
-            rows = torch.cat((torch.stack((ids, positions, slots)), mask))
-            shape = len(ids), num_visible
-            if keep is not None or len(ids) not in self.row_counts:
-                return self._compute(send(rows, self._device), num_visible, keep)
+            shape = spans, num_visible
+            if keep is not None or any(span.num_rows not in self.row_counts for span in spans):
+                return Output(self._compute(send(rows, self._device), *shape, keep))
             if shape not in self._recorded:
-                self._recorded[shape] = self._recording(rows, num_visible)
+                self._recorded[shape] = self._recording(rows, *shape)
             # A recording writes where it always writes, and other recordings may write there too.
-            return self._recorded[shape](rows).clone()
+            return Output(self._recorded[shape](rows).clone())
 
-    def _recording(self, rows: torch.Tensor, num_visible: int) -> Compute:
+    def _recording(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> Compute:
         self.num_uncaptured += not self.is_loading
         try:
-            return self._record(lambda there: self._compute(there, num_visible), rows)
+            return self._record(lambda there: self._compute(there, spans, num_visible), rows)
         except RuntimeError as error:
             if not self.is_loading:
-                return self._unrecorded(num_visible)
+                return self._unrecorded(spans, num_visible)
             raise ModelError(
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
                 f"({one_line(error)}); use the backend fused"
             ) from error
 
-    def _unrecorded(self, num_visible: int) -> Compute:
+    def _unrecorded(self, spans: Spans, num_visible: int) -> Compute:
         """What takes the place of a recording that failed in the middle of a text."""
 
         def compute(rows: torch.Tensor) -> torch.Tensor:
             self.num_uncaptured += 1
-            return self._compute(send(rows, self._device), num_visible)
+            return self._compute(send(rows, self._device), spans, num_visible)
 
         return compute
 
     def _compute(
-        self, rows: torch.Tensor, num_visible: int, keep: torch.Tensor | None = None
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ids, positions, slots = rows[:3].unbind()
         mask = from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.forward(ids, positions, slots, mask, num_visible=num_visible, keep=keep)
+        return self._fused.compute(rows, spans, mask, keep).logits
 
-    def move(self, move: Move) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
-        self._fused.move(move)
+        self._fused.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        self._fused.copy(source, target, length)
 
 
 def captured_len(needed: int) -> int:

@@ -1,16 +1,15 @@
-"""Keys and values of one session in preallocated slots, as transformers' `Cache` sees them.
+"""Keys and values of all lanes in preallocated slots, as transformers' `Cache` sees them.
 
 Owns the memory. Which slot holds what is decided elsewhere (`slots.py`); which slots a row may see
 is the mask's business (`forward.py`). A slot that nobody may see still takes part in the arithmetic
 with weight zero, so it must hold finite numbers: the buffers start as zeros.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
-
-from engine.slots import Move
 
 _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
 
@@ -34,6 +33,7 @@ class SlotCache(Cache):
                 (count, 1, heads, capacity, dim), dtype=dtype, device=device
             )
         # What the layers must know of the pass that is running; set by `begin`.
+        self.lane_start = 0
         self.num_visible = capacity
         self.first_slot: int | None = None
         self.slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -43,18 +43,21 @@ class SlotCache(Cache):
         ]
         super().__init__(layers=[*self._slot_layers])
 
-    def begin(self, slots: torch.Tensor, first_slot: int | None, num_visible: int) -> None:
+    def begin(
+        self, slots: torch.Tensor, first_slot: int | None, lane_start: int, num_visible: int
+    ) -> None:
         """Say what the coming pass writes and sees.
 
         slots        [n] int64 on the cache's device: where row j's key and value go
         first_slot   if slots are consecutive, the first of them (a copy is then enough); else None
-        num_visible  number of slots, from 0, that the pass's mask covers
+        lane_start   the first slot that the pass's mask covers
+        num_visible  number of slots that it covers
         """
         self.slots, self.first_slot = slots, first_slot
-        if num_visible != self.num_visible:
-            self.num_visible = num_visible
+        if (lane_start, num_visible) != (self.lane_start, self.num_visible):
+            self.lane_start, self.num_visible = lane_start, num_visible
             for layer in self._slot_layers:
-                layer.show(num_visible)
+                layer.show(lane_start, num_visible)
 
     def update(
         self,
@@ -67,13 +70,18 @@ class SlotCache(Cache):
         """Write rows of layer `layer_idx`; return views of the visible slots."""
         return self._slot_layers[layer_idx].update(key_states, value_states)
 
-    def move(self, move: Move) -> None:
-        """Copy slots `move.sources` to `move.targets` in every layer; all reads come first."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots `sources` to `targets` in every layer; all reads come first."""
         device = self.slots.device
-        sources = torch.tensor(move.sources, dtype=torch.int64, device=device)
-        targets = torch.tensor(move.targets, dtype=torch.int64, device=device)
+        read = torch.tensor(sources, dtype=torch.int64, device=device)
+        written = torch.tensor(targets, dtype=torch.int64, device=device)
         for buffer in self.buffers.values():
-            buffer.index_copy_(3, targets, buffer.index_select(3, sources))
+            buffer.index_copy_(3, written, buffer.index_select(3, read))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy `length` slots from `source` on to those from `target` on, which are others."""
+        for buffer in self.buffers.values():
+            buffer.narrow(3, target, length).copy_(buffer.narrow(3, source, length))
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -89,11 +97,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.keys = self._keys = keys
         self.values = self._values = values
         self.is_initialized = True
-        self.show(keys.shape[2])
+        self.show(0, keys.shape[2])
 
-    def show(self, num_visible: int) -> None:
-        """Let `update` return the first `num_visible` slots from now on."""
-        self._seen = self._keys[:, :, :num_visible], self._values[:, :, :num_visible]
+    def show(self, start: int, num_visible: int) -> None:
+        """Let `update` return the slots [start, start + num_visible) from now on."""
+        seen = slice(start, start + num_visible)
+        self._seen = self._keys[:, :, seen], self._values[:, :, seen]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
@@ -124,6 +133,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """(slots that a mask covers, offset of the first)."""
         del query_length
         return self.cache.num_visible, 0
+
+
+def slot_bytes(model: Any, device: torch.device) -> int:
+    """Return how much memory one token's keys and values take, over all layers."""
+    shapes = _layer_shapes(model, device)
+    return sum(heads * dim * dtype.itemsize for layer in shapes for heads, dim, dtype in layer)
 
 
 def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]:

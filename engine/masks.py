@@ -1,4 +1,9 @@
-"""What the rows of a pass see, as numbers that are added to their attention scores."""
+"""What the rows of a pass see: two integers a row, and the mask that each backend makes of them.
+
+A mask goes through the engine as integers (`as_words`). A backend on the CPU keeps the numbers that
+are added to the attention scores from pass to pass (`Masks`); one on a device makes them there
+(`from_words`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +17,11 @@ Slots = npt.NDArray[np.int64]
 # A mask is added to the attention scores. Its "hidden" is the type's lowest finite number, as in
 # transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
 MASK_BITS = 64
+_ALL_BITS = (1 << MASK_BITS) - 1
+_LARGEST = (1 << MASK_BITS - 1) - 1
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
+_MOST_MADE = 32
+_Made = tuple[torch.Tensor, Any, list[tuple[int, int]]]
 
 
 class Masks:
@@ -28,60 +37,85 @@ class Masks:
         integers = torch.from_numpy(np.zeros((), dtype=_BITS[dtype])).dtype
         self._hidden = lowest.view(integers).numpy()[()]
         self._lookup = np.array([self._hidden, 0], dtype=_BITS[dtype])
-        # By number of rows, all of one num_visible: the mask, the same memory as integers,
-        # and up to where every row sees all and up to where any sees anything, as last written.
-        self._made: dict[int, tuple[torch.Tensor, Any, list[int]]] = {}
+        # By numbers of rows, all of one num_visible: the mask, the same memory as integers, and
+        # for each lane up to where every row sees all and up to where any sees anything, as
+        # last written.
+        self._made: dict[tuple[int, ...], _Made] = {}
         self._num_visible = 0
 
     def build(
-        self, slots: Slots, prefix_len: int, masks: Sequence[int] | None, num_visible: int
+        self, rows: torch.Tensor, num_visible: int, counts: tuple[int, ...] = ()
     ) -> torch.Tensor:
         """Return the mask [1, 1, n, num_visible] of one pass, valid until the next call.
 
-        slots       [n]: where each row's key and value go
-        prefix_len  every row sees the slots [0, prefix_len)
-        masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
-                    causal: row j sees [0, slots[j]]
+        rows    [5, n] as in `Backend.forward`: of one prefix in each lane, or one causal chunk
+        counts  rows of each lane, if there are several
         """
-        if masks is None:
-            visible = np.arange(num_visible) <= slots[:, None]
-            return torch.from_numpy(self._lookup[visible.view(np.uint8)]).view(self._dtype)[
-                None, None
-            ]
-        if num_visible != self._num_visible:
+        _, _, _, shown, bits = rows.numpy()
+        counts = counts or (len(bits),)
+        if len(counts) == 1 and shown[0] != shown[-1]:
+            return self._causal(shown, num_visible)
+        if num_visible != self._num_visible or len(self._made) > _MOST_MADE:
             self._made.clear()
             self._num_visible = num_visible
-        num_rows = len(masks)
-        if num_rows not in self._made:
-            self._made[num_rows] = self._allocate(num_rows, num_visible)
-        mask, cells, written = self._made[num_rows]
-        end = min(prefix_len + max(masks).bit_length(), num_visible)
-        # One row that sees all up to some slot is the usual step of a drafter.
-        is_run = num_rows == 1 and not masks[0] & (masks[0] + 1)
-        shown = end if is_run else prefix_len
-        if shown > written[0]:
-            cells[:, written[0] : shown] = 0
-        if end < written[1]:
-            cells[:, end : written[1]] = self._hidden
-        if end > shown:
-            cells[:, shown:end] = self._lookup[unpack_masks(masks)[:, : end - shown]]
-        written[0], written[1] = shown, end
+        if counts not in self._made:
+            self._made[counts] = self._allocate(counts, num_visible)
+        mask, cells, written = self._made[counts]
+        start = 0
+        for number, count in enumerate(counts):
+            of_lane = slice(start, start + count)
+            written[number] = self._patch(
+                cells[of_lane], written[number], int(shown[start]), bits[of_lane]
+            )
+            start += count
         return mask
 
-    def _allocate(self, num_rows: int, num_visible: int) -> tuple[torch.Tensor, Any, list[int]]:
-        cells = np.full((num_rows, num_visible), self._hidden, dtype=_BITS[self._dtype])
-        return torch.from_numpy(cells).view(self._dtype)[None, None], cells, [0, 0]
+    def _patch(
+        self, cells: Any, written: tuple[int, int], prefix_len: int, bits: Slots
+    ) -> tuple[int, int]:
+        """Bring the rows of one lane up to date; returns up to where they are written."""
+        any_bits = int(np.bitwise_or.reduce(bits)) & _ALL_BITS
+        end = min(prefix_len + any_bits.bit_length(), cells.shape[1])
+        # One row that sees all up to some slot is the usual step of a drafter.
+        is_run = len(bits) == 1 and not any_bits & (any_bits + 1)
+        seen_by_all = end if is_run else prefix_len
+        if seen_by_all > written[0]:
+            cells[:, written[0] : seen_by_all] = 0
+        if end < written[1]:
+            cells[:, end : written[1]] = self._hidden
+        if end > seen_by_all:
+            cells[:, seen_by_all:end] = self._lookup[_unpack(bits)[:, : end - seen_by_all]]
+        return seen_by_all, end
+
+    def _causal(self, shown: Slots, num_visible: int) -> torch.Tensor:
+        visible = np.arange(num_visible) < shown[:, None]
+        cells = self._lookup[visible.view(np.uint8)]
+        return torch.from_numpy(cells).view(self._dtype)[None, None]
+
+    def _allocate(self, counts: tuple[int, ...], num_visible: int) -> _Made:
+        cells = np.full((sum(counts), num_visible), self._hidden, dtype=_BITS[self._dtype])
+        mask = torch.from_numpy(cells).view(self._dtype)[None, None]
+        return mask, cells, [(0, 0)] * len(counts)
 
 
-def as_words(slots: Slots, prefix_len: int, masks: Sequence[int] | None) -> torch.Tensor:
-    """Return what `Masks.build` takes as integers [2, n] int64, from which a device can make it.
+def as_words(
+    slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return what the rows of a pass see, in two integers each: a prefix, and 64 slots behind it.
 
-    Row j sees the slots [0, words[0, j]), and behind them where bit t of words[1, j] is set.
+    Row j sees the slots [0, words[0][j]), and behind them where bit t of words[1][j] is set; they
+    are as signed integers of 64 bits hold them.
+
+    slots       [n]: where each row's key and value go
+    prefix_len  every row sees the slots [0, prefix_len)
+    masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
+                causal: row j sees [0, slots[j]]
     """
     if masks is None:
-        return torch.from_numpy(np.stack((slots + 1, np.zeros_like(slots))))
-    bits = np.array(masks, dtype=np.uint64).view(np.int64)
-    return torch.from_numpy(np.stack((np.full_like(bits, prefix_len), bits)))
+        return [slot + 1 for slot in slots], (0,) * len(slots)
+    return (prefix_len,) * len(masks), [
+        mask if mask <= _LARGEST else mask - (1 << MASK_BITS) for mask in masks
+    ]
 
 
 def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,7 +128,7 @@ def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> tor
     return mask.masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None]
 
 
-def unpack_masks(masks: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Return [n, 64], ones and zeros: element [j, t] is bit t of masks[j]."""
-    words = np.array(masks, dtype="<u8")
-    return np.unpackbits(words.view(np.uint8).reshape(len(words), 8), axis=1, bitorder="little")
+def _unpack(bits: Slots) -> npt.NDArray[np.uint8]:
+    """Return [n, 64], ones and zeros: element [j, t] is bit t of bits[j]."""
+    words = bits.astype("<i8").view(np.uint8).reshape(len(bits), 8)
+    return np.unpackbits(words, axis=1, bitorder="little")

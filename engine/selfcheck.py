@@ -5,7 +5,7 @@ triangle of its own). So each model is held to its own plain forward on some six
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -96,9 +96,11 @@ def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -
 
 
 def check_reproducible(executor: Executor) -> None:
-    """Check that in reproducible mode a row's bits do not depend on its row index or neighbours.
+    """Check that in reproducible mode a row's bits do not depend on its place or its neighbours.
 
-    Overwrites the first slots of the cache (of at least 16 + 2 `fixed_rows`): only before a
+    Its place is its row and its lane, its neighbours are the other rows of its lane and those of
+    others. Where passes of several lanes fail, `num_lanes_per_pass` becomes 1: one text a pass.
+    Overwrites the first slots of the lanes (of at least 16 + 2 `fixed_rows`): only before a
     session. Leaves `set_total` at None.
 
     Raises:
@@ -108,6 +110,9 @@ def check_reproducible(executor: Executor) -> None:
     executor.set_total(executor.capacity)
     try:
         difference = _first_difference(executor)
+        if difference is not None and executor.num_lanes_per_pass > 1:
+            executor.num_lanes_per_pass = 1
+            difference = _first_difference(executor)
     finally:
         executor.set_total(None)
     if difference is not None:
@@ -198,6 +203,32 @@ def _first_difference(executor: Executor) -> str | None:
             ask = range(index, min(index + 2, len(feed.tokens)))
             if not torch.equal(executor.run(feed, ask), alone[: len(ask)]):
                 return f"alone, and as row {index} of {len(feed.tokens)}"
+    return _difference_of_lanes(executor, pair, alone)
+
+
+def _difference_of_lanes(
+    executor: Executor, pair: Sequence[int], alone: torch.Tensor
+) -> str | None:
+    """The same rows in every lane, alone and beside others, which hold the same prefix."""
+    assert executor.fixed_rows is not None
+    num_rows, num_lanes = executor.fixed_rows, executor.lanes.count
+    start = _PROMPT_LEN + num_rows - 1
+    for lane in range(1, num_lanes):
+        executor.copy_prefix(0, lane, start)
+    asks = [range(len(pair))] + [()] * (executor.num_lanes_per_pass - 1)
+    for lane in range(num_lanes if num_lanes > 1 else 0):
+        feed = replace(_chain_feed(pair, (), start), lane=lane)
+        if not torch.equal(executor.run(feed, asks[0]), alone):
+            return f"in one lane, and in lane {lane}"
+        if executor.num_lanes_per_pass == 1:
+            continue
+        others = [
+            replace(_chain_feed(_tokens(executor.loaded, num_rows, seed=3 + k), (), start), lane=k)
+            for k in range(num_lanes)
+            if k != lane
+        ]
+        if not torch.equal(executor.run_together([feed, *others], asks), alone):
+            return f"alone, and in lane {lane} beside {len(others)} others"
     return None
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The cache is a row of slots. Half-open regions, left to right:
+The cache of a text is a row of slots, its lane (`lanes.py`). Half-open regions, left to right:
 
     [0, prefix_len)                            committed tokens; slot == position; seen by all rows
     [prefix_len, prefix_len + num_tree_slots)  the speculation tree; seen by an ancestor mask
@@ -35,6 +35,7 @@ MAX_MISSING = 16
 class Feed:
     """The rows of one forward pass.
 
+    lane       of the cache; slots count from its start
     tokens     token id per row
     positions  number of tokens before the row's token on its path
     slots      where the row's key and value go
@@ -48,6 +49,7 @@ class Feed:
     slots: tuple[int, ...]
     prefix_len: int
     masks: tuple[int, ...] | None
+    lane: int = 0
 
     @property
     def total(self) -> int:
@@ -63,10 +65,11 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy cache rows `sources` to `targets`, all read before any is written."""
+    """Copy cache rows `sources` to `targets` of a lane, all read before any is written."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+    lane: int = 0
 
 
 @dataclass(slots=True)
@@ -76,10 +79,13 @@ class _Place:
 
 
 class SlotMap(Generic[K]):
-    """Layout of one cache for one session. `K` names tree nodes (a path hash)."""
+    """Layout of one lane of a cache, for one session. `K` names tree nodes (a path hash)."""
 
-    def __init__(self, capacity: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
+    def __init__(
+        self, capacity: int, num_tree_slots: int = NUM_TREE_SLOTS, *, lane: int = 0
+    ) -> None:
         assert 0 < num_tree_slots <= capacity
+        self.lane = lane
         self.capacity = capacity
         self.num_tree_slots = num_tree_slots
         # Committed tokens that are cached. Nodes have places only while all committed ones are.
@@ -114,7 +120,7 @@ class SlotMap(Generic[K]):
         assert end <= self.capacity, f"{end} tokens do not fit into {self.capacity} slots"
         self.prefix_len = end
         where = tuple(range(start, end))
-        return Feed(tuple(tokens), where, where, start, None)
+        return Feed(tuple(tokens), where, where, start, None, self.lane)
 
     def feed(
         self, missing: Sequence[int], nodes: Sequence[tuple[K, K | None, int, int]] = ()
@@ -141,7 +147,7 @@ class SlotMap(Generic[K]):
             tokens.append(token)
             positions.append(position)
             slots.append(place.slot)
-        return Feed(tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks))
+        return Feed(tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks), self.lane)
 
     def _allocate(self, key: K, parent: K | None) -> _Place:
         assert key not in self._places, "a node is fed once"
@@ -178,7 +184,7 @@ class SlotMap(Generic[K]):
         }
         moves |= self._relocate(kept, new_prefix)
         self._places, self.prefix_len = kept, new_prefix
-        return Move(tuple(moves), tuple(moves.values())) if moves else None
+        return Move(tuple(moves), tuple(moves.values()), self.lane) if moves else None
 
     def _relocate(self, kept: dict[K, _Place], new_prefix: int) -> dict[int, int]:
         """Shift the survivors' masks to the new prefix; move those that lie where it goes."""

@@ -38,9 +38,9 @@ class Forwards:
         """Run a forward; returns logits [len(ask), V] of the rows named in `ask`, on the device."""
         self._started = time.perf_counter()
         self._heart.watch.enter(Phase.PREPARE)
-        prepared = self._executor.prepare(feed, ask)
+        laid_out = self._executor.lay_out((feed,), (ask,))
         self._heart.watch.enter(Phase.MODEL)
-        logits = self._executor.forward(prepared)
+        logits = self._executor.forward(laid_out).logits
         self._heart.watch.enter(Phase.CHOOSE)
         return logits
 

@@ -10,7 +10,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
-from engine.prepare import Prepared, prepare
+from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
 from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, WaitUntil
 from node.follower import Follower
@@ -34,10 +34,10 @@ def load(
     *,
     warm_rows: Sequence[int],
     row_counts: Mapping[str, Sequence[int]],
-) -> Prepared:
+) -> Engine:
     """Load, check and warm up the node's model.
 
-    warm_rows, row_counts  as for `engine.prepare`; with fixed rows passes have no other number
+    warm_rows, row_counts  as for `load_engine`; with fixed rows passes have no other number
 
     Raises:
         NodeError: there is no memory for it now.
@@ -48,7 +48,7 @@ def load(
         heart.state = state
 
     try:
-        prepared = prepare(
+        engine = load_engine(
             config.model,
             revision=config.revision,
             dtype=config.dtype,
@@ -65,24 +65,24 @@ def load(
     except EngineError as error:
         raise ModelError(str(error)) from error
     say("ready")
-    return prepared
+    return engine
 
 
-def introduce(config: NodeConfig, connection: Connection, prepared: Prepared) -> Welcome:
+def introduce(config: NodeConfig, connection: Connection, engine: Engine) -> Welcome:
     """Tell the coordinator what was loaded. Raises RemoteProtocolError if it refuses."""
-    loaded = prepared.loaded
+    loaded = engine.loaded
     hello = Hello(
         version=PROTOCOL_VERSION,
         role=config.role,
         secret=config.secret,
-        fingerprint=Fingerprint(prepared.vocab_size, prepared.digest, loaded.eos_token_ids),
+        fingerprint=Fingerprint(engine.vocab_size, engine.digest, loaded.eos_token_ids),
         logits_size=loaded.vocab_size,
-        max_model_len=prepared.max_len,
+        max_model_len=engine.max_len,
         model=config.model,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=config.device,
         num_parameters=loaded.num_parameters,
-        load_us=round(prepared.load_s * 1e6),
+        load_us=round(engine.load_s * 1e6),
     )
     return shake_hands(connection, hello)
 

@@ -26,7 +26,7 @@ class NodeConfig:
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
-    backend         which forward runs: one of `engine.prepare.BACKENDS`
+    backend         which forward runs: one of `engine.loading.BACKENDS`
     busy_poll_us    so long it asks for messages without pause before it sleeps
     parent_pid      the process that has started the node; the launcher knows it
     max_candidates  classical rules: most tokens that a draft is sampled from

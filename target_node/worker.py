@@ -28,13 +28,13 @@ TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: carel
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     """Load, introduce ourselves, and verify until the process ends."""
-    prepared = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
-    introduce(config, connection, prepared)
-    executor, least_s = prepared.executor, config.min_forward_ms / 1e3
+    engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
+    introduce(config, connection, engine)
+    executor, least_s = engine.executor, config.min_forward_ms / 1e3
     machine = Verifying(
         num_slots=executor.capacity,
         fixed_rows=config.fixed_rows or None,
-        costs=Costs({rows: max(least_s, took) for rows, took in prepared.pass_s.items()}),
+        costs=Costs({rows: max(least_s, took) for rows, took in engine.pass_s.items()}),
     )
     worker = Worker(Forwards(executor, heart, machine, least_s))
     Loop(connection, heart, executor, Follower(machine), worker.compute).run()

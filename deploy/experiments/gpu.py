@@ -33,8 +33,8 @@ from deploy.experiments.tables import equality, host_time, machine, table
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
+from engine.loading import BACKENDS, make_executor
 from engine.model import LoadedModel, load_model
-from engine.prepare import BACKENDS, make_executor
 from engine.slots import NUM_TREE_SLOTS, Feed
 from models.inflate import Shape, inflate
 from proto.errors import SlipstreamError

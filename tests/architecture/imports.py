@@ -43,6 +43,7 @@ PURE = (
     "proto/stopwatch.py",
     "proto/errors.py",
     "proto/node_config.py",
+    "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",
     "node/events.py",

@@ -1,11 +1,14 @@
 """Times the reference and the fused (or compiled) forward in one run, turn by turn.
 
     taskset -c 0 python -m tests.engine.bench_forward [--seconds 4] [--context 180] [--compiled]
+    taskset -c 0 python -m tests.engine.bench_forward --lanes
 
 Prints one line per model, type and number of rows: milliseconds of a pass (quartiles; processor
 time of the thread, so that other processes count as little as they can) and the ratio of the
 medians. The two take turns of some passes each, as they would run, and not pass by pass: then
-each would find the other's weights in the cache and its own gone.
+each would find the other's weights in the cache and its own gone. With `--lanes`: rows per second
+of the fused target with one row in each of 1, 2, 4 and 8 lanes, against one lane, in both types;
+the aim is 4 x at 8 lanes.
 """
 
 import argparse
@@ -15,22 +18,23 @@ from collections.abc import Sequence
 import torch
 
 from engine.executor import Executor
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.slots import NUM_TREE_SLOTS, Feed
 
 PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))
 ROW_COUNTS = (1, 2, 4, 5, 8, 16)
+LANE_COUNTS = (1, 2, 4, 8)
 PROGRAMS = (1, 9)  # of the compiled backend, as the target has them
 TURN = 25
 WARM = 5  # passes at the start of a turn that do not count
 
 
-def chain(num_rows: int, start: int) -> Feed:
+def chain(num_rows: int, start: int, lane: int = 0) -> Feed:
     """A chain behind a text of `start` tokens."""
     where = tuple(range(start, start + num_rows))
     masks = tuple((2 << i) - 1 for i in range(num_rows))
-    return Feed(tuple(token(i) for i in where), where, where, start, masks)
+    return Feed(tuple(token(i) for i in where), where, where, start, masks, lane)
 
 
 def token(position: int) -> int:
@@ -38,19 +42,19 @@ def token(position: int) -> int:
     return position * position % 4093
 
 
-def prefill(executor: Executor, length: int) -> None:
-    """Put a text of `length` tokens into the cache."""
+def prefill(executor: Executor, length: int, lane: int = 0) -> None:
+    """Put a text of `length` tokens into a lane."""
     where = tuple(range(length))
-    executor.run(Feed(tuple(token(i) for i in where), where, where, 0, None), ())
+    executor.run(Feed(tuple(token(i) for i in where), where, where, 0, None, lane), ())
 
 
-def turn(executor: Executor, feed: Feed) -> list[float]:
+def turn(executor: Executor, *feeds: Feed) -> list[float]:
     """Run some passes; return the seconds of those that count."""
-    ask = range(len(feed.tokens))
+    asks = [range(len(feed.tokens)) for feed in feeds]
     seconds = []
     for _ in range(TURN):
         started = time.thread_time()
-        executor.run(feed, ask)
+        executor.run_together(feeds, asks)
         seconds.append(time.thread_time() - started)
     return seconds[WARM:]
 
@@ -94,6 +98,27 @@ def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> N
         print(f"  {num_rows:2} rows  reference {cells[0]}  {fast} {cells[1]}  x {ratio:.2f}")
 
 
+def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
+    """Print the lines of one model with several texts in a pass."""
+    loaded = load_model(name, dtype=dtype)
+    capacity = loaded.max_model_len + NUM_TREE_SLOTS
+    executor = make_executor(loaded, capacity, num_lanes=max(LANE_COUNTS))
+    for lane in range(max(LANE_COUNTS)):
+        prefill(executor, context + lane, lane)
+    spent: dict[int, list[float]] = {count: [] for count in LANE_COUNTS}
+    end = time.monotonic() + seconds * len(LANE_COUNTS)
+    while time.monotonic() < end:
+        for count, times in spent.items():
+            times += turn(executor, *(chain(1, context + lane, lane) for lane in range(count)))
+    one = quartiles(spent[1])[1]
+    for count, times in spent.items():
+        low, mid, high = quartiles(times)
+        print(
+            f"{name} {dtype} {count} lanes  {mid:7.3f} [{low:.3f}, {high:.3f}] ms  "
+            f"{1e3 * count / mid:5.0f} rows/s  x {count * one / mid:.2f}"
+        )
+
+
 def main() -> None:
     """Compare both models of the embedded pair, or the one that is named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,9 +126,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="per line")
     parser.add_argument("--context", type=int, default=180, help="tokens before the rows")
     parser.add_argument("--compiled", action="store_true", help="in place of fused")
+    parser.add_argument("--lanes", action="store_true", help="several texts in a pass")
     options = parser.parse_args()
     torch.set_num_threads(1)
     named = [tuple(item.rsplit(":", 1)) for item in options.model]
+    if options.lanes:
+        for name, dtype in named or (("models/target", "bfloat16"), ("models/target", "float32")):
+            lanes(name, dtype, options.context, options.seconds)
+        return
     for name, dtype in named or PAIR:
         fast = "compiled" if options.compiled else "fused"
         compare(name, dtype, options.context, options.seconds, fast)

@@ -11,8 +11,8 @@ import engine.compiled
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.selfcheck import check_reproducible
 from tests.engine.test_fused import TOLERANCES, save, session_differences
 from tests.tiny_models import make_model

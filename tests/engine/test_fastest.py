@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import engine.fastest
-import engine.prepare
+import engine.loading
 from engine.device import cpu_is_fast_in
 from engine.executor import Executor
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
+from engine.loading import load_engine, make_executor
 from engine.model import load_model
-from engine.prepare import make_executor, prepare
 from tests.tiny_models import make_model
 
 
@@ -101,10 +101,10 @@ def test_as_many_threads_run_as_are_fastest(
 def test_a_node_runs_with_them_but_where_no_clock_may_decide(
     fixed_rows: int | None, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.prepare, "fastest_num_threads", lambda _: 3)
-    monkeypatch.setattr(engine.prepare, "usual_num_threads", lambda _: 2)
+    monkeypatch.setattr(engine.loading, "fastest_num_threads", lambda _: 3)
+    monkeypatch.setattr(engine.loading, "usual_num_threads", lambda _: 2)
     options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 128}
-    prepare(model, **options, fixed_rows=fixed_rows, warm_rows=(1,), say=print)  # type: ignore[arg-type]
+    load_engine(model, **options, fixed_rows=fixed_rows, warm_rows=(1,), say=print)  # type: ignore[arg-type]
     assert torch.get_num_threads() == (3 if fixed_rows is None else 2)
 
 

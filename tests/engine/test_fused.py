@@ -13,8 +13,8 @@ from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.fused import FAMILIES
+from engine.loading import make_executor
 from engine.model import LoadedModel, load_model
-from engine.prepare import make_executor
 from engine.selfcheck import check_reproducible
 from engine.slots import Feed, Move, SlotMap
 from tests.engine.random_session import Pass, Path, RandomSession

@@ -16,9 +16,9 @@ import engine.graphs
 from engine.errors import ModelError
 from engine.executor import CAPTURED_AT_LOAD, Executor
 from engine.graphs import Compute, GraphBackend, captured_len
+from engine.loading import make_executor
 from engine.masks import Masks, as_words, from_words
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.selfcheck import check_reproducible
 from engine.slots import Feed
 from tests.engine.test_fused import TOLERANCES, save, session_differences
@@ -150,10 +150,11 @@ def test_words_make_the_mask_that_the_host_would(dtype: torch.dtype) -> None:
     for _ in range(50):
         num_rows, prefix_len = int(random.integers(1, 9)), int(random.integers(0, 150))
         masks = [int(x) for x in random.integers(0, 1 << 64, num_rows, dtype=np.uint64)]
-        slots = prefix_len + np.arange(num_rows)
+        slots = range(prefix_len, prefix_len + num_rows)
         for bits in (masks, None):
-            wanted = Masks(dtype).build(slots, prefix_len, bits, 256)
-            made = from_words(as_words(slots, prefix_len, bits), 256, dtype)
+            words = torch.tensor(as_words(slots, prefix_len, bits))
+            wanted = Masks(dtype).build(torch.cat((words[:1].expand(3, -1), words)), 256)
+            made = from_words(words, 256, dtype)
             assert made.dtype == dtype
             assert torch.equal(made, wanted)
             assert 0 < int((made == 0).sum()) < made.numel()

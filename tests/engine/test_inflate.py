@@ -10,8 +10,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from models.inflate import (
     DOWN,
     EMBEDDINGS,

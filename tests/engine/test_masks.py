@@ -1,6 +1,7 @@
 """How integers become the masks and the writes of a pass."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from engine.executor import Executor
 from engine.forward import _first_of_run
-from engine.masks import Masks, unpack_masks
+from engine.masks import Masks, _unpack, as_words
 from engine.slots import Feed
 from tests.engine.conftest import Load
 
@@ -22,6 +23,11 @@ def dumb_mask(
             if slot < prefix_len or bits >> (slot - prefix_len) & 1:
                 mask[0, 0, row, slot] = 0
     return mask
+
+
+def words_of(slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None) -> torch.Tensor:
+    """Rows of which only the words matter here."""
+    return torch.tensor((slots, slots, slots, *as_words(slots, prefix_len, masks)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -38,18 +44,19 @@ def test_masks_that_are_patched_equal_masks_made_anew(seed: int, dtype: torch.dt
         masks = tuple(draw.randrange(1 << room) for _ in range(draw.randint(1, 4)))
         if draw.random() < 0.4:
             masks = ((1 << draw.randint(0, room)) - 1,)
-        got = made.build(np.zeros(len(masks)), prefix_len, masks, num_visible)
+        got = made.build(words_of([0] * len(masks), prefix_len, masks), num_visible)
         assert torch.equal(got, dumb_mask(prefix_len, masks, num_visible, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_causal_mask_shows_each_row_its_past(dtype: torch.dtype) -> None:
-    got = Masks(dtype).build(np.array([3, 4, 5]), 3, None, 8)
+    got = Masks(dtype).build(words_of([3, 4, 5], 3, None), 8)
     assert torch.equal(got, dumb_mask(3, (1, 3, 7), 8, dtype))
 
 
 def test_masks_use_all_64_bits() -> None:
-    bits = unpack_masks(((1 << 64) - 1, 1 << 63, 5))
+    words = as_words((0, 1, 2), 0, ((1 << 64) - 1, 1 << 63, 5))
+    bits = _unpack(np.array(words[1]))
     assert bits.shape == (3, 64)
     assert bits.sum(axis=1).tolist() == [64, 1, 2]
     assert bits[1, 63]

@@ -12,7 +12,7 @@ PROBE = """
 import re, sys, torch
 from pathlib import Path
 from engine.model import load_model
-from engine.prepare import make_executor
+from engine.loading import make_executor
 
 def mib(key):
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024

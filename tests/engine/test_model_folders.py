@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import find_checkpoint
 from engine.errors import ModelError
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.tokenizer import fingerprint
 from tests.engine.conftest import Folder
 from tests.tiny_models import SUPPORTED

@@ -1,6 +1,7 @@
 """Reproducible mode: a row's bits depend on its path alone."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.forward import Output, Spans
 from engine.selfcheck import check_reproducible, check_slot_attention
 from engine.slots import Feed, SlotMap
 from tests.engine.conftest import Load
@@ -93,3 +95,53 @@ def test_a_row_that_depends_on_its_index_is_found_out(load: Load) -> None:
     with pytest.raises(ModelError, match=r"passes of 8 rows in torch.float32 are not reproducible"):
         check_reproducible(executor)
     hook.remove()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", ["reference", "fused"])
+def test_texts_in_other_lanes_change_no_bit(backend: str, dtype: str, load: Load) -> None:
+    if not cpu_is_fast_in(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no {dtype} arithmetic, so nothing is promised for it")
+    executor = Executor(load("llama", dtype), 128, num_lanes=3, fixed_rows=4, backend=backend)
+    check_reproducible(executor)
+    assert executor.num_lanes_per_pass == 3
+    executor.set_total(128)
+    text = [i * i % 199 for i in range(40)]
+
+    def logits(lane: int, *, others: bool) -> torch.Tensor:
+        """Of the last 20 tokens, some at a time; beside them other texts come and go."""
+        maps = [SlotMap[int](128, lane=each) for each in range(3)]
+        for each in maps:
+            start = text[:20] if each.lane == lane else text[each.lane : each.lane + 10]
+            executor.run(each.feed_prefix(start), ())
+        rows = []
+        while missing := text[maps[lane].prefix_len :][: 1 + (lane + others) % 4]:
+            feeds = [maps[lane].feed(missing)]
+            asks: list[range] = [range(len(missing))]
+            for each in maps:
+                if others and each.lane != lane and len(rows) % 3 != each.lane:
+                    feeds.append(each.feed([7, 8 + each.lane]))
+                    asks.append(range(0))
+            rows.append(executor.run_together(feeds, asks))
+        return torch.cat(rows)
+
+    want = logits(0, others=False)
+    for lane in range(3):
+        for others in (False, True):
+            assert torch.equal(logits(lane, others=others), want)
+
+
+def test_where_other_lanes_are_felt_one_text_is_run_at_a_time(load: Load) -> None:
+    executor = Executor(load("llama"), 128, num_lanes=3, fixed_rows=4, backend="fused")
+    backend = executor._backend
+    assert backend is not None
+    right = backend.forward
+
+    def drifting(rows: torch.Tensor, spans: Spans, **options: Any) -> Output:
+        out = right(rows, spans, **options)
+        drift = 1e-6 * (len(spans) - 1) * float(rows[0, -4:].sum())
+        return Output(out.logits * (1 + drift))
+
+    backend.forward = drifting  # type: ignore[method-assign]
+    check_reproducible(executor)
+    assert executor.num_lanes_per_pass == 1

@@ -9,8 +9,8 @@ from engine.coupling import choose, choose_scored
 from engine.executor import Executor
 from engine.fused import FAMILIES
 from engine.graphs import GraphBackend
+from engine.loading import make_executor
 from engine.model import load_model
-from engine.prepare import make_executor
 from engine.sampling import Sampling
 from engine.selfcheck import check_reproducible
 from tests.engine.test_device_choice import SETTINGS, some_logits

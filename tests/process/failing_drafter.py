@@ -55,7 +55,7 @@ def main() -> int:
     way, _, when = os.environ["SLIPSTREAM_TEST_FAILURE"].partition(" ")
     fail = WAYS[way]
     if when == "load":
-        loop.prepare = fail  # type: ignore[assignment]
+        loop.load_engine = fail  # type: ignore[assignment]
         return run_node(work)
     turn = Loop._turn
 

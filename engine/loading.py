@@ -1,4 +1,4 @@
-"""From a model's name to a loaded, checked and warm executor: what both nodes do at start."""
+"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start."""
 
 import logging
 import time
@@ -23,8 +23,8 @@ BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A node's engine.
+class Engine:
+    """An executor that is ready for texts, and what its node must say of it.
 
     max_len      most tokens of a text
     vocab_size   of the tokenizer; of the logits if there is no tokenizer
@@ -41,23 +41,25 @@ class Prepared:
     pass_s: Mapping[int, float]
 
 
-def prepare(
+def load_engine(
     model: str,
     *,
     revision: str | None,
     dtype: str,
     device: str,
     max_len: int,
+    num_lanes: int = 1,
     fixed_rows: int | None,
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
-) -> Prepared:
+) -> Engine:
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take
+    num_lanes  texts at once
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
@@ -84,6 +86,7 @@ def prepare(
     executor = make_executor(
         loaded,
         max_len + NUM_TREE_SLOTS,
+        num_lanes=num_lanes,
         fixed_rows=fixed_rows,
         backend=backend,
         row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
@@ -92,7 +95,7 @@ def prepare(
         check_reproducible(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
-    return Prepared(
+    return Engine(
         executor=executor,
         loaded=loaded,
         max_len=max_len,
@@ -107,13 +110,14 @@ def make_executor(
     loaded: LoadedModel,
     capacity: int,
     *,
+    num_lanes: int = 1,
     fixed_rows: int | None = None,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
 ) -> Executor:
     """Make an executor and hold it to the model's own forward.
 
-    row_counts  as for `Executor`
+    num_lanes, row_counts  as for `Executor`
     backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
              and agrees with it, else the reference
 
@@ -130,7 +134,12 @@ def make_executor(
         executor = None
         try:
             executor = Executor(
-                loaded, capacity, fixed_rows=fixed_rows, backend=name, row_counts=row_counts
+                loaded,
+                capacity,
+                num_lanes=num_lanes,
+                fixed_rows=fixed_rows,
+                backend=name,
+                row_counts=row_counts,
             )
             check_slot_attention(executor, plain)
         except ModelError as error:
@@ -143,7 +152,7 @@ def make_executor(
             executor.take_over()
             check_slot_attention(executor, plain)
             return executor
-    executor = Executor(loaded, capacity, fixed_rows=fixed_rows, backend="reference")
+    executor = Executor(loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows)
     check_slot_attention(executor, plain)
     return executor
 
