@@ -182,10 +182,10 @@ def test_an_engine_that_cannot_go_on_is_a_failure_of_the_node() -> None:
 def test_only_what_a_user_must_mend_is_an_error_of_the_model(
     raised: Exception, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def prepare(*_: Any, **__: Any) -> None:
+    def load_engine(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(loop, "prepare", prepare)
+    monkeypatch.setattr(loop, "load_engine", load_engine)
     with pytest.raises(expected, match=str(raised)):
         load(CONFIG, cast(Any, Heart()), warm_rows=(1,), row_counts={})
 
@@ -194,7 +194,7 @@ def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(loop, "prepare", lambda model, **wanted: asked.update(wanted))
+    monkeypatch.setattr(loop, "load_engine", lambda model, **wanted: asked.update(wanted))
     heart = Heart()
     load(CONFIG, cast(Any, heart), warm_rows=(1, 2), row_counts={})
     assert (asked["fixed_rows"], asked["warm_rows"]) == (16, (16,))
