@@ -51,9 +51,9 @@ class Masks:
         rows    [5, n] as in `Backend.forward`: of one prefix in each lane, or one causal chunk
         counts  rows of each lane, if there are several
         """
-        _, _, _, shown, bits = rows.numpy()
+        shown, bits = rows.numpy()[3:]
         counts = counts or (len(bits),)
-        if len(counts) == 1 and shown[0] != shown[-1]:
+        if len(counts) == 1 < len(bits) and shown[0] != shown[-1]:
             return self._causal(shown, num_visible)
         if num_visible != self._num_visible or len(self._made) > _MOST_MADE:
             self._made.clear()
@@ -74,7 +74,7 @@ class Masks:
         self, cells: Any, written: tuple[int, int], prefix_len: int, bits: Slots
     ) -> tuple[int, int]:
         """Bring the rows of one lane up to date; returns up to where they are written."""
-        any_bits = int(np.bitwise_or.reduce(bits)) & _ALL_BITS
+        any_bits = int(bits[0] if len(bits) == 1 else np.bitwise_or.reduce(bits)) & _ALL_BITS
         end = min(prefix_len + any_bits.bit_length(), cells.shape[1])
         # One row that sees all up to some slot is the usual step of a drafter.
         is_run = len(bits) == 1 and not any_bits & (any_bits + 1)
