@@ -259,7 +259,7 @@ def test_without_ray_the_coordinator_loads_neither_ray_nor_torch(
 ) -> None:
     loaded = set(json.loads(alone.stderr.splitlines()[-1]))
     assert {"coordinator", "proto", "zmq"} <= loaded
-    assert not loaded & {"ray", "torch", "transformers", "deploy", "engine"}
+    assert not loaded & {"ray", "torch", "transformers", "engine", "node"}
 
 
 def cluster_config() -> dict[str, Any]:
