@@ -27,7 +27,7 @@ from engine.processors import Newest
 from engine.sampling import sampling_of
 from proto.codec import encode
 from proto.errors import ModelError, NodeError
-from proto.messages import Fingerprint, Hello, Message, Proposal
+from proto.messages import Fingerprint, Hello, Message, Proposal, Welcome
 from proto.node import Heart, NodeConfig, serve, shake_hands
 from proto.stopwatch import Phase
 from proto.transport import Connection
@@ -63,7 +63,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     say("ready")
     welcome = shake_hands(connection, _hello(config, prepared))
     try:
-        Worker(config, connection, heart, prepared, welcome.vocab_size).run()
+        Worker(config, connection, heart, prepared, welcome).run()
     except EngineError as error:
         raise NodeError(str(error)) from error
 
@@ -89,18 +89,19 @@ class Worker:
         connection: Connection,
         heart: Heart,
         prepared: Prepared,
-        vocab_size: int,
+        welcome: Welcome,
     ) -> None:
         self.config = config
         self.connection = connection
         self.heart = heart
         self.executor: Executor = prepared.executor
         self.num_rows = prepared.loaded.vocab_size  # of the embedding
-        self.vocab_size = vocab_size  # ids from here on are never drafted
+        self.vocab_size = welcome.vocab_size  # ids from here on are never drafted
         self._processors = Newest()
         self.machine = Drafting(
             max_len=prepared.max_len,
             num_slots=prepared.executor.capacity,
+            source=welcome.source,
         )
 
     def run(self) -> None:

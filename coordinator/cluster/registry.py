@@ -31,6 +31,7 @@ class Node:
     """One node process.
 
     hello     its introduction; None until it was accepted
+    source    its number in drafts and acks; -1 until it was accepted
     state     what it says it is doing, for people
     progress  forwards that it has finished
     marks     the sessions that it has open, by its last heartbeat
@@ -44,6 +45,7 @@ class Node:
     detector: FaultDetector
     health: Health = Health.EXPECTED
     hello: Hello | None = None
+    source: int = -1
     state: str = "starting"
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
@@ -84,12 +86,13 @@ class Registry:
         """Whether nobody is waited for: every node that was started was ready once, or is gone."""
         return all(node.health is not Health.EXPECTED for node in self._nodes.values())
 
-    def greet(self, node: Node, hello: Hello) -> Welcome | Fault:
-        """Answer a Hello. The node is ready if the answer is Welcome."""
+    def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
+        """Answer a Hello. The node is ready, and has this source number, if it is Welcome."""
         reason = self._why_not(node, hello)
         if reason is not None:
             return Fault(0, 0, FaultCode.REFUSED, reason)
         node.hello = hello
+        node.source = source
         node.health = Health.READY
         # Ids that only one of the two knows, or no tokenizer, are padding: never drafted.
         sizes = [hello.logits_size]
@@ -98,7 +101,7 @@ class Registry:
             sizes.append(other.logits_size)
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
-        return Welcome(min(sizes))
+        return Welcome(min(sizes), source)
 
     def heard(self, node: Node, now: float) -> bool:
         """Anything came from the node. True if it had been silent and is back."""

@@ -33,6 +33,8 @@ from proto.errors import (
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     MAX_SESSIONS,
+    MODEL_SOURCE,
+    NGRAM_SOURCE,
     SESSION_KEY_BYTES,
     Draft,
     Fault,
@@ -214,7 +216,7 @@ class Service:
             return  # nobody that we started
         now = time.monotonic()
         if self.registry.heard(node, now):
-            self._joined(node, now)
+            self._step(s.NodeJoined(node.role), now)
         try:
             kind = kind_of(frame)
             if kind is Draft and node.role is Role.DRAFTER:
@@ -264,11 +266,12 @@ class Service:
                 logger.warning("ignored a %s from the %s", type(message).__name__, node.role)
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
-        answer = self.registry.greet(node, hello)
+        source = MODEL_SOURCE if node.role is Role.DRAFTER else NGRAM_SOURCE
+        answer = self.registry.greet(node, hello, source)
         self._send(node.role, answer)
         if isinstance(answer, Fault):
             raise IncompatibleError(answer.detail)
-        self._joined(node, now)
+        self._step(s.NodeJoined(node.role), now)
 
     def _on_timer(self, now: float) -> None:
         for obituary in self._launcher.ended():
@@ -298,9 +301,6 @@ class Service:
             return
         made = self._active.machine.num_generated if self._active is not None else 0
         raise NodeError(f"{line} (after {made} tokens)" if was_ready else line)
-
-    def _joined(self, node: Node, now: float) -> None:
-        self._step(s.NodeJoined(node.role), now)
 
     def _lost(self, node: Node, now: float) -> None:
         self._step(s.NodeLost(node.role), now)
