@@ -29,7 +29,7 @@ from proto.errors import (
     SlipstreamError,
     TransportError,
 )
-from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import (
     PROTOCOL_VERSION,
     Fault,
@@ -48,7 +48,6 @@ from proto.transport import Connection
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SUFFIX = b"/heartbeat"
-MAX_BAD_FRAMES = 8
 MAX_CONFIG_CHARS = 1 << 16
 NO_CONFIG = (
     "a node reads its config as one JSON line from standard input; it is started by "

@@ -52,4 +52,4 @@ def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:
     assert registry.none_expected()
     registry.gone(drafter)
     assert registry.none_expected()
-    assert registry.find(drafter.identity) is None, "what it sends counts for nothing"
+    assert registry.find(drafter.id) is None, "what it sends counts for nothing"

@@ -245,19 +245,19 @@ class Host:
         self.world.judge.begun(self.session, text)
         self.handle(coordination.Started())
         for role in sorted(self.present):
-            self.handle(coordination.NodeJoined(role))
+            self.handle(coordination.NodeJoined(role.encode(), role))
 
     def joined(self, role: Role) -> None:
         """A node has introduced itself."""
         self.present.add(role)
         self.world.judge.disturbed()
-        self.handle(coordination.NodeJoined(role))
+        self.handle(coordination.NodeJoined(role.encode(), role))
 
     def lost(self, role: Role) -> None:
         """A node has been silent for too long."""
         self.present.discard(role)
         self.world.judge.disturbed()
-        self.handle(coordination.NodeLost(role))
+        self.handle(coordination.NodeLost(role.encode(), role))
 
     def receive(self, role: Role, frame: bytes) -> None:
         """Forward before anything else; then see what it means for the session."""
@@ -270,7 +270,7 @@ class Host:
             case Verdict() as verdict if self._is_current(verdict.session):
                 self.handle(coordination.VerdictArrived(verdict))
             case Fault() as fault if self._is_current(fault.session):
-                self.handle(coordination.FaultArrived(role, fault))
+                self.handle(coordination.FaultArrived(role.encode(), fault))
             case Heartbeat(progress=progress) if role is Role.TARGET:
                 if progress != self._progress.get(role):
                     self._progress[role] = progress
@@ -300,7 +300,8 @@ class Host:
             self.world.tell("session", "does", action)
             self.world.judge.session_did(self.session, action)
             match action:
-                case coordination.Send(role, message):
+                case coordination.Send(node, message):
+                    role = Role(node.decode())
                     if role in self.present:
                         self.world.downlinks[role].send(codec.encode(message))
                 case coordination.Finish():
