@@ -99,6 +99,7 @@ class RayLauncher:
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
         self._deaths: dict[Role, Future[Obituary]] = {}
+        self._identities: dict[Role, str] = {}
         _check_reachable(address)
         try:
             _connect(address)
@@ -119,6 +120,7 @@ class RayLauncher:
         )
         supervisor: Any = actor.remote()
         self._actors[role] = supervisor
+        self._identities[role] = config.identity
         started = supervisor.start.remote(str(ROOT), loopback_network(), config.to_json())
         self._pids[role] = _answer(role, started)
         self._deaths[role] = supervisor.wait.remote().future()
@@ -129,7 +131,7 @@ class RayLauncher:
         for role, _ in found:
             del self._deaths[role]
             del self._pids[role]
-        return [_obituary(role, death) for role, death in found]
+        return [_obituary(role, self._identities[role], death) for role, death in found]
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -241,12 +243,12 @@ def _answer(role: Role, started: "ray.ObjectRef[int]") -> int:
         raise NodeError(f"cannot start the {role}: {_line(error)}") from error
 
 
-def _obituary(role: Role, death: Future[Obituary]) -> Obituary:
+def _obituary(role: Role, identity: str, death: Future[Obituary]) -> Obituary:
     try:
         return death.result()
     except RayError as error:
         line = f"the {role} process went with its Ray node: {_line(error)}"
-        return Obituary(role, line, status=None)
+        return Obituary(identity, line, status=None)
 
 
 def _line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
     welcome = introduce(config, connection, engine)
     executor = engine.executor
-    machine = Drafting(max_len=engine.max_len, num_slots=executor.capacity)
+    machine = Drafting(max_len=engine.max_len, num_slots=executor.capacity, source=welcome.source)
     forwards = Forwards(executor, heart, machine, config.min_forward_ms / 1e3)
     worker = Worker(config, engine, forwards, welcome.vocab_size)
     Loop(connection, heart, executor, Follower(machine), worker.compute).run()

@@ -25,13 +25,12 @@ from proto.errors import (
     SlipstreamError,
     TransportError,
 )
-from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import Fault, FaultCode, Heartbeat, Hello, Message, SessionMark, Welcome
 from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
     HEARTBEAT_SUFFIX,
-    MAX_BAD_FRAMES,
     NO_CONFIG,
     NodeConfig,
 )

@@ -191,6 +191,7 @@ _FLAG = _checked(_flag)
 _HASH = _integer(0, U64)
 _SESSION = _integer(0, U63)
 _INCARNATION = _integer(0, U32)
+_SOURCE = _integer(0, m.MAX_SOURCES - 1)
 _LENGTH = _integer(0, m.MAX_TEXT_LEN)
 _COUNT = _integer(0, U32)
 _MICROSECONDS = _integer(0, U63)
@@ -242,7 +243,7 @@ _LOOKUP = _record(
     _integer(1, m.MAX_NGRAM),
     _array("i", 0, I31, m.MAX_REFERENCE_LEN),
 )
-_ACK = _record(m.Ack, _integer(0, m.MAX_SOURCES - 1), _INCARNATION, _COUNT)
+_ACK = _record(m.Ack, _SOURCE, _INCARNATION, _COUNT)
 _FINGERPRINT = _record(m.Fingerprint, _integer(1, I31), _text(128), _array("i", 0, I31, 256))
 _MARK = _record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
 
@@ -265,7 +266,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         m.Draft,
         _SESSION,
         _INCARNATION,
-        _integer(0, m.MAX_SOURCES - 1),
+        _SOURCE,
         _COUNT,
         _COUNT,
         _HASH,
@@ -309,7 +310,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _integer(0, U63),
         _MICROSECONDS,
     ),
-    m.Welcome: _record(m.Welcome, _integer(1, I31)),
+    m.Welcome: _record(m.Welcome, _integer(1, I31), _SOURCE),
     m.Heartbeat: _record(
         m.Heartbeat,
         _several(_MARK, m.MAX_SESSIONS),
@@ -322,6 +323,8 @@ _SCHEMAS: dict[type[Any], _Field] = {
     m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),
 }
 _KINDS = list(_SCHEMAS)
+# What follows msgpack's first byte of an unsigned integer; a small one is that byte.
+_INTEGERS = {0xCC + index: struct.Struct(f">{code}") for index, code in enumerate("BHIQ")}
 _KIND_BYTES = {kind: bytes([index]) for index, kind in enumerate(_KINDS)}
 
 
@@ -361,6 +364,23 @@ def decode(frame: bytes) -> m.Message:
     except (ValueError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"{kind.__name__}: {error}") from error
     return message
+
+
+def session_of(frame: bytes) -> int:
+    """The session of a message whose first field it is, without decoding the rest.
+
+    Raises RemoteProtocolError if no number stands there.
+    """
+    try:
+        # An array of up to 15 items has a header of one byte, a longer one of three.
+        start = 2 if frame[1] < 0xA0 else 4
+        first = frame[start]
+        if first < 0x80:
+            return first
+        session: int = _INTEGERS[first].unpack_from(frame, start + 1)[0]
+    except (LookupError, struct.error) as error:
+        raise RemoteProtocolError("a frame of no session") from error
+    return session
 
 
 def kind_of(frame: bytes) -> type[Any]:

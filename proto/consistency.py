@@ -16,6 +16,8 @@ def check(message: m.Message) -> None:
                 raise ValueError("a parent must come before its child")
             if message.first_number > message.number:
                 raise ValueError("first_number is above number")
+            if message.source == m.NGRAM_SOURCE:
+                raise ValueError("what the target drafts by itself does not travel")
             _check_proposals(message)
         case m.Verdict():
             if message.num_accepted > message.num_drafted:

@@ -2,6 +2,7 @@
 
 HEARTBEAT_INTERVAL_S = 0.25
 SILENCE_LIMIT_S = 5.0
+MAX_BAD_FRAMES = 8  # garbled ones that are taken from one peer
 
 
 class FaultDetector:

@@ -14,7 +14,7 @@ from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -78,7 +78,7 @@ class Rule(IntEnum):
     CARELESS = 3
 
 
-# Who drafted a token: the drafter, or the target's own look at what was written before.
+# Who drafted a token: the first drafter, or the target's own look at what was written before.
 MODEL_SOURCE, NGRAM_SOURCE = 0, 1
 
 
@@ -253,7 +253,7 @@ class Verdict:
     drafter_us                 in the drafter's model, by the drafts that came since the last one
     attempt                    classical rules: grows with every rejection and every new Open of the
                                target; what was drafted in an earlier one is worth nothing
-    sources                    of the accepted drafts, one each; none if all are the drafter's
+    sources                    of the accepted drafts, one each; none if all are source 0's
     """
 
     session: int
@@ -323,9 +323,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator -> node: you are in. Token ids from `vocab_size` on are never drafted."""
+    """Coordinator -> node: you are in.
+
+    vocab_size  token ids from here on are never drafted
+    source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
+    """
 
     vocab_size: int
+    source: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from proto.errors import ConfigurationError
 from proto.messages import Role
 
 HEARTBEAT_SUFFIX = b"/heartbeat"  # of the identity under which a node's heartbeats come
-MAX_BAD_FRAMES = 8  # garbled ones that either side takes from the other
 NO_CONFIG = (
     "a node reads its config as one JSON line from standard input; it is started by "
     "`python -m coordinator`"

@@ -16,8 +16,9 @@ from coordinator.api.config import (
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.text.running import Result
 from coordinator.text.session import Emit, EmitPrompt
-from coordinator.text.stream import WAIT_S, Item, Result, Stream
+from coordinator.text.stream import WAIT_S, Item, Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,12 @@ MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 class Obituary:
     """How a node process ended.
 
-    line    what happened and what it said last
-    status  its exit status, below zero for a signal; None: it went with its machine
+    identity  by which it was started
+    line      what happened and what it said last
+    status    its exit status, below zero for a signal; None: it went with its machine
     """
 
-    role: Role
+    identity: str
     line: str
     status: int | None
 
@@ -71,6 +72,7 @@ ConnectRay = Callable[[str, tuple[Role, ...]], NodeLauncher]
 class NodeProcess:
     """A process that was started, and the file that holds what it printed."""
 
+    identity: str
     role: Role
     process: subprocess.Popen[str]
     log: Path
@@ -86,7 +88,7 @@ class NodeProcess:
             how = f"exited with status {status}"
         words = self.last_words()
         line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
-        return Obituary(self.role, line, status)
+        return Obituary(self.identity, line, status)
 
     def last_words(self) -> str:
         """The last line that the process printed."""
@@ -135,7 +137,7 @@ class Launcher:
         except OSError as error:
             what = remedy(error, "see that there is room for one more process")
             raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
-        node = NodeProcess(config.role, process, log)
+        node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
         try:
             assert process.stdin is not None

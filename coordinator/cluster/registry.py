@@ -6,13 +6,28 @@ A node is *expected* from the moment its process is started, *ready* once its He
 *silent* while nothing is heard from it for too long (it may come back), and *gone* when its process
 has ended or has failed: nothing that it sends counts any more. A node whose Hello does not fit is
 refused with a reason that says how it differs.
+
+An id names one process. A process that takes the place of another has an id of its own; what is
+known of those that are gone is kept until then.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from coordinator.text.session import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
-from proto.messages import PROTOCOL_VERSION, Fault, FaultCode, Hello, Role, SessionMark, Welcome
+from proto.messages import (
+    MAX_SOURCES,
+    NGRAM_SOURCE,
+    PROTOCOL_VERSION,
+    Fault,
+    FaultCode,
+    Hello,
+    Role,
+    SessionMark,
+    Welcome,
+)
 
 OWN_PAUSE_S = 1.0
 
@@ -31,6 +46,7 @@ class Node:
     """One node process.
 
     hello     its introduction; None until it was accepted
+    source    its number in drafts and acks; -1 until it was accepted
     state     what it says it is doing, for people
     progress  forwards that it has finished
     marks     the sessions that it has open, by its last heartbeat
@@ -40,10 +56,11 @@ class Node:
     """
 
     role: Role
-    identity: bytes
+    id: NodeId
     detector: FaultDetector
     health: Health = Health.EXPECTED
     hello: Hello | None = None
+    source: int = -1
     state: str = "starting"
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
@@ -53,52 +70,74 @@ class Node:
 
 
 class Registry:
-    """The nodes of one coordinator, at most one of each role."""
+    """The nodes of one coordinator. Other threads may expect a node, and ask."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
         self._looked_at = 0.0  # when the nodes' silence was last asked for
-        self._nodes: dict[bytes, Node] = {}
+        self._nodes: dict[NodeId, Node] = {}
 
-    def expect(self, role: Role, identity: bytes, now: float) -> None:
-        """A process of this role was started and will introduce itself by `identity`."""
+    def expect(self, role: Role, node_id: NodeId, now: float) -> None:
+        """A process of this role is started and will introduce itself by this id."""
+        for node in self.of_role(role):
+            if node.health is Health.GONE:
+                del self._nodes[node.id]
         # A target is waited for longer: without it nothing goes on, without a drafter all does.
         limit = SILENCE_LIMIT_S * (3 if role is Role.TARGET else 1)
-        self._nodes[identity] = Node(role, identity, FaultDetector(now, limit))
+        self._nodes[node_id] = Node(role, node_id, FaultDetector(now, limit))
 
-    def find(self, identity: bytes) -> Node | None:
-        """The node that sends by this identity, unless it is gone."""
-        node = self._nodes.get(identity)
+    def find(self, node_id: NodeId) -> Node | None:
+        """The node of this id, unless it is gone."""
+        node = self._nodes.get(node_id)
         return node if node is not None and node.health is not Health.GONE else None
 
-    def of(self, role: Role) -> Node | None:
-        """The node of this role, whatever its health."""
-        return next((node for node in self._nodes.values() if node.role is role), None)
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All of them, in the order in which they were expected; those that are gone as well."""
+        return tuple(self._nodes.values())
 
-    def ready(self, role: Role) -> Node | None:
-        """The node of this role, if it can work."""
-        node = self.of(role)
-        return node if node is not None and node.health is Health.READY else None
+    def of_role(self, role: Role) -> list[Node]:
+        """The nodes of this role, whatever their health."""
+        return [node for node in self.nodes if node.role is role]
+
+    def of(self, role: Role) -> Node | None:
+        """The first node of this role, whatever its health."""
+        return next(iter(self.of_role(role)), None)
+
+    def ready(self, role: Role) -> list[Node]:
+        """The nodes of this role that can work."""
+        return [node for node in self.of_role(role) if node.health is Health.READY]
 
     def none_expected(self) -> bool:
         """Whether nobody is waited for: every node that was started was ready once, or is gone."""
-        return all(node.health is not Health.EXPECTED for node in self._nodes.values())
+        return all(node.health is not Health.EXPECTED for node in self.nodes)
 
-    def greet(self, node: Node, hello: Hello) -> Welcome | Fault:
-        """Answer a Hello. The node is ready if the answer is Welcome."""
+    def free_source(self, node: Node, known: Iterable[int]) -> int | None:
+        """A source number for a node that no other has, nor any text knows. None: all are taken."""
+        if node.role is Role.TARGET:
+            return NGRAM_SOURCE
+        others = [other for other in self.of_role(Role.DRAFTER) if other is not node]
+        taken = {other.source for other in others if other.health is not Health.GONE}
+        taken |= {NGRAM_SOURCE, *known}
+        return next((source for source in range(MAX_SOURCES) if source not in taken), None)
+
+    def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
+        """Answer a Hello. The node is ready, and has this source number, if it is Welcome."""
         reason = self._why_not(node, hello)
         if reason is not None:
             return Fault(0, 0, FaultCode.REFUSED, reason)
         node.hello = hello
+        node.source = source
         node.health = Health.READY
         # Ids that only one of the two knows, or no tokenizer, are padding: never drafted.
-        sizes = [hello.logits_size]
-        other = self._other(node)
-        if other is not None:
-            sizes.append(other.logits_size)
+        sizes = [hello.logits_size, *(other.logits_size for other in self._others(node))]
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
-        return Welcome(min(sizes))
+        return Welcome(min(sizes), source)
+
+    def lives(self, node_id: NodeId, now: float) -> None:
+        """A node that is ready has said something."""
+        self._nodes[node_id].detector.heard(now)
 
     def heard(self, node: Node, now: float) -> bool:
         """Anything came from the node. True if it had been silent and is back."""
@@ -115,12 +154,12 @@ class Registry:
         counts from now on.
         """
         if now - self._looked_at > OWN_PAUSE_S:
-            for node in self._nodes.values():
+            for node in self.nodes:
                 node.detector.heard(now)
         self._looked_at = now
         silent = [
             node
-            for node in self._nodes.values()
+            for node in self.nodes
             if node.health is Health.READY and node.detector.is_lost(now)
         ]
         for node in silent:
@@ -131,9 +170,9 @@ class Registry:
         """The node's process has ended, or is as good as that."""
         node.health = Health.GONE
 
-    def _other(self, node: Node) -> Hello | None:
-        other = next((n for n in self._nodes.values() if n is not node), None)
-        return None if other is None else other.hello
+    def _others(self, node: Node) -> list[Hello]:
+        """How all the others that are or were there have introduced themselves."""
+        return [n.hello for n in self.nodes if n is not node and n.hello is not None]
 
     def _why_not(self, node: Node, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
@@ -143,8 +182,8 @@ class Registry:
             )
         if hello.secret != self._secret or hello.role is not node.role:
             return "the node was not started by this coordinator"
-        other = self._other(node)
-        return None if other is None else _tokenizer_difference(hello, other)
+        differences = (_tokenizer_difference(hello, other) for other in self._others(node))
+        return next(filter(None, differences), None)
 
 
 def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:

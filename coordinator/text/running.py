@@ -1,10 +1,10 @@
-"""A text that is being written, or waits for it: its session, who reads it, and what it cost."""
+"""A text that is being written, or waits for it: its session, and what it cost (pure)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Session
-from coordinator.text.stream import Result, Stream
 from proto.codec import encode
 from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
 from proto.messages import FinishReason, Role
@@ -21,12 +21,23 @@ MISHAPS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a text.
+
+    until  the metrics of its first so many tokens, if the reader ended it there
+    """
+
+    reason: FinishReason
+    metrics: Metrics
+    until: Callable[[int], Metrics]
+
+
 @dataclass(slots=True)
 class Running:
     """Times are seconds of a monotonic clock."""
 
     machine: Session
-    stream: Stream
     submitted: float
     started: float = 0.0  # when the nodes were told
     emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
@@ -76,11 +87,3 @@ def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[floa
         times.append((time_s, min(number, num_tokens)))
         num_tokens -= number
     return times
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A text is to be ended: because its reader has left, or found its end (`is_complete`)."""
-
-    session: int
-    is_complete: bool

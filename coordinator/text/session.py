@@ -47,6 +47,7 @@ from proto.messages import (
 )
 from proto.tree import CommittedText, Diverged
 
+NodeId = bytes  # names one node process; a process that is started anew has another
 WORK_LIMIT_S_MIN = 2.0
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 WORK_LIMIT_PASSES = 10.0
@@ -76,21 +77,23 @@ class PromptScored:
 class FaultArrived:
     """A node says that its text is not ours, or that it cannot go on."""
 
-    role: Role
+    node: NodeId
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node of this role is ready."""
+    """A node is ready to work on this text."""
 
+    node: NodeId
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The node of this role is gone."""
+    """A node is gone."""
 
+    node: NodeId
     role: Role
 
 
@@ -106,9 +109,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to the node of this role, if there is one."""
+    """Send to a node."""
 
-    role: Role
+    node: NodeId
     message: Message
 
 
@@ -180,6 +183,7 @@ Action = Send | Emit | EmitPrompt | Finish | Fail
 class _Told:
     """The latest Open to a node that is there."""
 
+    role: Role
     incarnation: int
     at: float
 
@@ -218,7 +222,7 @@ class Session:
         self._incarnation = 0  # of the latest Open to any node; only grows
         self._attempt = 0  # the newest that we know of; coupled texts have only this one
         self._target_since = 0  # incarnation of the first Open to the target that is there
-        self._told: dict[Role, _Told] = {}  # for the nodes that are there
+        self._told: dict[NodeId, _Told] = {}  # of the nodes that are there; one target at most
         self._reopens = 0  # of the target, since the text last grew
         self._owed_since = 0.0  # since when the target has owed us something
         self._pass_s = 0.0  # running mean of the time between verdicts
@@ -245,15 +249,15 @@ class Session:
                 return self._on_verdict(verdict, now)
             case PromptScored(message):
                 return self._on_prompt_scored(message, now)
-            case FaultArrived(role, fault):
-                return self._on_fault(role, fault, now)
-            case NodeJoined(role):
+            case FaultArrived(node, fault):
+                return self._on_fault(node, fault, now)
+            case NodeJoined(node, role):
                 if role is Role.TARGET:
                     self._target_since = self._incarnation + 1
-                return self._open(role, now)
-            case NodeLost(role):
-                self._told.pop(role, None)
-                if role is Role.DRAFTER and self.policy.has_drafter:
+                return self._open(node, role, now)
+            case NodeLost(node, role):
+                self._told.pop(node, None)
+                if role is Role.DRAFTER and self.policy.has_drafter and not self._any(role):
                     self.drafter_lost_at = self.num_generated
                 return []
             case Progressed():
@@ -264,24 +268,28 @@ class Session:
         raise AssertionError(f"unknown event {event}")
 
     def close(self, reason: str) -> list[Action]:
-        """End it on both nodes, whatever its state."""
+        """End it on every node, whatever its state."""
         self.ended = True
-        return [Send(role, Close(self.session, reason)) for role in self._told]
+        return [Send(node, Close(self.session, reason)) for node in self._told]
+
+    def _any(self, role: Role) -> NodeId | None:
+        """A node of this role that has been told the text and is there."""
+        return next((node for node, told in self._told.items() if told.role is role), None)
 
     # -- opening ----------------------------------------------------------------------------------
 
-    def _open(self, role: Role, now: float) -> list[Action]:
+    def _open(self, node: NodeId, role: Role, now: float) -> list[Action]:
         """Tell a node the whole text. The answer to every kind of trouble."""
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
-        self._told[role] = _Told(self._incarnation, now)
+        self._told[node] = _Told(role, self._incarnation, now)
         if role is Role.TARGET:
             self._owed_since = now
             if self.rule is not Rule.COUPLED and self._has_begun:
                 self._attempt = self._incarnation << ATTEMPT_BITS
             self._has_begun = True
-        return [Send(role, self.opening(role))]
+        return [Send(node, self.opening(role))]
 
     def opening(self, role: Role) -> Open:
         """What a node is told of the text as it is now.
@@ -306,38 +314,38 @@ class Session:
             lookup=self.lookup if role is Role.TARGET else None,
         )
 
-    def _reopen(self, role: Role, now: float) -> list[Action]:
+    def _reopen(self, node: NodeId, now: float) -> list[Action]:
         self.counts.num_reopened += 1
-        if role is Role.TARGET:
+        if (role := self._told[node].role) is Role.TARGET:
             self._reopens += 1
             if self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
-                return self._end(
-                    Fail(
-                        f"the target did not continue the text after {self.num_generated} tokens, "
-                        f"although it was told the text {self._reopens} times"
-                    )
-                )
-        return self._open(role, now)
+                line = f"the target did not continue the text after {self.num_generated} tokens, "
+                line += f"although it was told the text {self._reopens} times"
+                return self._end(Fail(line))
+        return self._open(node, role, now)
 
-    def _on_fault(self, role: Role, fault: Fault, now: float) -> list[Action]:
+    def _on_fault(self, node: NodeId, fault: Fault, now: float) -> list[Action]:
         if fault.code is not FaultCode.GAP:
             return []
-        return self._repair(role, fault.incarnation, now)
+        return self._repair(node, fault.incarnation, now)
 
-    def _repair(self, role: Role, incarnation: int, now: float) -> list[Action]:
+    def _repair(self, node: NodeId | None, incarnation: int, now: float) -> list[Action]:
         """Something is wrong with this life of a node. The Open that ended it has answered that,
         unless so much time has passed that it must have been lost.
         """
-        told = self._told.get(role)
-        if told is None or (incarnation != told.incarnation and now - told.at < ANSWER_LIMIT_S):
+        if node is None or node not in self._told:
             return []
-        return self._reopen(role, now)
+        told = self._told[node]
+        if incarnation != told.incarnation and now - told.at < ANSWER_LIMIT_S:
+            return []
+        return self._reopen(node, now)
 
     def _on_tick(self, now: float) -> list[Action]:
         limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
-        if Role.TARGET not in self._told or now - self._owed_since <= limit:
+        target = self._any(Role.TARGET)
+        if target is None or now - self._owed_since <= limit:
             return []
-        return self._reopen(Role.TARGET, now)
+        return self._reopen(target, now)
 
     # -- the text ---------------------------------------------------------------------------------
 
@@ -352,7 +360,7 @@ class Session:
             news = None
         if news is None or self._lacks_logprobs(verdict):
             # Something was lost before this one, or it contradicts us.
-            return self._repair(Role.TARGET, verdict.incarnation, now)
+            return self._repair(self._any(Role.TARGET), verdict.incarnation, now)
         tokens, reason = self.limits.trim(len(self.text), news)
         if not tokens:
             return []

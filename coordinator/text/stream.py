@@ -3,26 +3,12 @@
 import queue
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
 
-from coordinator.text.metrics import Metrics
+from coordinator.text.running import Result
 from coordinator.text.session import Emit, EmitPrompt
 from proto.errors import SlipstreamError
-from proto.messages import FinishReason
 
 WAIT_S = 1.0  # after which whoever waits looks whether the service is alive
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The end of a text.
-
-    until  the metrics of its first so many tokens, if the reader ended it there
-    """
-
-    reason: FinishReason
-    metrics: Metrics
-    until: Callable[[int], Metrics]
 
 
 Item = Emit | EmitPrompt | Result

@@ -66,8 +66,13 @@ PURE = (
     "coordinator/text/session.py",
     "coordinator/text/counts.py",
     "coordinator/text/detokenization.py",
+    "coordinator/text/metrics.py",
     "coordinator/text/prompt_logprobs.py",
+    "coordinator/text/running.py",
+    "coordinator/cluster/events.py",
+    "coordinator/cluster/open_text.py",
     "coordinator/cluster/registry.py",
+    "coordinator/cluster/routing.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),

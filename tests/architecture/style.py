@@ -19,7 +19,16 @@ MIN_WORDS = 3
 LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|breakpoint\(|import pd" r"b")
 PRAGMA = re.compile(r"\s+# (type: ignore|noqa|fmt:).*$")
 BROAD = {"Exception", "BaseException"}
-READERS = {"read", "check", "decode", "kind_of", "_check_proposals", "_check_rows", "_flag"}
+READERS = {
+    "read",
+    "check",
+    "decode",
+    "kind_of",
+    "session_of",
+    "_check_proposals",
+    "_check_rows",
+    "_flag",
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,6 +21,7 @@ from engine.model import load_model
 from engine.sampling import Sampling
 from engine.verification import Distribution, token_trial
 from proto.messages import (
+    NGRAM_SOURCE,
     PROTOCOL_VERSION,
     Fault,
     Fingerprint,
@@ -153,10 +154,10 @@ def test_15_different_vocabularies_are_refused_padded_tails_excepted(
     target, other = registry.of(Role.TARGET), registry.of(Role.DRAFTER)
     assert target is not None
     assert other is not None
-    registry.greet(target, hello(Role.TARGET))
-    said = registry.greet(other, drafter)
+    registry.greet(target, hello(Role.TARGET), NGRAM_SOURCE)
+    said = registry.greet(other, drafter, 3)
     if answer is None:
-        assert said == Welcome(100)
+        assert said == Welcome(100, 3)
     else:
         assert isinstance(said, Fault)
         assert answer in said.detail

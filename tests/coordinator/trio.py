@@ -11,6 +11,7 @@ from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import events as target
 from target_node.verifying import Verifying
 
+DRAFTER, TARGET = b"drafter-1", b"target-1"
 NUM_SLOTS = 256
 MAX_STEPS = 10_000
 LIKELY = -0.1
@@ -50,8 +51,8 @@ class Trio:
     def run(self) -> list[s.Emit]:
         """From the first Open to the end; what every pass emitted."""
         self._tell(s.Started())
-        self._tell(s.NodeJoined(Role.TARGET))
-        self._tell(s.NodeJoined(Role.DRAFTER))
+        self._tell(s.NodeJoined(TARGET, Role.TARGET))
+        self._tell(s.NodeJoined(DRAFTER, Role.DRAFTER))
         while self.finish is None:
             self._steps += 1
             assert self._steps < MAX_STEPS, "the text does not end"
@@ -64,7 +65,7 @@ class Trio:
     def _tell(self, event: s.Event) -> None:
         for action in self._session.handle(event, 0.0):
             match action:
-                case s.Send(Role.DRAFTER, message):
+                case s.Send(node, message) if node == DRAFTER:
                     self._step_drafter(Arrived(message))
                 case s.Send(_, message):
                     self._step_target(Arrived(message))

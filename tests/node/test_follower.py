@@ -8,7 +8,7 @@ from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree
 from tests.texts import draft, name, opening, verdict
 
-WELCOME = Welcome(100)
+WELCOME = Welcome(100, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, W
 from node.loop import IDLE_S, Loop, load
 from proto import errors
 from proto.codec import decode, encode
+from proto.liveness import MAX_BAD_FRAMES
 from proto.messages import Close, Message, Role, SessionMark
-from proto.node_config import MAX_BAD_FRAMES, NodeConfig
+from proto.node_config import NodeConfig
 from proto.stopwatch import Stopwatch
 
 CONFIG = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model", fixed_rows=16)

@@ -210,13 +210,13 @@ def test_the_queue_has_a_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     next(streams[0])
     second = threading.Thread(target=lambda: next(streams[1]))
     second.start()
-    assert wait_for(lambda: llm.pair.service._num_open == 2, SOON_S)
+    assert wait_for(lambda: len(llm.pair.service._streams) == 2, SOON_S)
     with pytest.raises(NodeError, match="2 texts are queued already"):
         next(streams[2])
     streams[0].close()
     second.join(timeout=30)
     streams[1].close()
-    assert wait_for(lambda: llm.pair.service._num_open == 0, SOON_S)
+    assert wait_for(lambda: len(llm.pair.service._streams) == 0, SOON_S)
 
 
 def test_asyncio_requests_run_at_once_and_leave_the_loop_free(llm: LLM, texts: list[str]) -> None:
@@ -263,7 +263,7 @@ def test_a_cancelled_task_and_a_closed_iterator_free_the_nodes(llm: LLM, texts: 
     passes = nodes_of(llm)[0].progress
     assert asyncio.run(main()) == texts[0]
     assert frees_both_nodes(llm)
-    assert llm.pair.service._num_open == 0
+    assert len(llm.pair.service._streams) == 0
     assert nodes_of(llm)[0].progress - passes < 150, "the nodes went on with a text left behind"
 
 

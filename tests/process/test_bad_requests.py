@@ -56,7 +56,7 @@ def refused(llm: LLM, prompt: Any, params: Any) -> str:
             ask()
         lines.add(str(caught.value))
     assert len(llm.generate("one", PARAMS)[0].outputs[0].token_ids) == 12
-    assert llm.pair.service._num_open == 0
+    assert len(llm.pair.service._streams) == 0
     (line,) = lines
     assert "\n" not in line
     return line
@@ -224,7 +224,7 @@ def test_a_mistake_in_one_text_ends_that_text_alone(
     assert caught.value.__cause__.__cause__ is mistake
     assert sum(len(emit.tokens) for emit in streams[1]) == 300
     assert forgets(llm)
-    assert llm.pair.service._num_open == 0
+    assert len(llm.pair.service._streams) == 0
 
 
 def test_a_text_that_is_refused_leaves_its_place_in_the_queue(llm: LLM) -> None:

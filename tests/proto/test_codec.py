@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto import messages as m
-from proto.codec import decode, encode, kind_of
+from proto.codec import decode, encode, kind_of, session_of
 from proto.errors import LocalProtocolError, RemoteProtocolError
 from tests.policies import synchronous
 from tests.proto import wire
@@ -31,7 +31,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     VERDICT,
     m.Close(1, "stop"),
     HELLO,
-    m.Welcome(100),
+    m.Welcome(100, 2),
     HEARTBEAT,
     FAULT,
     PROMPT,
@@ -152,7 +152,7 @@ def test_a_message_with_a_field_more_or_less_is_refused(example: m.Message) -> N
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
     with pytest.raises(RemoteProtocolError, match="too long"):
-        decode(encode(m.Welcome(1)) + bytes(m.MAX_FRAME_BYTES))
+        decode(encode(m.Welcome(1, 0)) + bytes(m.MAX_FRAME_BYTES))
 
 
 def test_an_unknown_kind_is_refused() -> None:
@@ -222,6 +222,7 @@ def test_n_gram_drafts_beyond_their_limits_are_refused(message: m.Message) -> No
         broken(DRAFT, scores=(float("-inf"), -0.25)),
         broken(DRAFT, first_number=2),
         broken(DRAFT, source=m.MAX_SOURCES),
+        broken(DRAFT, source=m.NGRAM_SOURCE),
         broken(DRAFT, done=1),
         broken(DRAFT, parent_hash=1 << 64),
         broken(
@@ -242,7 +243,7 @@ def test_n_gram_drafts_beyond_their_limits_are_refused(message: m.Message) -> No
         m.Close(1, "half a character: \ud800"),
         broken(HELLO, role="spectator"),
         broken(HELLO, fingerprint=m.Fingerprint(0, "", ())),
-        m.Welcome(0),
+        m.Welcome(100, m.MAX_SOURCES),
         broken(HEARTBEAT, marks=HEARTBEAT.marks * (m.MAX_SESSIONS + 1)),
         broken(FAULT, code="boredom"),
         broken(FAULT, detail="x" * 2001),
@@ -260,6 +261,20 @@ def test_what_the_encoder_refuses_the_decoder_refuses_too() -> None:
     body[8] = b"\x00\x00\x01\x00"  # parents (0, 1): the first hangs on itself
     with pytest.raises(RemoteProtocolError, match="parent must come before"):
         decode(frame[:1] + msgpack.packb(body))
+
+
+@pytest.mark.parametrize("session", [0, 127, 128, 255, 256, 1 << 16, 1 << 32, (1 << 63) - 1])
+@pytest.mark.parametrize("message", [DRAFT, VERDICT, OPEN], ids=lambda one: type(one).__name__)
+def test_the_session_of_a_frame_is_read_without_the_rest(session: int, message: Any) -> None:
+    frame = encode(replace(message, session=session))
+    assert session_of(frame) == session
+    assert session_of(frame[:16] + b"what follows may be anything") == session
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x01", b"\x01\xdc\x00", b"\x01\x91\xcf\x00"])
+def test_a_frame_without_a_session_is_garbled(junk: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        session_of(junk)
 
 
 def test_lengths_that_do_not_add_up_are_refused() -> None:

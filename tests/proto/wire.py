@@ -123,7 +123,7 @@ def drafts(draw: st.DrawFn) -> m.Draft:
     return m.Draft(
         session=draw(sessions),
         incarnation=draw(incarnations),
-        source=draw(st.integers(0, m.MAX_SOURCES - 1)),
+        source=draw(st.integers(0, m.MAX_SOURCES - 1).filter(lambda one: one != m.NGRAM_SOURCE)),
         first_number=draw(st.integers(0, number)),
         number=number,
         parent_hash=draw(hashes),
@@ -187,7 +187,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         st.integers(0, U63),
         microseconds,
     ),
-    st.builds(m.Welcome, st.integers(1, I31)),
+    st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1)),
     st.builds(
         m.Heartbeat,
         st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple),

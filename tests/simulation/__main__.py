@@ -12,12 +12,14 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--policy", choices=POLICIES, help="instead of the one that the seed draws")
     parser.add_argument("--oracle", action="store_true", help="with a drafter that is always right")
+    parser.add_argument("--plain", action="store_true", help="two texts and one drafter")
     parser.add_argument("--quiet", action="store_true", help="only say whether it holds")
     arguments = parser.parse_args()
-    seed, policy, oracle = arguments.seed, arguments.policy, arguments.oracle
-    print(draw(seed, policy, oracle=oracle))
+    seed, policy = arguments.seed, arguments.policy
+    oracle, plain = arguments.oracle, arguments.plain
+    print(draw(seed, policy, oracle=oracle, plain=plain))
     tell = None if arguments.quiet else print
-    stats = simulate(seed, policy, oracle=oracle, tell=tell)
+    stats = simulate(seed, policy, oracle=oracle, plain=plain, tell=tell)
     print(dict(stats))
 
 

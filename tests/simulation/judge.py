@@ -10,17 +10,23 @@ Safety, after every step of every machine
       nothing, and a text that was closed stays closed
     * an idle target has something to do or a deadline
     * what was emitted is the text to its end, with the right reason, and nothing after it
+    * a draft is passed on to the target of its text and a verdict to its drafters, nobody else
+    * within a text no two drafters have one source number; under a classical rule one feeds it
 Liveness is defined in `liveness.py`.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from coordinator.text import session as coordination
+from coordinator.cluster.registry import Health
+from coordinator.cluster.routing import Router
+from coordinator.text.running import Result
+from coordinator.text.session import Emit, EmitPrompt, NodeId, Session
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Arrived
 from node.price import WAIT_S_MAX
+from proto import codec
 from proto.messages import (
     NGRAM_SOURCE,
     Close,
@@ -29,6 +35,7 @@ from proto.messages import (
     Message,
     Open,
     Role,
+    Rule,
     Verdict,
 )
 from proto.tree import CommittedText
@@ -48,7 +55,7 @@ EMPTY_PATH = (0, 0)  # digest and length
 class Truth:
     """What the target alone would write, and every path that has been drafted beyond it."""
 
-    def __init__(self, scenario: Scenario, text: Text, session: coordination.Session) -> None:
+    def __init__(self, scenario: Scenario, text: Text, session: Session) -> None:
         self.limits = text.limits
         self.num_prompt = len(text.prompt)
         self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
@@ -72,50 +79,81 @@ class Judge:
         self.scenario = scenario
         self.timeline = timeline
         self.truths: dict[int, Truth] = {}
-        self.liveness = Liveness(scenario, timeline)
-        self._lengths: dict[Role, tuple[tuple[int, int, int], int]] = {}
+        self.stats: Counter[str] = Counter()
+        self.liveness: dict[int, Liveness] = {}  # by session
+        self._told: dict[int, dict[NodeId, Role]] = defaultdict(dict)  # who was told, by session
+        self._feeders: dict[int, NodeId] = {}  # the drafter that was told last, by session
+        self._sources: dict[tuple[int, int], NodeId] = {}  # by session and source number
+        self._lengths: dict[str, tuple[tuple[int, int, int], int]] = {}
         # Per life of a node and text: incarnation of the newest Open that has come.
-        self._opened: dict[tuple[Role, int, int], int] = {}
-        self._trees: dict[tuple[Role, int], Any] = {}  # per life of a node: after the last Open
-        self._closed: set[tuple[Role, int, int]] = set()  # per life of a node: texts
+        self._opened: dict[tuple[str, int, int], int] = {}
+        self._trees: dict[tuple[str, int], Any] = {}  # per life of a node: after the last Open
+        self._closed: set[tuple[str, int, int]] = set()  # per life of a node: texts
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
         self._tree: Any = None
         self._come: dict[int, set[int]] = defaultdict(set)
 
     # -- facts ------------------------------------------------------------------------------------
 
-    def begun(self, session: coordination.Session, text: Text) -> None:
+    def begun(self, session: Session, text: Text) -> None:
         """A text begins."""
         truth = Truth(self.scenario, text, session)
         self.truths[session.session] = truth
-        self.liveness.begun(session, len(truth.tokens))
+        self.liveness[session.session] = Liveness(
+            self.scenario, self.timeline, self.stats, session, len(truth.tokens)
+        )
 
     def disturbed(self) -> None:
         """Something of the bad time has just shown itself."""
-        self.liveness.disturbed()
+        for liveness in self.liveness.values():
+            liveness.disturbed()
 
-    def session_did(self, session: coordination.Session, action: coordination.Action) -> None:
-        """The session asked for something."""
-        truth = self.truths[session.session]
-        match action:
-            case coordination.Emit(tokens):
-                assert truth.finished is None, "tokens are emitted after the end"
-                truth.emitted += tokens
-                so_far = truth.num_prompt + len(truth.emitted)
-                expected = truth.tokens[truth.num_prompt : so_far]
-                assert tuple(truth.emitted) == expected, "what is emitted is not the target's text"
-            case coordination.Finish(reason):
-                assert truth.finished is None, "a text ends twice"
-                truth.finished = reason
-                assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
-                assert reason is truth.reason, f"ended by {reason}, not by {truth.reason}"
-                self.liveness.completed()
-            case coordination.Fail(detail):
-                raise AssertionError(f"the session gave up: {detail}")
-            case coordination.Send(_, Open()):
-                self.liveness.disturbed()
-            case _:
-                pass
+    def told(self, node_id: NodeId, message: Message, router: Router) -> None:
+        """The router sends a message of its own."""
+        if not isinstance(message, Open):
+            return
+        session = message.session
+        self.liveness[session].disturbed()
+        node = router.registry.find(node_id)
+        assert node is not None, "a node that is gone is told a text"
+        self._told[session][node_id] = node.role
+        if node.role is Role.TARGET:
+            return
+        before = router.registry.find(self._feeders.get(session, node_id))
+        if message.rule is not Rule.COUPLED and before is not None and before is not node:
+            assert before.health is not Health.READY, "two drafters feed a classical text"
+        self._feeders[session] = node_id
+
+    def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
+        """The router passes on what a node has sent."""
+        message = codec.decode(frame)
+        assert isinstance(message, Draft | Verdict)
+        wanted = Role.TARGET if isinstance(message, Draft) else Role.DRAFTER
+        kind = type(message).__name__
+        assert message.session in router.sessions, f"a {kind} reaches a text that is not its own"
+        assert router.registry.find(receiver), f"a {kind} reaches a node that is gone"
+        assert self._told[message.session].get(receiver) is wanted, (
+            f"a {kind} reaches a node that does not have its text"
+        )
+
+    def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
+        """The reader of a text is handed something."""
+        truth = self.truths[session]
+        assert truth.finished is None, "tokens are emitted after the end"
+        assert isinstance(item, Emit)
+        truth.emitted += item.tokens
+        so_far = truth.num_prompt + len(truth.emitted)
+        expected = truth.tokens[truth.num_prompt : so_far]
+        assert tuple(truth.emitted) == expected, "what is emitted is not the target's text"
+
+    def completed(self, session: int, result: Result) -> None:
+        """The reader of a text is told that this is all."""
+        truth = self.truths[session]
+        assert truth.finished is None, "a text ends twice"
+        truth.finished = result.reason
+        assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
+        assert result.reason is truth.reason, f"ended by {result.reason}, not by {truth.reason}"
+        self.liveness[session].completed()
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
         """A node has begun a forward."""
@@ -132,7 +170,7 @@ class Judge:
         else:
             asked = action.feed.positions[num_rows - action.num_asked :]
             assert action.positions == tuple(position + 1 for position in asked)
-            self.liveness.pass_started()
+            self.liveness[node.machine.opened.session].pass_started()
 
     def sent(self, node: "Node", message: Message) -> None:
         """A node sends a message."""
@@ -140,9 +178,11 @@ class Judge:
             case Verdict():
                 self._check_verdict(message)
                 truth = self.truths[message.session]
-                self.liveness.verdict_issued(message, truth.limits)
+                self.liveness[message.session].verdict_issued(message, truth.limits)
             case Draft():
-                self.liveness.draft_sent(message)
+                said_by = self._sources.setdefault((message.session, message.source), node.id)
+                assert said_by == node.id, "a source number is used twice"
+                self.liveness[message.session].draft_sent(node.name, message)
             case _:
                 pass
 
@@ -151,9 +191,9 @@ class Judge:
         machine = node.machine
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Close):
-            self._closed.add((node.role, node.life, message.session))
+            self._closed.add((node.name, node.life, message.session))
         if machine.opened is not None:
-            text = (node.role, node.life, machine.opened.session)
+            text = (node.name, node.life, machine.opened.session)
             assert text not in self._closed, "a closed text is open again"
         if isinstance(message, Open):
             self._check_open(node, message)
@@ -162,9 +202,9 @@ class Judge:
         truth = self.truths[machine.opened.session]
         self._check_text(node, truth)
         if node.role is Role.DRAFTER:
-            self._check_drafts(machine, truth)
+            self._check_drafts(node, machine, truth)
             if isinstance(message, Verdict):
-                self.liveness.verdict_applied(message)
+                self.liveness[message.session].verdict_applied(node.name, message)
             return
         self._check_copies(machine, truth)
         for key in machine.tree.nodes:
@@ -184,7 +224,8 @@ class Judge:
 
     def watch_clock(self) -> None:
         """Time has passed."""
-        self.liveness.watch_clock()
+        for liveness in self.liveness.values():
+            liveness.watch_clock()
 
     def ended(self) -> None:
         """The last text is complete."""
@@ -194,7 +235,7 @@ class Judge:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_open(self, node: "Node", message: Open) -> None:
-        text, life = (node.role, node.life, message.session), (node.role, node.life)
+        text, life = (node.name, node.life, message.session), (node.name, node.life)
         newest = self._opened.get(text, 0)
         is_same = node.machine.tree is self._trees.get(life)
         assert message.incarnation > newest or is_same, "an old Open has been obeyed"
@@ -205,22 +246,22 @@ class Judge:
         machine = node.machine
         tokens, opened = machine.tree.text.tokens, machine.opened
         life = (node.life, opened.session, opened.incarnation)
-        before = self._lengths.get(node.role)
+        before = self._lengths.get(node.name)
         if before == (life, len(tokens)):
             return
         assert tuple(tokens) == truth.tokens[: len(tokens)], f"the {node.role}'s text is wrong"
         if before is not None and before[0] == life:
             assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
-        self._lengths[node.role] = life, len(tokens)
+        self._lengths[node.name] = life, len(tokens)
 
-    def _check_drafts(self, machine: drafting.Drafting, truth: Truth) -> None:
+    def _check_drafts(self, at: "Node", machine: drafting.Drafting, truth: Truth) -> None:
         model = self.scenario.model
         assert machine.opened is not None
         for key, node in machine.tree.nodes.items():
             if key in truth.paths:
                 continue
             digest, length = truth.paths[node.parent]
-            tokens, _ = model.propose(digest)
+            tokens, _ = model.propose(digest, at.index)
             assert node.token in tokens, "the drafter drafts what its model does not say"
             truth.paths[key] = fold(digest, node.token), length + 1
         deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
@@ -262,8 +303,8 @@ class Judge:
             assert verdict.num_accepted == verdict.num_drafted, "an oracle is contradicted"
         assert len(verdict.sources) in (0, verdict.num_accepted)
         if NGRAM_SOURCE in verdict.sources:
-            self.liveness.stats["copied"] += 1
-        self.liveness.stats[f"cause {verdict.cause.name}"] += 1
+            self.stats["copied"] += 1
+        self.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
             come = self._come[ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)
@@ -272,4 +313,4 @@ class Judge:
     def _count(self, draft: Draft, session: int) -> None:
         if draft.session == session:
             self._come[draft.incarnation].update(range(draft.first_number, draft.number + 1))
-            self.liveness.draft_arrived(draft)
+            self.liveness[session].draft_arrived(draft)

@@ -37,15 +37,25 @@ NUM_ATTEMPT_TRIPS = 2  # a drafter must hear of a new attempt before it drafts f
 
 
 class Liveness:
-    """The part of the judge that looks at the time after the last fault."""
+    """The part of the judge that looks at the time after the last fault, for one text.
 
-    def __init__(self, scenario: Scenario, timeline: "Timeline") -> None:
+    end_len  tokens that the text will have
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        timeline: "Timeline",
+        stats: Counter[str],
+        session: Session,
+        end_len: int,
+    ) -> None:
         self.scenario = scenario
         self.timeline = timeline
         self.healed_at = scenario.healed_at_s
-        self.stats: Counter[str] = Counter()
-        self.session: Session | None = None  # None: between two texts
-        self.end_len = 0
+        self.stats = stats
+        self.session: Session | None = session  # None: the text is complete
+        self.end_len = end_len
         self.complete_by: float | None = None  # None: the bad time is not over
         self._forget()
 
@@ -54,19 +64,12 @@ class Liveness:
         self.disturbed_at = self.timeline.now
         self.is_accepted = False
         self._issued: dict[tuple[int, int], int] = {}  # verdict (its life and base) -> depth
-        self._drafter_depth = 0
+        self._drafter_depths: Counter[str] = Counter()  # by drafter
         self._sent: dict[tuple[int, int], int] = {}  # draft (its life and number) -> depth
         self._target_depth = 0
         self._pass_depth = 0  # of the running pass
 
     # -- facts ------------------------------------------------------------------------------------
-
-    def begun(self, session: Session, end_len: int) -> None:
-        """A text begins, and will have `end_len` tokens."""
-        self.session = session
-        self.end_len = end_len
-        self.complete_by = None
-        self._forget()
 
     def completed(self) -> None:
         """The text has come to its end."""
@@ -77,9 +80,9 @@ class Liveness:
         """The bad time has just shown itself, or a node is told the text."""
         self._forget()
 
-    def draft_sent(self, draft: Draft) -> None:
-        """The drafter sends."""
-        self._sent[draft.incarnation, draft.number] = self._drafter_depth
+    def draft_sent(self, drafter: str, draft: Draft) -> None:
+        """A drafter sends."""
+        self._sent[draft.incarnation, draft.number] = self._drafter_depths[drafter]
 
     def draft_arrived(self, draft: Draft) -> None:
         """The target has it."""
@@ -96,6 +99,8 @@ class Liveness:
         has_room = limits.max_drafts(verdict.base_len) > 0
         if self.is_accepted or not has_room or not self._is_acceptance_due():
             return
+        if self.session is None:
+            return  # it comes too late for anybody
         if verdict.num_accepted:
             self.is_accepted = True
             self.stats["accepted again"] += 1
@@ -104,10 +109,10 @@ class Liveness:
         depth = self._pass_depth
         assert depth < NUM_VERDICTS, f"no draft is accepted in a pass of depth {depth}"
 
-    def verdict_applied(self, verdict: Verdict) -> None:
-        """The drafter has heard it."""
+    def verdict_applied(self, drafter: str, verdict: Verdict) -> None:
+        """A drafter has heard it."""
         depth = self._issued.get((verdict.incarnation, verdict.base_len), 0)
-        self._drafter_depth = max(self._drafter_depth, depth)
+        self._drafter_depths[drafter] = max(self._drafter_depths[drafter], depth)
 
     # -- time -------------------------------------------------------------------------------------
 

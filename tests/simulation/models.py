@@ -13,8 +13,10 @@ from tests.simulation.toys import ToyModel
 class Models(Protocol):
     """A target and a drafter. A digest names the path that a row saw."""
 
-    def draft(self, action: drafter.Compute, digest: int, model_us: int) -> drafter.Proposed:
-        """What the drafter proposes behind a path."""
+    def draft(
+        self, action: drafter.Compute, digest: int, model_us: int, index: int
+    ) -> drafter.Proposed:
+        """What the drafter of this index proposes behind a path."""
 
     def verify(
         self, action: target.Compute, digests: Sequence[int], model_us: int
@@ -28,11 +30,13 @@ class Deterministic:
 
     model: ToyModel
 
-    def draft(self, action: drafter.Compute, digest: int, model_us: int) -> drafter.Proposed:
+    def draft(
+        self, action: drafter.Compute, digest: int, model_us: int, index: int
+    ) -> drafter.Proposed:
         """See `Models`."""
         if action.position is None:
             return drafter.Proposed(action.ticket, (), (), model_us)
-        tokens, scores = self.model.propose(digest)
+        tokens, scores = self.model.propose(digest, index)
         certain: tuple[Proposal, ...] = ()
         if action.sampled_in is not None:
             certain = tuple(Proposal((token,), (1.0,)) for token in tokens)

@@ -75,6 +75,10 @@ def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
     patch.setattr(Drafting, "_send_unsent", wait)
 
 
+def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:
+    patch.setattr(Drafting, "_remind", lambda self, now: [])
+
+
 PAST_FAULTS = (
     Fault(closing_forgets_the_running_forward_only_half, "AssertionError: $"),
     Fault(a_full_tree_is_expanded, "IndexError", oracle=True),
@@ -84,5 +88,12 @@ PAST_FAULTS = (
     Fault(two_children_count_as_two_drafts_of_a_chain, "still missing"),
     Fault(
         the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=200
+    ),
+    Fault(
+        a_drafter_that_gets_no_answer_says_nothing_again,
+        NO_SPEED,
+        "sync",
+        oracle=True,
+        first_seed=380,
     ),
 )

@@ -17,18 +17,20 @@ def simulate(
     policy: str | None = None,
     *,
     oracle: bool = False,
+    plain: bool = False,
     tell: Callable[[Line], None] | None = None,
 ) -> Counter[str]:
     """Run a seed to its end. Raises SimulationFailure."""
-    scenario = draw(seed, policy, oracle=oracle)
+    scenario = draw(seed, policy, oracle=oracle, plain=plain)
     world = World(scenario, tell=tell)
     try:
         world.run()
     except Exception as error:
         options = (f" --policy {policy}" if policy else "") + (" --oracle" if oracle else "")
+        options += " --plain" if plain else ""
         replay = f"python -m tests.simulation {seed}{options}"
         story = "\n".join(map(str, world.story))
         raise SimulationFailure(
             f"{type(error).__name__}: {error}\n{story}\n{scenario}\nreplay: {replay}"
         ) from error
-    return world.judge.liveness.stats
+    return world.judge.stats

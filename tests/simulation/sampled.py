@@ -55,7 +55,9 @@ class Sampling:
 
     # -- the drafter ------------------------------------------------------------------------------
 
-    def draft(self, action: drafter.Compute, digest: int, model_us: int) -> drafter.Proposed:
+    def draft(
+        self, action: drafter.Compute, digest: int, model_us: int, _index: int
+    ) -> drafter.Proposed:
         """What the drafter proposes behind a path."""
         if action.position is None:
             return drafter.Proposed(action.ticket, (), (), model_us)

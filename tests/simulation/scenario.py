@@ -18,6 +18,8 @@ from tests.simulation.toys import LIKELY, ToyModel
 POLICIES = ("ar", "sync", "pipelined")
 NUM_TREE_SLOTS = 64
 ORACLE_TOKENS = 60
+MAX_TEXTS = 6
+NODES_SERVE = 1  # texts that a node serves at once
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
 
@@ -32,11 +34,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A node dies at `at_s` and is ready again after `down_s`."""
+    """A node dies at `at_s` and is ready again after `down_s`. `index`: which of its role."""
 
     at_s: float
     role: Role
     down_s: float
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,10 @@ class Scenario:
     temperature: float  # only whether it is zero matters here
     blocking: bool  # a node reads its messages only between two forwards, as the real loops do
     lookup: Lookup | None = None  # how the target drafts by itself
+    num_drafters: int = 1
+    max_num_seqs: int = 1  # texts that are open at once
+    # Between two texts. 0: all at the start; None: each a while after the one before is complete.
+    submit_every_s: float | None = 0.0
 
     @property
     def capacity(self) -> int:
@@ -132,16 +139,22 @@ class Scenario:
         return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
 
 
-def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scenario:
+def draw(
+    seed: int, policy: str | None = None, *, oracle: bool = False, plain: bool = False
+) -> Scenario:
     """The scenario of a seed, with another policy if one is given.
 
-    With `oracle` the drafter is always right and the texts are longer: what costs only speed shows.
+    oracle  the drafter is always right and the texts are longer: what costs only speed shows
+    plain   two texts and one drafter, all else being equal
     """
     random = Random(seed)
     model = _model(random)
     if oracle:
         model = replace(model, agreement=1.0, stop_ids=(), stop_rate=0.0)
-    texts = _texts(random, model, more=ORACLE_TOKENS if oracle else 0)
+    more = ORACLE_TOKENS if oracle else 0
+    texts = _texts(random, model, more=more)
+    if not plain:
+        texts = _more_or_less(Random(f"texts {seed}"), model, texts, more=more)
     drawn = {name: _policy(random, name) for name in POLICIES}
     name = random.choices(POLICIES, (1, 4, 6))[0]
     costs = _costs(random)
@@ -167,6 +180,7 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
         rule=Rule.COUPLED,
         temperature=0.0,
         blocking=random.random() < 0.5,
+        submit_every_s=None,
     )
     classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
     if classical is not Rule.COUPLED:
@@ -175,10 +189,29 @@ def draw(seed: int, policy: str | None = None, *, oracle: bool = False) -> Scena
         scenario = replace(scenario, model=model, rule=classical, temperature=1.0)
     if not oracle:
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
+    if not plain:
+        scenario = _at_once(scenario, Random(f"at once {seed}"))
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
     return scenario
+
+
+def _at_once(scenario: Scenario, random: Random) -> Scenario:
+    """How many texts are open at once, when they come, and how many drafters there are."""
+    scenario = replace(
+        scenario,
+        max_num_seqs=min(NODES_SERVE, random.randint(1, MAX_TEXTS)),
+        submit_every_s=random.choice((None, 0.0, 5 * random.random())),
+    )
+    if random.random() > 0.25:
+        return scenario
+    faults = scenario.faults
+    crashes = tuple(
+        replace(crash, index=random.randrange(2)) if crash.role is Role.DRAFTER else crash
+        for crash in faults.crashes
+    )
+    return replace(scenario, num_drafters=2, faults=replace(faults, crashes=crashes))
 
 
 def _with_lookup(scenario: Scenario, random: Random) -> Scenario:
@@ -212,16 +245,32 @@ def _model(random: Random) -> ToyModel:
     )
 
 
-def _texts(random: Random, model: ToyModel, *, more: int) -> tuple[Text, Text]:
+def _texts(random: Random, model: ToyModel, *, more: int) -> tuple[Text, ...]:
     """Two texts, the second beginning as the first does: a chat's next turn, or an edited one."""
     num_tokens = model.vocab_size + len(model.stop_ids)
     length = random.randint(257, 600) if random.random() < 0.1 else random.randint(1, 60)
     prompt = tuple(random.randrange(num_tokens) for _ in range(length))
     first = Text(prompt, _limits(random, model, length + more))
-    said, _ = model.complete(prompt, first.limits)
+    return first, _next_turn(random, model, first, more=more)
+
+
+def _next_turn(random: Random, model: ToyModel, before: Text, *, more: int) -> Text:
+    """A text that begins as another does."""
+    num_tokens = model.vocab_size + len(model.stop_ids)
+    said, _ = model.complete(before.prompt, before.limits)
     shared = said[: random.randint(0, len(said))]
-    second = shared + tuple(random.randrange(num_tokens) for _ in range(random.randint(1, 20)))
-    return first, Text(second, _limits(random, model, len(second) + more))
+    prompt = shared + tuple(random.randrange(num_tokens) for _ in range(random.randint(1, 20)))
+    return Text(prompt, _limits(random, model, len(prompt) + more))
+
+
+def _more_or_less(
+    random: Random, model: ToyModel, texts: tuple[Text, ...], *, more: int
+) -> tuple[Text, ...]:
+    """One to six texts of these and others like them; most often two or three."""
+    number = random.choices(range(1, MAX_TEXTS + 1), (3, 6, 4, 1, 1, 1))[0]
+    while len(texts) < number:
+        texts = (*texts, _next_turn(random, model, random.choice(texts), more=more))
+    return texts[:number]
 
 
 def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:

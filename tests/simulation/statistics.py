@@ -15,7 +15,8 @@ from random import Random
 from typing import Any
 
 from coordinator.lossless.chi_square import p_value
-from coordinator.text import session as coordination
+from coordinator.text.running import Result as TextResult
+from coordinator.text.session import Emit, Session
 from proto.messages import (
     Limits,
     Lookup,
@@ -90,23 +91,21 @@ class Recorder:
     def __init__(self, _scenario: Scenario, timeline: Any) -> None:
         self.timeline = timeline
         self.counts: Counter[tuple[int, ...]] = Counter()
-        self._text: list[int] = []
-        self._begun_at = 0.0
+        self._texts: dict[int, list[int]] = {}  # by session, of those that are being written
+        self._begun_at = 0.0  # of the newest
 
-    def begun(self, _session: coordination.Session, _text: Text) -> None:
+    def begun(self, session: Session, _text: Text) -> None:
         """A text begins."""
-        self._text = []
+        self._texts[session.session] = []
         self._begun_at = self.timeline.now
 
-    def session_did(self, _session: coordination.Session, action: coordination.Action) -> None:
-        """Tokens, or the end."""
-        match action:
-            case coordination.Emit(tokens):
-                self._text += tokens
-            case coordination.Finish():
-                self.counts[tuple(self._text)] += 1
-            case coordination.Fail(detail):
-                raise AssertionError(detail)
+    def delivered(self, session: int, item: Emit) -> None:
+        """Tokens."""
+        self._texts[session] += item.tokens
+
+    def completed(self, session: int, _result: TextResult) -> None:
+        """The end."""
+        self.counts[tuple(self._texts.pop(session))] += 1
 
     def watch_clock(self) -> None:
         """No text may hang."""
@@ -115,7 +114,7 @@ class Recorder:
     def _ignore(self, *_: Any) -> None:
         pass
 
-    launched = sent = handled = rested = disturbed = ended = _ignore
+    launched = sent = handled = rested = disturbed = told = passed_on = ended = _ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.text.running import Result, Running
 from engine.slots import Feed
 from proto import codec
 from proto.messages import Draft, Fault, Heartbeat, Open, Verdict
@@ -45,7 +46,12 @@ def brief(what: Any) -> str:
             return f"Heartbeat [{marks}] {what.progress}"
         case Feed():
             kind = "causal" if what.masks is None else f"behind {what.prefix_len}"
-            return f"{len(what.tokens)} rows at {what.positions[0]} {kind}"
+            where = f"at {what.positions[0]}" if what.positions else "nowhere"
+            return f"{len(what.tokens)} rows {where} {kind}"
+        case Running():
+            return f"text {what.machine.session} of {len(what.machine.text)}"
+        case Result():
+            return str(what.reason)
         case str():
             return what
         case _ if hasattr(what, "__slots__"):
@@ -55,8 +61,13 @@ def brief(what: Any) -> str:
 
 
 def _fields(what: Any) -> str:
-    values = [getattr(what, name) for name in what.__slots__ if name != "sampling"]
-    return " ".join(brief(value) for value in values)
+    # An id of a node and a frame are both bytes.
+    names = [name for name in what.__slots__ if name != "sampling"]
+    values = [getattr(what, name) for name in names]
+    is_id = [name == "node" and isinstance(getattr(what, name), bytes) for name in names]
+    return " ".join(
+        value.decode() if node else brief(value) for value, node in zip(values, is_id, strict=True)
+    )
 
 
 def _life(what: Any) -> str:

@@ -5,7 +5,9 @@ from collections import Counter
 
 import pytest
 
+from proto.messages import Rule
 from tests.simulation.run import simulate
+from tests.simulation.scenario import draw
 from tests.simulation.story import Line
 
 NUM_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "200"))
@@ -17,36 +19,44 @@ BLOCK = 20
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BLOCK))
 def test_every_seed_ends_with_the_text_of_the_target_alone(first: int) -> None:
     for seed in range(first, min(first + BLOCK, NUM_SEEDS)):
-        assert simulate(seed)["texts"] == 2
+        assert simulate(seed)["texts"] == len(draw(seed).texts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(NUM_SEEDS, NUM_SLOW_SEEDS, 10 * BLOCK))
 def test_many_more_seeds_do(first: int) -> None:
     for seed in range(first, min(first + 10 * BLOCK, NUM_SLOW_SEEDS)):
-        assert simulate(seed)["texts"] == 2
+        assert simulate(seed)["texts"] == len(draw(seed).texts)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_ORACLE_SEEDS, BLOCK))
 def test_a_drafter_that_is_always_right_is_soon_of_use_again(first: int) -> None:
     for seed in range(first, first + BLOCK):
-        assert simulate(seed, oracle=True)["texts"] == 2
+        assert simulate(seed, oracle=True)["texts"] == len(draw(seed, oracle=True).texts)
 
 
 @pytest.mark.parametrize("policy", ["ar", "sync", "pipelined"])
 def test_every_policy_writes_the_same_text(policy: str) -> None:
     for seed in range(10):
-        assert simulate(seed, policy)["texts"] == 2
+        assert simulate(seed, policy)["texts"] == len(draw(seed, policy).texts)
 
 
 def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
         seen += simulate(seed)
-    assert seen["texts"] == 80
+    assert seen["texts"] > 80
     assert seen["outlived the bad time"] > 40
     assert seen["accepted again"] > 10
     assert seen["copied"] > 10
+
+
+def test_many_texts_wait_for_others_and_many_have_two_drafters() -> None:
+    scenarios = [draw(seed) for seed in range(200)]
+    assert sum(one.num_drafters == 2 for one in scenarios) > 30
+    assert sum(len(one.texts) > 2 and one.submit_every_s == 0.0 for one in scenarios) > 20
+    classical = [one for one in scenarios if one.rule is not Rule.COUPLED]
+    assert sum(one.num_drafters == 2 and one.policy.has_drafter for one in classical) > 5
 
 
 def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
@@ -59,12 +69,7 @@ def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
 
 def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
     # It is always right and always one pass late: to go on alone brings nothing.
-    assert simulate(8151)["accepted again"] >= 2
-
-
-def test_a_lost_draft_that_the_target_waits_for_is_said_again() -> None:
-    # `sync`, and answers were so slow before that the target would wait for almost two seconds.
-    assert simulate(23802)["accepted again"] >= 2
+    assert simulate(8151, plain=True)["accepted again"] >= 2
 
 
 def test_a_seed_is_the_same_story_every_time() -> None:

@@ -59,9 +59,9 @@ class ToyModel:
             return self.stop_ids[value % len(self.stop_ids)]
         return value % self.vocab_size
 
-    def propose(self, digest: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The drafter's next tokens and their scores."""
-        value = mix(digest ^ ~self.salt & BITS_64)
+    def propose(self, digest: int, index: int = 0) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The next tokens of the drafter of this index, and their scores."""
+        value = mix(digest ^ ~self.salt & BITS_64 ^ index << 32)
         right = self.choose(digest)
         size = self.vocab_size + len(self.stop_ids)
         shift = 0 if (value >> 40) / (1 << 24) < self.agreement else 1 + value % (size - 1)

@@ -1,4 +1,4 @@
-"""Virtual time, bad links, nodes that die, and the coordinator's host: the machines' whole world.
+"""Virtual time, bad links, and nodes that die: the machines' whole world.
 
 Nothing here decides anything about a text. The world carries messages (every one through the
 codec), runs forwards on toy caches, and tells the judge what happened.
@@ -10,25 +10,17 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from coordinator.text import session as coordination
+from coordinator.text.session import NodeId
 from drafter_node import drafting
 from drafter_node import events as drafter
 from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
 from node.follower import Follower
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
-from proto.messages import (
-    Draft,
-    Fault,
-    Heartbeat,
-    Message,
-    Role,
-    SamplingSpec,
-    SessionMark,
-    Verdict,
-)
+from proto.messages import Heartbeat, Message, Role, Welcome
 from target_node import events as target
 from target_node import verifying
+from tests.simulation.host import Host
 from tests.simulation.judge import Judge
 from tests.simulation.models import Deterministic, Models
 from tests.simulation.scenario import Scenario
@@ -37,7 +29,6 @@ from tests.simulation.timeline import Timeline
 from tests.simulation.toys import ToyCache
 
 STORY_LEN = 60
-CACHE_KEY_BYTES = 16
 
 
 class Link:
@@ -79,11 +70,16 @@ class Link:
 
 
 class Node:
-    """A node process: a machine, its device, and the loop around them."""
+    """A node process: a machine, its device, and the loop around them.
 
-    def __init__(self, world: "World", role: Role) -> None:
+    index  which of its role it is
+    """
+
+    def __init__(self, world: "World", role: Role, index: int = 0) -> None:
         self.world = world
         self.role = role
+        self.index = index
+        self.name = f"{role} {index + 1}" if index else str(role)
         self.life = 0  # of the process; things that an earlier life asked for do not happen
         self.alive = False
         self.machine: Any = None
@@ -96,10 +92,14 @@ class Node:
         self._busy_until = 0.0
         self._inbox: deque[Message] = deque()
 
-    def start(self) -> None:
-        """Begin a life with nothing."""
+    @property
+    def id(self) -> NodeId:
+        """Of the process: every life has its own."""
+        return f"{self.name}.{self.life}".encode()
+
+    def start(self, source: int) -> None:
+        """Begin a life with nothing but a source number."""
         scenario = self.world.scenario
-        self.life += 1
         self.alive = True
         self.cache = ToyCache(scenario.capacity)
         self.ticket = self.progress = self.num_outstanding = 0
@@ -108,7 +108,7 @@ class Node:
         self._inbox.clear()
         if self.role is Role.DRAFTER:
             self.machine = drafting.Drafting(
-                max_len=scenario.drafter_max_len, num_slots=scenario.capacity
+                max_len=scenario.drafter_max_len, num_slots=scenario.capacity, source=source
             )
         else:
             self.machine = verifying.Verifying(
@@ -142,7 +142,7 @@ class Node:
 
     def _handle(self, event: Any) -> None:
         actions = self.follower.handle(event, self.world.timeline.now)
-        self.world.tell(str(self.role), "handles", event)
+        self.world.tell(self.name, "handles", event)
         for action in actions:
             self._perform(action)
         self.follower.check()
@@ -150,11 +150,11 @@ class Node:
         self.world.judge.handled(self, event)
 
     def _perform(self, action: Any) -> None:
-        self.world.tell(str(self.role), "does", action)
+        self.world.tell(self.name, "does", action)
         match action:
             case Send(message):
                 self.world.judge.sent(self, message)
-                self.world.uplinks[self.role].send(codec.encode(message))
+                self.world.uplinks[self.id].send(codec.encode(message))
             case MoveRows(move):
                 self.cache.move(move)
             case drafter.Compute() | target.Compute():
@@ -177,7 +177,7 @@ class Node:
         self._busy_until = max(self._busy_until, now) + cost_s
         event: drafter.Proposed | target.Computed
         if isinstance(action, drafter.Compute):
-            event = self.world.models.draft(action, digests[-1], round(cost_s * 1e6))
+            event = self.world.models.draft(action, digests[-1], round(cost_s * 1e6), self.index)
         else:
             asked = digests[num_rows - action.num_asked :]
             event = self.world.models.verify(action, asked, round(cost_s * 1e6))
@@ -202,7 +202,7 @@ class Node:
 
     def _beat(self) -> None:
         beat = Heartbeat(self.follower.marks, self.progress, "")
-        self.world.uplinks[self.role].send(codec.encode(beat))
+        self.world.uplinks[self.id].send(codec.encode(beat))
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
 
     def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
@@ -213,103 +213,6 @@ class Node:
                 happen()
 
         self.world.timeline.at(self.world.timeline.now + delay_s, if_still_alive)
-
-
-class Host:
-    """The coordinator's loop: forwards frames, and gives the session its events."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.session: coordination.Session | None = None
-        self.present: set[Role] = set()
-        self.num_texts = 0  # begun
-        self._progress: dict[Role, int] = {}
-
-    def begin(self) -> None:
-        """Start the next text, or end the world."""
-        texts = self.world.scenario.texts
-        if self.num_texts == len(texts):
-            self.session = None
-            self.world.over = True
-            return
-        text = texts[self.num_texts]
-        self.num_texts += 1
-        key = self.world.random.randbytes(CACHE_KEY_BYTES)
-        self.session = coordination.Session(
-            self.num_texts,
-            key,
-            text.prompt,
-            sampling=SamplingSpec(temperature=self.world.scenario.temperature, seed=self.num_texts),
-            policy=self.world.scenario.policy,
-            limits=text.limits,
-            rule=self.world.scenario.rule,
-            lookup=self.world.scenario.lookup,
-        )
-        self.world.judge.begun(self.session, text)
-        self.handle(coordination.Started())
-        for role in sorted(self.present):
-            self.handle(coordination.NodeJoined(role))
-
-    def joined(self, role: Role) -> None:
-        """A node has introduced itself."""
-        self.present.add(role)
-        self.world.judge.disturbed()
-        self.handle(coordination.NodeJoined(role))
-
-    def lost(self, role: Role) -> None:
-        """A node has been silent for too long."""
-        self.present.discard(role)
-        self.world.judge.disturbed()
-        self.handle(coordination.NodeLost(role))
-
-    def receive(self, role: Role, frame: bytes) -> None:
-        """Forward before anything else; then see what it means for the session."""
-        kind = codec.kind_of(frame)
-        if kind is Draft and Role.TARGET in self.present:
-            self.world.downlinks[Role.TARGET].send(frame)
-        if kind is Verdict and Role.DRAFTER in self.present:
-            self.world.downlinks[Role.DRAFTER].send(frame)
-        match codec.decode(frame):
-            case Verdict() as verdict if self._is_current(verdict.session):
-                self.handle(coordination.VerdictArrived(verdict))
-            case Fault() as fault if self._is_current(fault.session):
-                self.handle(coordination.FaultArrived(role, fault))
-            case Heartbeat(progress=progress) if role is Role.TARGET:
-                if progress != self._progress.get(role):
-                    self._progress[role] = progress
-                    self.handle(coordination.Progressed())
-            case _:
-                pass
-
-    def _is_current(self, session: int) -> bool:
-        return self.session is not None and self.session.session == session
-
-    def beat(self) -> None:
-        """Tell both nodes how far the texts are, and let the session look at the time."""
-        open_text = self.session is not None and not self.session.ended
-        marks: tuple[SessionMark, ...] = (self.session.mark,) if open_text and self.session else ()
-        for role in sorted(self.present):
-            self.world.downlinks[role].send(codec.encode(Heartbeat(marks, 0, "")))
-        self.handle(coordination.Tick())
-        self.world.timeline.at(self.world.timeline.now + HEARTBEAT_INTERVAL_S, self.beat)
-
-    def handle(self, event: coordination.Event) -> None:
-        """Give the session an event and do what it asks for."""
-        if self.session is None:
-            return
-        actions = self.session.handle(event, self.world.timeline.now)
-        self.world.tell("session", "handles", event)
-        for action in actions:
-            self.world.tell("session", "does", action)
-            self.world.judge.session_did(self.session, action)
-            match action:
-                case coordination.Send(role, message):
-                    if role in self.present:
-                        self.world.downlinks[role].send(codec.encode(message))
-                case coordination.Finish():
-                    self.world.timeline.at(self.world.timeline.now + 0.01, self.begin)
-                case _:
-                    pass
 
 
 class World:
@@ -332,54 +235,62 @@ class World:
         self.over = False
         costs = scenario.costs
         self.late_s = 4 * (costs.drafter_hop_s + costs.target_hop_s + costs.pass_s)
-        self.nodes = {role: Node(self, role) for role in Role}
+        self.nodes = [Node(self, Role.DRAFTER, index) for index in range(scenario.num_drafters)]
+        self.nodes.append(Node(self, Role.TARGET))
         self.host = Host(self)
         self.judge = make_judge(scenario, self.timeline)
-        hops_s = {Role.DRAFTER: costs.drafter_hop_s, Role.TARGET: costs.target_hop_s}
-        self.downlinks = {
-            role: Link(self, f"-> {role}", hops_s[role], node.receive)
-            for role, node in self.nodes.items()
-        }
-        self.uplinks = {
-            role: Link(self, f"<- {role}", hops_s[role], self._receiver(role)) for role in Role
-        }
-
-    def _receiver(self, role: Role) -> Callable[[bytes], None]:
-        return lambda frame: self.host.receive(role, frame)
+        # Every life of a node has links of its own: what was sent to it reaches no other.
+        self.downlinks: dict[NodeId, Link] = {}
+        self.uplinks: dict[NodeId, Link] = {}
 
     def run(self) -> None:
         """Everything, until the last text is complete or the judge has had enough."""
-        for role, node in self.nodes.items():
-            node.start()
-            self.host.present.add(role)
+        for node in self.nodes:
+            self._launch(node)
+            self.host.greet(node.id, node.role)
         for crash in self.scenario.faults.crashes:
-            self.timeline.at(crash.at_s, partial(self._crash, crash.role, crash.down_s))
-        self.host.begin()
-        self.host.beat()
+            node = next(n for n in self.nodes if (n.role, n.index) == (crash.role, crash.index))
+            self.timeline.at(crash.at_s, partial(self._crash, node, crash.down_s))
+        self.host.start()
         while not self.over:
             self.timeline.step()
             self.judge.watch_clock()
         self.judge.ended()
 
-    def _crash(self, role: Role, down_s: float) -> None:
-        node = self.nodes[role]
+    def _launch(self, node: Node) -> None:
+        """Start a process: a new life, that the coordinator expects."""
+        node.life += 1
+        node_id, costs = node.id, self.scenario.costs
+        hop_s = costs.drafter_hop_s if node.role is Role.DRAFTER else costs.target_hop_s
+
+        def deliver(frame: bytes) -> None:
+            if node.id == node_id:
+                node.receive(frame)
+
+        receive = partial(self.host.receive, node_id)
+        self.downlinks[node_id] = Link(self, f"-> {node.name}", hop_s, deliver)
+        self.uplinks[node_id] = Link(self, f"<- {node.name}", hop_s, receive)
+        self.host.expect(node_id, node.role)
+
+    def welcome(self, node_id: NodeId, message: Message) -> None:
+        """The coordinator has let a node in."""
+        assert isinstance(message, Welcome)
+        node = next(node for node in self.nodes if node.id == node_id)
+        node.start(message.source)
+
+    def _crash(self, node: Node, down_s: float) -> None:
         if not node.alive:
             return
-        self.tell(str(role), "dies", "")
+        self.tell(node.name, "dies", "")
         node.crash()
-        life, detect_s = node.life, self.scenario.costs.detect_s
-        now = self.timeline.now
-
-        def notice() -> None:
-            if not node.alive:
-                self.host.lost(role)
+        now, detect_s = self.timeline.now, self.scenario.costs.detect_s
 
         def come_back() -> None:
-            node.start()
-            assert node.life == life + 1
-            self.timeline.at(self.timeline.now + detect_s, lambda: self.host.joined(role))
+            self._launch(node)
+            greet = partial(self.host.greet, node.id, node.role)
+            self.timeline.at(self.timeline.now + detect_s, greet)
 
-        self.timeline.at(now + detect_s, notice)
+        self.timeline.at(now + detect_s, partial(self.host.ended, node.id))
         self.timeline.at(now + down_s, come_back)
 
     def tell(self, who: str, verb: str, what: Any) -> None:

@@ -2,7 +2,7 @@
 
 from coordinator.cluster.registry import OWN_PAUSE_S, Health, Registry
 from proto.liveness import SILENCE_LIMIT_S
-from proto.messages import Role
+from proto.messages import MODEL_SOURCE, NGRAM_SOURCE, Role
 from tests.coordinator.test_behaviours import hello
 
 
@@ -13,7 +13,7 @@ def ready(now: float) -> Registry:
     for role in (Role.TARGET, Role.DRAFTER):
         node = registry.of(role)
         assert node is not None
-        registry.greet(node, hello(role))
+        registry.greet(node, hello(role), 0)
     assert registry.none_expected()
     return registry
 
@@ -45,11 +45,11 @@ def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:
     target, drafter = registry.of(Role.TARGET), registry.of(Role.DRAFTER)
     assert target is not None
     assert drafter is not None
-    registry.greet(drafter, hello(Role.DRAFTER))
+    registry.greet(drafter, hello(Role.DRAFTER), MODEL_SOURCE)
     assert not registry.none_expected()
-    registry.greet(target, hello(Role.TARGET))
+    registry.greet(target, hello(Role.TARGET), NGRAM_SOURCE)
     drafter.health = Health.SILENT
     assert registry.none_expected()
     registry.gone(drafter)
     assert registry.none_expected()
-    assert registry.find(drafter.identity) is None, "what it sends counts for nothing"
+    assert registry.find(drafter.id) is None, "what it sends counts for nothing"

@@ -15,6 +15,7 @@ from coordinator.text.session import (
     Fail,
     FaultArrived,
     Finish,
+    NodeId,
     NodeJoined,
     NodeLost,
     Progressed,
@@ -45,6 +46,7 @@ from proto.messages import (
 from tests.policies import autoregressive
 from tests.texts import KEY, LIMITS, SPEC, STOP, SYNC_4, name, opening, verdict
 
+DRAFTER, TARGET = b"drafter-1", b"target-1"
 DRAFTER_OPEN, TARGET_OPEN = 1, 2  # the incarnations that `begun` gives
 
 
@@ -56,20 +58,20 @@ def session_of(*prompt: int, policy: Policy = SYNC_4, limits: Limits = LIMITS) -
 def begun(*prompt: int, limits: Limits = LIMITS) -> Session:
     """A text that both nodes were told at time 0."""
     session = session_of(*prompt, limits=limits)
-    for event in (Started(), NodeJoined(Role.DRAFTER), NodeJoined(Role.TARGET)):
+    for event in (Started(), NodeJoined(DRAFTER, Role.DRAFTER), NodeJoined(TARGET, Role.TARGET)):
         session.handle(event, 0.0)
     return session
 
 
-def told(role: Role, *tokens: int, incarnation: int, limits: Limits = LIMITS) -> list[Action]:
+def told(node: NodeId, *tokens: int, incarnation: int, limits: Limits = LIMITS) -> list[Action]:
     """A node is told the text, whose prompt is (1, 2)."""
     message = opening(*tokens, incarnation=incarnation, num_prompt=2, limits=limits)
-    return [Send(role, message)]
+    return [Send(node, message)]
 
 
 def closed(reason: str) -> list[Action]:
     """Both nodes are told that it is over."""
-    return [Send(role, Close(1, reason)) for role in (Role.DRAFTER, Role.TARGET)]
+    return [Send(node, Close(1, reason)) for node in (DRAFTER, TARGET)]
 
 
 def said(session: Session, message: Verdict, now: float = 0.1) -> list[Action]:
@@ -77,22 +79,24 @@ def said(session: Session, message: Verdict, now: float = 0.1) -> list[Action]:
     return session.handle(VerdictArrived(message), now)
 
 
-def fault(role: Role, incarnation: int) -> Event:
+def fault(node: NodeId, incarnation: int) -> Event:
     """A node has lost track."""
-    return FaultArrived(role, Fault(1, incarnation, FaultCode.GAP, "lost"))
+    return FaultArrived(node, Fault(1, incarnation, FaultCode.GAP, "lost"))
 
 
 def test_every_node_that_joins_is_told_the_text() -> None:
     session = session_of(1, 2)
     assert session.handle(Started(), 0.0) == []
-    assert session.handle(NodeJoined(Role.DRAFTER), 0.0) == told(Role.DRAFTER, 1, 2, incarnation=1)
-    assert session.handle(NodeJoined(Role.TARGET), 0.0) == told(Role.TARGET, 1, 2, incarnation=2)
+    assert session.handle(NodeJoined(DRAFTER, Role.DRAFTER), 0.0) == told(
+        DRAFTER, 1, 2, incarnation=1
+    )
+    assert session.handle(NodeJoined(TARGET, Role.TARGET), 0.0) == told(TARGET, 1, 2, incarnation=2)
     assert session.mark == SessionMark(1, 2, 2, name(1, 2))
 
 
 def test_without_a_drafter_in_the_policy_none_is_told() -> None:
     session = session_of(1, 2, policy=autoregressive())
-    assert session.handle(NodeJoined(Role.DRAFTER), 0.0) == []
+    assert session.handle(NodeJoined(DRAFTER, Role.DRAFTER), 0.0) == []
 
 
 def test_a_verdict_is_appended_and_emitted() -> None:
@@ -149,7 +153,7 @@ def test_only_the_target_is_told_what_to_copy_from() -> None:
     lookup = Lookup(2, 4, (7, 8, 9))
     session = Session(1, KEY, (1, 2), sampling=SPEC, policy=SYNC_4, limits=LIMITS, lookup=lookup)
     for role, expected in ((Role.DRAFTER, None), (Role.TARGET, lookup)):
-        (send,) = session.handle(NodeJoined(role), 0.0)
+        (send,) = session.handle(NodeJoined(role.encode(), role), 0.0)
         assert isinstance(send, Send)
         assert isinstance(send.message, Open)
         assert send.message.lookup == expected
@@ -164,14 +168,14 @@ def test_a_verdict_that_comes_twice_changes_nothing() -> None:
 
 def test_a_verdict_of_an_earlier_life_is_as_good_as_any() -> None:
     session = begun(1, 2)
-    session.handle(NodeJoined(Role.TARGET), 0.0)
+    session.handle(NodeJoined(TARGET, Role.TARGET), 0.0)
     assert said(session, verdict((1, 2), 3, incarnation=TARGET_OPEN)) == [Emit((3,), 0, 0, ())]
 
 
 def test_a_verdict_behind_a_lost_one_makes_the_target_start_from_our_text() -> None:
     session = begun(1, 2)
     behind = verdict((1, 2, 3), 4, incarnation=TARGET_OPEN)
-    assert said(session, behind) == told(Role.TARGET, 1, 2, incarnation=3)
+    assert said(session, behind) == told(TARGET, 1, 2, incarnation=3)
     assert said(session, behind) == []  # that was answered
     assert session.counts.num_reopened == 1
 
@@ -180,59 +184,57 @@ def test_a_contradiction_is_counted_and_ours_is_kept() -> None:
     session = begun(1, 2)
     said(session, verdict((1, 2), 3, 4))
     contradiction = verdict((1, 2), 3, 5, incarnation=TARGET_OPEN)
-    assert said(session, contradiction) == told(Role.TARGET, 1, 2, 3, 4, incarnation=3)
+    assert said(session, contradiction) == told(TARGET, 1, 2, 3, 4, incarnation=3)
     assert session.text.tokens == [1, 2, 3, 4]
     assert session.counts.num_diverged == 1
 
 
-@pytest.mark.parametrize(
-    ("role", "incarnation"), [(Role.DRAFTER, DRAFTER_OPEN), (Role.TARGET, TARGET_OPEN)]
-)
-def test_a_gap_is_answered_with_the_text(role: Role, incarnation: int) -> None:
+@pytest.mark.parametrize(("node", "incarnation"), [(DRAFTER, DRAFTER_OPEN), (TARGET, TARGET_OPEN)])
+def test_a_gap_is_answered_with_the_text(node: NodeId, incarnation: int) -> None:
     session = begun(1, 2)
-    assert session.handle(fault(role, incarnation), 0.1) == told(role, 1, 2, incarnation=3)
+    assert session.handle(fault(node, incarnation), 0.1) == told(node, 1, 2, incarnation=3)
 
 
 def test_a_gap_of_an_earlier_life_was_answered_unless_that_was_lost() -> None:
     session = begun(1, 2)
-    session.handle(fault(Role.DRAFTER, DRAFTER_OPEN), 1.0)
-    assert session.handle(fault(Role.DRAFTER, DRAFTER_OPEN), 1.1) == []
-    assert session.handle(fault(Role.DRAFTER, 0), 1.1) == []
-    again = told(Role.DRAFTER, 1, 2, incarnation=4)
-    assert session.handle(fault(Role.DRAFTER, DRAFTER_OPEN), 1.0 + ANSWER_LIMIT_S) == again
+    session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.0)
+    assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.1) == []
+    assert session.handle(fault(DRAFTER, 0), 1.1) == []
+    again = told(DRAFTER, 1, 2, incarnation=4)
+    assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.0 + ANSWER_LIMIT_S) == again
 
 
 def test_other_faults_are_not_answered_with_the_text() -> None:
     session = begun(1, 2)
-    failed = FaultArrived(Role.TARGET, Fault(1, TARGET_OPEN, FaultCode.FAILED, "broken"))
+    failed = FaultArrived(TARGET, Fault(1, TARGET_OPEN, FaultCode.FAILED, "broken"))
     assert session.handle(failed, 0.1) == []
 
 
 def test_a_lost_drafter_costs_nothing_but_speed() -> None:
     session = begun(1, 2)
     said(session, verdict((1, 2), 3))
-    assert session.handle(NodeLost(Role.DRAFTER), 0.2) == []
+    assert session.handle(NodeLost(DRAFTER, Role.DRAFTER), 0.2) == []
     assert session.drafter_lost_at == 1
     assert said(session, verdict((1, 2, 3), 4)) == [Emit((4,), 0, 0, ())]
-    assert session.handle(fault(Role.DRAFTER, DRAFTER_OPEN), 0.3) == []  # nobody is there
-    back = told(Role.DRAFTER, 1, 2, 3, 4, incarnation=3)
-    assert session.handle(NodeJoined(Role.DRAFTER), 0.4) == back
+    assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 0.3) == []  # nobody is there
+    back = told(DRAFTER, 1, 2, 3, 4, incarnation=3)
+    assert session.handle(NodeJoined(DRAFTER, Role.DRAFTER), 0.4) == back
 
 
 def test_a_restarted_target_goes_on_from_the_committed_tokens() -> None:
     session = begun(1, 2)
     said(session, verdict((1, 2), 3, 4))
-    assert session.handle(NodeLost(Role.TARGET), 0.2) == []
+    assert session.handle(NodeLost(TARGET, Role.TARGET), 0.2) == []
     assert session.handle(Tick(), 100.0) == []  # nobody owes us anything
-    back = told(Role.TARGET, 1, 2, 3, 4, incarnation=3)
-    assert session.handle(NodeJoined(Role.TARGET), 100.0) == back
+    back = told(TARGET, 1, 2, 3, 4, incarnation=3)
+    assert session.handle(NodeJoined(TARGET, Role.TARGET), 100.0) == back
 
 
 def test_a_target_that_owes_a_verdict_for_too_long_is_told_again() -> None:
     session = begun(1, 2)
     assert session.handle(Tick(), WORK_LIMIT_S_MIN) == []
     late = WORK_LIMIT_S_MIN + 0.01
-    assert session.handle(Tick(), late) == told(Role.TARGET, 1, 2, incarnation=3)
+    assert session.handle(Tick(), late) == told(TARGET, 1, 2, incarnation=3)
     assert session.handle(Tick(), late) == []
 
 
@@ -275,11 +277,9 @@ def test_progress_forgives_earlier_trouble() -> None:
 
 def test_closing_tells_every_node_that_is_there() -> None:
     session = begun(1, 2)
-    session.handle(NodeLost(Role.DRAFTER), 0.1)
-    assert session.close("the client is gone") == [
-        Send(Role.TARGET, Close(1, "the client is gone"))
-    ]
-    assert session.handle(NodeJoined(Role.DRAFTER), 0.2) == []
+    session.handle(NodeLost(DRAFTER, Role.DRAFTER), 0.1)
+    assert session.close("the client is gone") == [Send(TARGET, Close(1, "the client is gone"))]
+    assert session.handle(NodeJoined(DRAFTER, Role.DRAFTER), 0.2) == []
 
 
 def test_what_is_said_again_is_one_plain_emission() -> None:
@@ -297,7 +297,7 @@ def scored(*prompt: int) -> tuple[Session, list[Action]]:
     """A text whose logprobs are wanted, and what it does at first."""
     session = Session(1, KEY, prompt, sampling=SCORED, policy=SYNC_4, limits=LIMITS)
     actions = session.handle(Started(), 0.0)
-    session.handle(NodeJoined(Role.TARGET), 0.0)
+    session.handle(NodeJoined(TARGET, Role.TARGET), 0.0)
     return session, actions
 
 
@@ -316,7 +316,7 @@ def test_logprobs_of_the_prompt_are_emitted_once_they_are_complete() -> None:
     three = Logprobs(ROW.ids * 3, ROW.values * 3, ROW.ranks * 3)
     assert session.handle(piece(3, rows=5), 0.0) == [EmitPrompt(three)]
     assert session.handle(piece(3), 0.0) == []
-    (send,) = session.handle(NodeJoined(Role.TARGET), 0.0)
+    (send,) = session.handle(NodeJoined(TARGET, Role.TARGET), 0.0)
     assert isinstance(send, Send)
     assert isinstance(send.message, Open)
     assert send.message.sampling == replace(SCORED, num_prompt_logprobs=OFF)

@@ -1,0 +1,368 @@
+"""Which texts are open, who works on them, and what goes where (pure).
+
+Theory of operation
+-------------------
+The router owns the texts that somebody wants, their queue, and the nodes, which it knows by id. A
+text is a machine of its own (`text/session.py`); what goes wrong in one ends that one alone.
+
+    TextSubmitted     the oldest begin as soon as fewer than max_num_seqs are open    -> Send(Open)
+    Arrived(Hello)    a node that fits is welcomed and offered the open texts         -> Send
+    Arrived, Tick     whatever the text's machine asks for            -> Send, Deliver, End
+    node lost         its texts go on without it, or with another; without any target nothing can
+                      go on                                            -> Warn | Abort
+
+A frame of a round is passed on before anybody looks at it: `forward` says to whom. A draft goes to
+the target of its text, and nobody here reads it; a verdict goes to the drafters of its text, and
+only then is it read and told to the session.
+
+A text has one target. Under coupled verification every drafter that is there feeds it. Under the
+classical rules one does: to choose between two for what they drafted would bias the text. If that
+one is lost another takes over, as it would itself if it came back, and keeps the text.
+
+Every drafter has a source number while it is there, and no other gets that number as long as an
+open text knows it: in drafts, acks and verdicts it must mean one drafter.
+"""
+
+from collections import deque
+
+from coordinator.cluster.events import (
+    Abort,
+    Action,
+    Arrived,
+    Deliver,
+    End,
+    Event,
+    Garbled,
+    NodeEnded,
+    Send,
+    TextLeft,
+    TextSubmitted,
+    Tick,
+    Warn,
+)
+from coordinator.cluster.open_text import NOBODY, OpenText
+from coordinator.cluster.registry import Health, Node, Registry
+from coordinator.text import session as s
+from coordinator.text.running import MISHAPS, Result, Running
+from coordinator.text.session import NodeId
+from proto.codec import encode, session_of
+from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError
+from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
+from proto.messages import (
+    Draft,
+    Fault,
+    FaultCode,
+    FinishReason,
+    Heartbeat,
+    Hello,
+    Message,
+    PromptLogprobs,
+    Role,
+    Verdict,
+)
+
+
+class Router:
+    """The texts and nodes of one coordinator.
+
+    max_num_seqs   most texts that are open at once; the others wait
+    awaits_target  a lost target is replaced by a new one, for which its texts wait; otherwise its
+                   end is the end of everything
+    """
+
+    def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
+        self.registry = Registry(secret)
+        self.mishap: Exception | None = None  # the latest in the machine of a text
+        self._max_num_seqs = max_num_seqs
+        self._awaits_target = awaits_target
+        self._open: dict[int, OpenText] = {}  # by session, oldest first; <= max_num_seqs
+        self._waiting: deque[Running] = deque()  # submitted, oldest first
+        self._next_beat = 0.0
+        self._actions: list[Action] = []  # of the event that is handled
+
+    def forward(
+        self, node_id: NodeId, kind: type[Message], frame: bytes, now: float
+    ) -> tuple[NodeId, ...]:
+        """To whom a frame of this kind goes on, unread. Raises RemoteProtocolError.
+
+        Drafts are not read afterwards either, so a drafter that drafts is heard here.
+        """
+        if kind is Draft:
+            text = self._open.get(session_of(frame))
+            if text is not None and node_id in text.drafters:
+                self.registry.lives(node_id, now)
+                return text.targets
+        elif kind is Verdict:
+            text = self._open.get(session_of(frame))
+            if text is not None and node_id in text.targets:
+                return text.drafters
+        return NOBODY
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        self._actions = []
+        match event:
+            case Arrived(node_id, message):
+                if (node := self._heard(node_id, now)) is not None:
+                    self._on_message(node, message, now)
+            case Garbled(node_id, reason):
+                if (node := self._heard(node_id, now)) is not None:
+                    self._on_garbled(node, reason, now)
+            case Tick():
+                self._on_tick(now)
+            case NodeEnded(node_id, line, is_unusable):
+                # One that has failed has said itself why it ends.
+                if (node := self.registry.find(node_id)) is not None:
+                    self._failed(node, line, now, is_unusable=is_unusable)
+            case TextSubmitted(running):
+                self._waiting.append(running)
+            case TextLeft():
+                self._on_left(event)
+        while self._waiting and len(self._open) < self._max_num_seqs:
+            self._begin(self._waiting.popleft(), now)
+        return self._actions
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The open texts, oldest first."""
+        return tuple(self._open)
+
+    @property
+    def queued(self) -> tuple[int, ...]:
+        """The texts that wait, oldest first."""
+        return tuple(running.machine.session for running in self._waiting)
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        num_open = len(self._open)
+        assert num_open <= self._max_num_seqs
+        assert num_open == self._max_num_seqs or not self._waiting, "a text waits for nothing"
+        for text in self._open.values():
+            assert len(text.targets) <= 1
+            assert not text.running.machine.ended
+
+    # -- what nodes say ---------------------------------------------------------------------------
+
+    def _heard(self, node_id: NodeId, now: float) -> Node | None:
+        """The node, which lives; None if it is nobody that was started, or gone."""
+        node = self.registry.find(node_id)
+        if node is not None and self.registry.heard(node, now):
+            self._joined(node, now)
+        return node
+
+    def _on_message(self, node: Node, message: Message, now: float) -> None:
+        is_target = node.role is Role.TARGET
+        match message:
+            case Verdict() if is_target:
+                self._step(message.session, s.VerdictArrived(message), now)
+            case PromptLogprobs() if is_target:
+                self._step(message.session, s.PromptScored(message), now)
+            case Heartbeat():
+                self._on_heartbeat(node, message, now)
+            case Hello():
+                self._on_hello(node, message, now)
+            case Fault(code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
+                line = f"the {node.role} failed: {message.detail}"
+                self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
+            case Fault():
+                self._step(message.session, s.FaultArrived(node.id, message), now)
+            case _:
+                self._do(Warn(f"ignored a {type(message).__name__} from the {node.role}"))
+
+    def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
+        node.state = beat.state
+        node.marks = beat.marks
+        node.times_us = beat.times_us
+        node.num_uncaptured = beat.num_uncaptured
+        if beat.progress != node.progress and node.role is Role.TARGET:
+            self._step_each(node, s.Progressed(), now)
+        node.progress = beat.progress
+
+    def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
+        known = (source for text in self._open.values() for source in text.sources)
+        source = self.registry.free_source(node, known)
+        if source is None:
+            line = f"there is no source number left for one more {node.role}"
+            self._do(Send(node.id, encode(Fault(0, 0, FaultCode.REFUSED, line))))
+            self._failed(node, line, now)
+            return
+        answer = self.registry.greet(node, hello, source)
+        self._do(Send(node.id, encode(answer)))
+        if isinstance(answer, Fault):
+            self._do(Abort(IncompatibleError(answer.detail)))
+        else:
+            self._joined(node, now)
+
+    def _on_garbled(self, node: Node, reason: str, now: float) -> None:
+        node.num_bad_frames += 1
+        self._do(Warn(f"dropped a frame of the {node.role}: {reason}"))
+        if node.num_bad_frames > MAX_BAD_FRAMES:
+            line = f"the {node.role} keeps sending garbled frames; the last: {reason}"
+            self._failed(node, line, now)
+
+    # -- nodes come and go ------------------------------------------------------------------------
+
+    def _joined(self, node: Node, now: float) -> None:
+        """A node is ready, or is back."""
+        for session in self.sessions:
+            self._offer(session, node, now)
+
+    def _offer(self, session: int, node: Node, now: float) -> None:
+        """Let a node work on a text, if the text has room for it."""
+        text = self._open.get(session)
+        if text is None:
+            return
+        workers = text.workers(node.role)
+        if node.id not in workers:
+            if not text.has_room_for(node.role):
+                return
+            text.set_workers(node.role, (*workers, node.id))
+            if node.role is Role.DRAFTER:
+                text.sources.add(node.source)
+        self._step(session, s.NodeJoined(node.id, node.role), now)
+
+    def _lost(self, node: Node, now: float) -> None:
+        """A node can do nothing for its texts now. Another takes its place, if there is one."""
+        for session, text in tuple(self._open.items()):
+            workers = text.workers(node.role)
+            if node.id in workers:
+                left = tuple(worker for worker in workers if worker != node.id)
+                text.set_workers(node.role, left)
+                self._step(session, s.NodeLost(node.id, node.role), now)
+                self._offer_to_all(session, node.role, now)
+
+    def _offer_to_all(self, session: int, role: Role, now: float) -> None:
+        """Let every ready node of this role work on a text that does not yet."""
+        for node in self.registry.ready(role):
+            text = self._open.get(session)
+            if text is not None and node.id not in text.workers(role):
+                self._offer(session, node, now)
+
+    def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
+        """A node is gone: the end of everything, or of the drafts.
+
+        is_unusable  as it was configured it cannot work: from the start, an error of the user
+        """
+        was_ready = node.health is not Health.EXPECTED
+        self.registry.gone(node)
+        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
+            others = self.registry.ready(Role.DRAFTER)
+            self._do(Warn(f"{line}; going on without {'it' if others else 'drafts'}"))
+        elif was_ready and self._awaits_target:
+            self._do(Warn(f"{line}; waiting for another"))
+        else:
+            made = sum(text.running.machine.num_generated for text in self._open.values())
+            self._do(Abort(NodeError(f"{line} (after {made} tokens)" if was_ready else line)))
+            return
+        self._lost(node, now)
+
+    def _on_tick(self, now: float) -> None:
+        for node in self.registry.newly_silent(now):
+            if node.role is Role.TARGET and not self._awaits_target:
+                silence_s = node.detector.silence_s(now)
+                line = f"the target has been silent for {silence_s:.0f} s; is it stopped?"
+                self._do(Abort(NodeError(line)))
+                return
+            self._lost(node, now)
+        for session in self.sessions:
+            self._step(session, s.Tick(), now)
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_INTERVAL_S
+            self._beat()
+
+    def _beat(self) -> None:
+        """Tell every node how far the texts are that it works on. What is not listed is closed."""
+        for role in Role:
+            for node in self.registry.ready(role):
+                texts = [one for one in self._open.values() if node.id in one.workers(role)]
+                marks = tuple(text.running.machine.mark for text in texts)
+                self._do(Send(node.id, encode(Heartbeat(marks, 0, ""))))
+
+    # -- texts come and go ------------------------------------------------------------------------
+
+    def _begin(self, running: Running, now: float) -> None:
+        """Open a text on the nodes that are there."""
+        session = running.machine.session
+        running.started = now
+        text = self._open[session] = OpenText(running)
+        self._step(session, s.Started(), now)
+        for role in (Role.TARGET, Role.DRAFTER):
+            self._offer_to_all(session, role, now)
+        absent = self.registry.of(Role.DRAFTER)
+        if absent is not None and not text.drafters:
+            self._step(session, s.NodeLost(absent.id, Role.DRAFTER), now)
+
+    def _on_left(self, event: TextLeft) -> None:
+        """End a text, if it has not ended yet."""
+        text = self._open.get(event.session)
+        running = text.running if text is not None else self._queued(event.session)
+        if running is None:
+            return
+        try:
+            self._close(running, "stop" if event.is_complete else "cancelled")
+            result = running.result(FinishReason.STOP) if event.is_complete else None
+        except MISHAPS as error:
+            self._break_off(running, error)
+        else:
+            self._end(running, result or ClosedError("the text was cancelled"))
+
+    def _queued(self, session: int) -> Running | None:
+        return next((one for one in self._waiting if one.machine.session == session), None)
+
+    def _end(self, running: Running, last: Result | SlipstreamError) -> None:
+        session = running.machine.session
+        if session in self._open:
+            del self._open[session]
+        else:
+            self._waiting.remove(running)
+        self._do(End(session, last))
+
+    def _close(self, running: Running, reason: str) -> None:
+        """Tell its nodes to forget a text."""
+        for action in running.machine.close(reason):
+            self._perform(running, action, 0.0)
+
+    def _break_off(self, running: Running, error: Exception) -> None:
+        """End a text in which something has gone wrong. The others do not notice."""
+        self.mishap = error
+        self._close(running, "failed")
+        if running.machine.session in self._open or running in self._waiting:
+            self._end(running, running.broken_off(error))
+
+    # -- doing what the machines say --------------------------------------------------------------
+
+    def _step(self, session: int, event: s.Event, now: float) -> None:
+        """Tell the machine of a text. For one that is not open it comes too late."""
+        text = self._open.get(session)
+        if text is None:
+            return
+        running = text.running
+        try:
+            for action in running.machine.handle(event, now):
+                self._perform(running, action, now)
+        except MISHAPS as error:
+            self._break_off(running, error)
+
+    def _step_each(self, node: Node, event: s.Event, now: float) -> None:
+        """Tell the machines of all texts that a node works on."""
+        for session, text in tuple(self._open.items()):
+            if node.id in text.workers(node.role):
+                self._step(session, event, now)
+
+    def _perform(self, running: Running, action: s.Action, now: float) -> None:
+        session = running.machine.session
+        match action:
+            case s.Send(node_id, message):
+                self._do(Send(node_id, encode(message)))
+            case s.Emit():
+                running.emitted.append((now, len(action.tokens)))
+                self._do(Deliver(session, action))
+            case s.EmitPrompt():
+                self._do(Deliver(session, action))
+            case s.Finish(reason):
+                self._end(running, running.result(reason))
+            case s.Fail(detail):
+                self._end(running, NodeError(detail))
+
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)

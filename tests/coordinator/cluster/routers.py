@@ -1,0 +1,100 @@
+"""Routers with nodes and texts, and what they say to them, for tests."""
+
+from dataclasses import replace
+from typing import Any
+
+from coordinator.cluster.events import (
+    Action,
+    Arrived,
+    Send,
+    TextSubmitted,
+)
+from coordinator.cluster.routing import Router
+from coordinator.text.running import Running
+from coordinator.text.session import NodeId, Session
+from proto.codec import encode
+from proto.messages import (
+    Close,
+    Heartbeat,
+    Limits,
+    Message,
+    Open,
+    Policy,
+    Role,
+    Rule,
+    SamplingSpec,
+    SessionMark,
+)
+from tests.coordinator.test_behaviours import hello
+from tests.texts import KEY, LIMITS, SYNC_4, verdict
+
+TARGET, FIRST, SECOND = b"target-1", b"drafter-1", b"drafter-2"
+SAMPLED = SamplingSpec(temperature=1.0)
+
+
+def router_of(*drafters: NodeId, **options: Any) -> Router:
+    """A router whose target and drafters are ready."""
+    router = Router("secret", **options)
+    join(router, TARGET, Role.TARGET)
+    for node in drafters:
+        join(router, node, Role.DRAFTER)
+    return router
+
+
+def join(router: Router, node: NodeId, role: Role, now: float = 0.0) -> list[Action]:
+    """A process is started and introduces itself."""
+    router.registry.expect(role, node, now)
+    return router.handle(Arrived(node, hello(role)), now)
+
+
+def text(
+    session: int = 1,
+    *,
+    policy: Policy = SYNC_4,
+    rule: Rule = Rule.COUPLED,
+    limits: Limits = LIMITS,
+    submitted: float = 0.0,
+) -> Running:
+    """The prompt (1, 2), of which nobody has been told."""
+    sampling = SamplingSpec() if rule is Rule.COUPLED else SAMPLED
+    machine = Session(
+        session, KEY, (1, 2), sampling=sampling, policy=policy, limits=limits, rule=rule
+    )
+    return Running(machine, submitted)
+
+
+def begun(router: Router, running: Running) -> Running:
+    """The text, which the nodes have been told."""
+    router.handle(TextSubmitted(running), 0.0)
+    return running
+
+
+def opened(
+    node: NodeId, *tokens: int, session: int = 1, incarnation: int, **changes: Any
+) -> Action:
+    """A node is told the text."""
+    sampling = SAMPLED if changes.get("rule", Rule.COUPLED) is not Rule.COUPLED else SamplingSpec()
+    message = Open(session, incarnation, KEY, tokens, 2, sampling, SYNC_4, LIMITS)
+    return Send(node, encode(replace(message, **changes)))
+
+
+def closed(node: NodeId, reason: str, session: int = 1) -> Action:
+    """A node is told that the text is over."""
+    return Send(node, encode(Close(session, reason)))
+
+
+def beat(node: NodeId, *marks: SessionMark) -> Action:
+    """A node is told how far its texts are."""
+    return Send(node, encode(Heartbeat(marks, 0, "")))
+
+
+def said(*tokens: int, session: int = 1) -> Message:
+    """The target goes on with the prompt."""
+    return replace(verdict((1, 2), *tokens, incarnation=1), session=session)
+
+
+def forwarded(
+    router: Router, node: NodeId, message: Message, now: float = 0.0
+) -> tuple[NodeId, ...]:
+    """To whom a message of a node goes on."""
+    return router.forward(node, type(message), encode(message), now)
