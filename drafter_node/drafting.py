@@ -1,22 +1,24 @@
-"""What the drafter does next (pure): no clock, no socket, no model.
+"""One text at the drafter (pure): no clock, no socket, no model, and no other text.
 
 Theory of operation
 -------------------
-The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows:
+The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows.
+When it computes, and for which texts, `scheduling.py` decides; here is what a text has to say:
 
-    Tick              pick the node to expand; feed it and what its path lacks    -> Compute
-                      nothing to expand, and no answer: say it again, in time     -> WaitUntil
-    Proposed          the model's choice becomes a child: a draft                 -> Send(Draft)
-    Arrived(Verdict)  move the root along the committed tokens; all else dies     -> MoveRows
-    Arrived(Open)     start from the coordinator's text, keeping the cached prefix -> Allocate
+    tip               the node to expand next, if there is one
+    chunk, read       the prompt, or what is missing of a text, to be prefilled first   -> Part
+    expand            feed the tip and what its path lacks                              -> Part
+    proposed          the model's choice becomes a child: a draft            -> Send(Draft)
+    idle              nothing to expand, and no answer: say it again, in time -> WaitUntil
+    Arrived(Verdict)  move the root along the committed tokens; all else dies -> MoveRows
 
-What is not of the present life of its text never comes this far (`node/follower.py`).
+It is made with the Open that begins one life of the text. What is not of the present life never
+comes this far (`node/follower.py`).
 
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
 credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING).
 
-Several queued verdicts are handled before the next Tick, so only the last one is expanded. A result
-is named by the ticket of its Compute; a ticket of an earlier life means nothing any more.
+Several queued verdicts are handled before the next tip is asked for, so only the last is expanded.
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
@@ -29,47 +31,45 @@ those on a path that came back: they may have been judged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import exp
 
-from drafter_node.events import Action, Compute, Event, Proposed
+from drafter_node.events import Children, Event, Part
+from drafter_node.known import Known
 from drafter_node.reminding import Reminder
-from engine.slots import SlotMap
-from node.events import Allocate, Arrived, Confirmed, MoveRows, Send, Tick, WaitUntil, gap
-from proto.messages import (
-    Cause,
-    Draft,
-    Open,
-    Rule,
-    Verdict,
-)
+from engine.slots import Feed
+from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, gap
+from node.lanes import Lane
+from proto.messages import Cause, Draft, Open, Rule, Verdict
 from proto.tree import Diverged, Graft, Node, SpeculationTree
 
 PREFILL_CHUNK = 256
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """The forward that is running. `parent` is the node that it expands; None while prefilling."""
-
-    ticket: int
-    parent: int | None
-
-
 class Drafting:
-    """One draft source and its session.
+    """One life of a text at the drafter, from `opened` on.
 
-    source    number of this source in drafts and acks
-    max_len   most tokens of a text that the model can read
+    rests   the target is faster alone, by the newest verdict
+    served  when it was last computed for, by the schedule's count
     """
 
-    def __init__(self, *, max_len: int, num_slots: int, source: int = 0) -> None:
-        self.max_len = max_len
-        self.source = source
-        self.slots: SlotMap[int] = SlotMap(num_slots)
-        self.opened: Open | None = None  # None: no session
-        self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
-        self._in_flight: _InFlight | None = None
-        self._ticket = 0  # only grows, over all sessions
+    may_copy = True  # its lane may have what another has computed
+
+    def __init__(self, opened: Open, lane: Lane, known: Known) -> None:
+        self.opened = opened
+        self.lane = lane
+        self.rests = False
+        self.served = 0
+        self._known = known
+        self.tree = SpeculationTree(
+            opened.key,
+            opened.tokens,
+            max_nodes=lane.slots.num_tree_slots,
+            first_child_wins=opened.rule is not Rule.COUPLED,
+        )
+        lane.begin(self.tree.text)
+        self.slots = lane.slots
+        self._expanding: int | None = None  # the node that the running forward expands
+        self._forwards = 0  # made in this life
         self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
         self._number = 0  # of the last draft sent in this life
         self._acked = 0  # <= _number; every draft up to it has arrived
@@ -77,70 +77,33 @@ class Drafting:
         self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._model_us = 0  # spent since the last draft
-        self._attempt = 0  # of the newest verdict
-        self._rests = False  # by the newest verdict
-        self._reminder = Reminder()
+        self._attempt = opened.attempt  # of the newest verdict
+        self._reminder = Reminder(known.answers)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def begin(self) -> Sequence[SharedAction]:
+        """Nothing is said before there is a draft."""
+        return ()
+
+    def handle(self, event: Event, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
-        actions = self._decide(event, now)
-        if any(isinstance(action, Send) for action in actions) and self._acked < self._number:
-            self._reminder.said(now)
-        return actions
-
-    def _decide(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Tick():
-                return self._tick(now)
-            case Proposed():
-                return self._on_proposed(event)
-            case Arrived(Open() as message):
-                return self._on_open(message)
             case Arrived(Verdict() as message):
                 return self._on_verdict(message, now)
-            case Arrived() | Confirmed():
-                return []
-        raise AssertionError(f"unknown event {event}")
+        return ()
 
     # -- the text ---------------------------------------------------------------------------------
 
-    def _on_open(self, message: Open) -> list[Action]:
-        # The last token is always fed again.
-        common_len = self.tree.text.common_len(message.tokens)
-        self.slots.truncate(min(common_len, len(message.tokens) - 1))
-        self.opened = message
-        self.tree = SpeculationTree(
-            message.key,
-            message.tokens,
-            max_nodes=self.slots.num_tree_slots,
-            first_child_wins=message.rule is not Rule.COUPLED,
-        )
-        self._attempt = message.attempt
-        self._rests = False
-        self._in_flight = None
-        self._unsent = []
-        self._number = self._acked = self._suspect = 0
-        self._target_life = self._said_done = 0
-        self._reminder.opened()
-        return [Allocate(min(message.limits.max_len, self.max_len))]
-
-    def close(self) -> None:
-        """The cache stays as it is; the result of a running forward is worth nothing now."""
-        self.opened = None
-        self._in_flight = None
-
-    def _on_verdict(self, message: Verdict, now: float) -> list[Action]:
+    def _on_verdict(self, message: Verdict, now: float) -> Sequence[SharedAction]:
         opened = self.opened
-        assert opened is not None
         self._reminder.answered(now)
         try:
             news = self.tree.news(message.base_len, message.base_hash, message.tokens)
         except Diverged:
             news = None
         if news is None:
-            return [gap(opened.session, opened.incarnation, len(self.tree.text))]
+            return (gap(opened.session, opened.incarnation, len(self.tree.text)),)
         path, _ = self.tree.advance(news)
-        self._rests = message.cause is Cause.RESTING
+        self.rests = message.cause is Cause.RESTING
         is_new_attempt = message.attempt != self._attempt
         if is_new_attempt:
             self._attempt = message.attempt
@@ -150,14 +113,12 @@ class Drafting:
             # The last token may have been fed already, but nothing below it is left to go on from.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
-        actions: list[Action] = [] if move is None else [MoveRows(move)]
+        moves = () if move is None else (MoveRows((move,)),)
         if self._is_something_lost(message, opened.incarnation):
-            actions += self._send_all(done=False)
             self._suspect = 0
-        else:
-            self._suspect = self._number
-            actions += self._send_unsent()
-        return actions
+            return (*moves, *self._send_all(now, done=False))
+        self._suspect = self._number
+        return (*moves, *self._send_unsent(now))
 
     def _is_something_lost(self, message: Verdict, life: int) -> bool:
         """Whether the target has not got, or has no more, what we sent in this life of ours."""
@@ -168,19 +129,19 @@ class Drafting:
         if reopened:
             self._acked = 0
         for ack in message.acks:
-            if (ack.source, ack.incarnation) == (self.source, life):
+            if (ack.source, ack.incarnation) == (self._known.source, life):
                 self._acked = max(self._acked, min(ack.number, self._number))
         return self._acked < (self._number if reopened else self._suspect)
 
     # -- drafting ---------------------------------------------------------------------------------
 
-    def _tip(self) -> int | None:
+    @property
+    def tip(self) -> int | None:
         """The node to expand next, or None if there is nothing more to offer under this root."""
-        assert self.opened is not None
         limits, text = self.opened.limits, self.tree.text
         chain = self.tree.best_chain(self.opened.policy.window)
         room = min(self.opened.policy.window, limits.max_drafts(len(text)))
-        if len(chain) >= room or len(text) + len(chain) >= self.max_len:
+        if len(chain) >= room or len(text) + len(chain) >= self._known.max_len:
             return None
         if len(self.tree.nodes) >= self.tree.max_nodes:
             return None
@@ -192,26 +153,47 @@ class Drafting:
             return None
         return chain[-1].key if chain else self.tree.root
 
-    def _tick(self, now: float) -> list[Action]:
-        if self.opened is None or self._in_flight is not None or self._rests:
-            return []
-        tip = self._tip()
-        if tip is None:
-            return self._finish_root() or self._remind(now)
-        self._ticket += 1
+    def chance_of(self, tip: int) -> float:
+        """The estimated chance that the text comes to `tip`, and needs what follows it."""
+        score, key = 0.0, tip
+        while key != self.tree.root:
+            score += self.tree.nodes[key].score
+            key = self.tree.nodes[key].parent
+        return exp(score)
+
+    @property
+    def chunk(self) -> Sequence[int]:
+        """What is to be prefilled next; empty if a forward can take what is missing."""
         text = self.tree.text.tokens
-        if chunk := self.slots.next_chunk(text, len(text), PREFILL_CHUNK):
-            feed = self.slots.feed_prefix(chunk)
-            parent = tip if self.slots.prefix_len == len(text) and tip == self.tree.root else None
-        else:
-            feed = self.slots.feed(text[self.slots.prefix_len :], self._unfed(tip))
-            parent = tip
-        self._in_flight = _InFlight(self._ticket, parent)
-        position = None if parent is None else feed.positions[-1] + 1
-        life = None if self.opened.rule is Rule.COUPLED else self.opened.incarnation
-        sampling = self.opened.sampling
-        drafted = self._path_to(tip) if sampling.has_processors else ()
-        return [Compute(self._ticket, feed, position, sampling, life, drafted)]
+        return self.slots.next_chunk(text, len(text), PREFILL_CHUNK)
+
+    def read(self, tip: int) -> Part:
+        """Prefill the next chunk; the last one expands the root."""
+        feed = self.slots.feed_prefix(self.chunk)
+        is_last = self.slots.prefix_len == len(self.tree.text) and tip == self.tree.root
+        return self._part(feed, tip if is_last else None)
+
+    def expand(self, tip: int) -> Part:
+        """Feed what the cache lacks of the path to `tip`, and choose what follows it."""
+        missing = self.tree.text.tokens[self.slots.prefix_len :]
+        return self._part(self.slots.feed(missing, self._unfed(tip)), tip)
+
+    def _part(self, feed: Feed, parent: int | None) -> Part:
+        self._expanding = parent
+        self._forwards += 1
+        opened = self.opened
+        drafted: tuple[int, ...] = ()
+        if opened.sampling.has_processors and parent is not None:
+            drafted = self._path_to(parent)
+        return Part(
+            opened,
+            self._forwards,
+            self.tree.text.tokens,
+            feed,
+            None if parent is None else feed.positions[-1] + 1,
+            None if opened.rule is Rule.COUPLED else opened.incarnation,
+            drafted,
+        )
 
     def _path_to(self, tip: int) -> tuple[int, ...]:
         """The tokens from the root to `tip`."""
@@ -230,39 +212,42 @@ class Drafting:
             key = node.parent
         return nodes[::-1]
 
-    def _on_proposed(self, event: Proposed) -> list[Action]:
-        self._model_us += event.model_us
-        if self._in_flight is None or event.ticket != self._in_flight.ticket:
-            return []
-        parent = self._in_flight.parent
-        self._in_flight = None
+    def proposed(self, children: Children, model_us: int, now: float) -> Sequence[SharedAction]:
+        """What the forward that was running has chosen; it took so long."""
+        self._model_us += model_us
+        parent, self._expanding = self._expanding, None
         if parent is None or (parent != self.tree.root and parent not in self.tree.nodes):
-            return []
+            return ()
         is_root = parent == self.tree.root
         length = len(self.tree.text) if is_root else self.tree.nodes[parent].position + 1
         before = set(self.tree.children(parent))
-        drafts = (event.tokens, (-1,) * len(event.tokens), event.scores, event.proposals)
-        self.tree.attach(Graft(self.source, parent, length, *drafts))
+        tokens = children.tokens
+        drafts = (tokens, (-1,) * len(tokens), children.scores, children.proposals)
+        self.tree.attach(Graft(self._known.source, parent, length, *drafts))
         self._unsent += [key for key in self.tree.children(parent) if key not in before]
-        return self._send_unsent()
+        return self._send_unsent(now)
 
-    def _finish_root(self) -> list[Action]:
+    def idle(self, now: float) -> Sequence[SharedAction]:
+        """There is nothing to expand."""
+        return self._finish_root(now) or self._remind(now)
+
+    def _finish_root(self, now: float) -> Sequence[SharedAction]:
         """Say once per root that nothing more will come, if the target may be waiting for more."""
         if self._said_done == self.tree.root:
-            return []
+            return ()
         if self._is_launch_met() and not self._unsent:
-            return []
-        return self._send_all(done=True)
+            return ()
+        return self._send_all(now, done=True)
 
-    def _remind(self, now: float) -> list[Action]:
+    def _remind(self, now: float) -> Sequence[SharedAction]:
         """Say again what should have been answered by now, or wait until it should."""
         due_at = self._reminder.due_at()
         if due_at is None or self._acked == self._number:
-            return []
+            return ()
         if now < due_at:
-            return [WaitUntil(due_at)]
+            return (WaitUntil(due_at),)
         self._reminder.reminded(now)
-        return self._send_all(done=self._said_done == self.tree.root)
+        return self._send_all(now, done=self._said_done == self.tree.root)
 
     def _is_launch_met(self) -> bool:
         """Whether the target can start a pass with the drafts that are there."""
@@ -270,7 +255,6 @@ class Drafting:
 
     def _num_wanted(self) -> int:
         """With how many drafts the target starts a pass."""
-        assert self.opened is not None
         policy, limits = self.opened.policy, self.opened.limits
         return min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
 
@@ -280,13 +264,14 @@ class Drafting:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def _send_unsent(self) -> list[Action]:
+    def _send_unsent(self, now: float) -> Sequence[SharedAction]:
         """Send new drafts, unless they had better wait for more."""
         if not self._unsent or self._holds_back():
-            return []
+            return ()
         nodes = [self.tree.nodes[key] for key in self._unsent]
         first = nodes[0]
-        return [self._draft(first.parent, first.position, nodes, self._number + 1, done=False)]
+        number = self._number + 1
+        return (self._draft(now, first.parent, first.position, nodes, number, done=False),)
 
     def _holds_back(self) -> bool:
         """Whether the target can do nothing with the unsent drafts yet.
@@ -295,7 +280,6 @@ class Drafting:
         Under the classical rules all do: the end of drafting, which sends what was held back,
         depends on what was drafted, and then so would which drafts are judged (docs/adr/0003).
         """
-        assert self.opened is not None
         if self._number == 0 or self.opened.rule is not Rule.COUPLED:
             return False
         chain = self._first_chain()
@@ -303,17 +287,24 @@ class Drafting:
             return len(chain) < self._num_wanted()
         return len(self._unsent) < self.opened.policy.group
 
-    def _send_all(self, *, done: bool) -> list[Action]:
+    def _send_all(self, now: float, *, done: bool) -> Sequence[SharedAction]:
         """One message of every live node, in place of all that was sent before."""
         if done:
             self._said_done = self.tree.root
         nodes = list(self.tree.below(self.tree.root))
-        return [self._draft(self.tree.root, len(self.tree.text), nodes, 1, done=done)]
+        return (self._draft(now, self.tree.root, len(self.tree.text), nodes, 1, done=done),)
 
     def _draft(
-        self, parent: int, length: int, nodes: Sequence[Node], first_number: int, *, done: bool
+        self,
+        now: float,
+        parent: int,
+        length: int,
+        nodes: Sequence[Node],
+        first_number: int,
+        *,
+        done: bool,
     ) -> Send:
-        assert self.opened is not None
+        self._reminder.said(now)
         self._number += 1
         self._unsent = []
         where = {node.key: index for index, node in enumerate(nodes)}
@@ -323,7 +314,7 @@ class Drafting:
             Draft(
                 session=self.opened.session,
                 incarnation=self.opened.incarnation,
-                source=self.source,
+                source=self._known.source,
                 first_number=first_number,
                 number=self._number,
                 parent_hash=parent,
@@ -341,9 +332,7 @@ class Drafting:
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         self.tree.check()
-        self.slots.check()
         assert self._acked <= self._number
         assert self._suspect <= self._number
         assert all(key in self.tree.nodes for key in self._unsent)
-        if self.opened is not None:
-            assert len(self.tree.nodes) <= self.slots.num_tree_slots
+        assert len(self.tree.nodes) <= self.slots.num_tree_slots

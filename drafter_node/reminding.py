@@ -14,31 +14,43 @@ MARGIN = 4.0
 WAIT_S_MIN, WAIT_S_FIRST, WAIT_S_MAX = 0.02, 0.5, 2.0
 
 
-class Reminder:
-    """How long the newest drafts have been unanswered, and how long answers take."""
+class Answers:
+    """How long answers have taken, over all texts."""
 
     def __init__(self) -> None:
-        self._answers_s: deque[float] = deque(maxlen=NUM_ANSWERS)
+        self._newest_s: deque[float] = deque(maxlen=NUM_ANSWERS)
+
+    def add(self, seconds: float) -> None:
+        """One more has come."""
+        self._newest_s.append(seconds)
+
+    @property
+    def limit_s(self) -> float:
+        """Much longer than one takes."""
+        usual_s = MARGIN * min(self._newest_s, default=WAIT_S_FIRST / MARGIN)
+        return min(WAIT_S_MAX, max(WAIT_S_MIN, usual_s))
+
+
+class Reminder:
+    """How long the newest drafts of one life of a text have been unanswered."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
         self._since: float | None = None  # when the first draft after a verdict was sent
         self._due_at = 0.0  # means something while _since does
         self._wait_s = 0.0  # of the next reminder, likewise
 
-    def opened(self) -> None:
-        """A text begins or begins anew: nothing has been said of it."""
-        self._since = None
-
     def said(self, now: float) -> None:
         """A draft is sent."""
         if self._since is None:
-            usual_s = MARGIN * min(self._answers_s, default=WAIT_S_FIRST / MARGIN)
             self._since = now
-            self._wait_s = min(WAIT_S_MAX, max(WAIT_S_MIN, usual_s))
+            self._wait_s = self._answers.limit_s
             self._due_at = now + self._wait_s
 
     def answered(self, now: float) -> None:
         """A verdict has come."""
         if self._since is not None:
-            self._answers_s.append(now - self._since)
+            self._answers.add(now - self._since)
             self._since = None
 
     def due_at(self) -> float | None:

@@ -95,8 +95,15 @@ class Settings(Protocol):
         """The tokens that would end the text."""
 
 
+MAX_TEXTS = 64  # whose processors are kept; those of another are made anew
+
+
 class Opened(Protocol):
     """How a text was opened: `proto.messages.Open`."""
+
+    @property
+    def session(self) -> int:
+        """Which text."""
 
     @property
     def sampling(self) -> Settings:
@@ -107,19 +114,23 @@ class Opened(Protocol):
         """Tokens of its prompt."""
 
 
-class Newest:
-    """The processors of the text that was opened last."""
+class ProcessorsByText:
+    """The processors of the texts that were computed last, made once for each life of a text."""
 
     def __init__(self) -> None:
-        self._opened: Opened | None = None
-        self._made: Processors | None = None
+        self._made: dict[int, tuple[Opened, Processors]] = {}  # by session, the newest last
 
     def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
         """Those of a text; `text` as in `Path`."""
-        if self._made is None or self._opened is not opened:
-            self._opened = opened
-            self._made = Processors(opened.sampling, text, opened.num_prompt, vocab_size)
-        return self._made
+        known = self._made.get(opened.session)
+        if known is not None and known[0] is opened:
+            return known[1]
+        self._made.pop(opened.session, None)
+        made = Processors(opened.sampling, text, opened.num_prompt, vocab_size)
+        self._made[opened.session] = opened, made
+        if len(self._made) > MAX_TEXTS:
+            del self._made[next(iter(self._made))]
+        return made
 
 
 class Processors:

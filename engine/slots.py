@@ -106,6 +106,12 @@ class SlotMap(Generic[K]):
         self._places.clear()
         self.prefix_len = min(self.prefix_len, length)
 
+    def adopt(self, length: int) -> None:
+        """The first `length` committed tokens have been copied here from another lane."""
+        assert not self._places, "a copy comes before any node"
+        assert self.prefix_len < length <= self.capacity
+        self.prefix_len = length
+
     def next_chunk(self, text: Sequence[int], end: int, chunk_len: int) -> Sequence[int]:
         """What to prefill next of text[:end]; empty if `feed` can take what is missing."""
         if end - self.prefix_len <= MAX_MISSING:

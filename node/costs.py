@@ -11,8 +11,8 @@ from types import MappingProxyType
 AVERAGE_WEIGHT = 0.1  # of the newest figure in a running mean, once there are ten
 SPENT_ON_TRIALS = 0.02  # of the time, at most
 
-PassCosts = Mapping[int, float]  # seconds of a pass by its rows
-NOTHING_KNOWN: PassCosts = MappingProxyType({})
+Measured = Mapping[int, float]  # seconds of a pass by its rows
+NOTHING_KNOWN: Measured = MappingProxyType({})
 
 
 class Mean:
@@ -28,6 +28,60 @@ class Mean:
         self.value += max(AVERAGE_WEIGHT, 1 / self.num) * (value - self.value)
 
 
+class Passes:
+    """What passes of so many texts have taken.
+
+    token             seconds of a token, of whichever text, waits included
+    num_since_plain   passes since the last one without drafts
+    for_trials_s      saved up for passes whose rows do not seem to pay
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.token = Mean()
+        self.num_since_plain = 0
+        self.for_trials_s = 0.0
+        self._means: dict[int, Mean] = {}  # by rows
+        self._known: list[int] = []  # its keys, ascending
+        for num_rows, seconds in measured.items():
+            self.took(num_rows, seconds)
+
+    def passed(
+        self, num_rows: int, num_tokens: int, pass_s: float, round_s: float, *, is_plain: bool
+    ) -> None:
+        """A pass has made so many tokens; a round is it and the wait before it."""
+        self.took(num_rows, pass_s)
+        self.token.add(round_s / max(1, num_tokens))
+        if is_plain:
+            self.num_since_plain = 0
+            self.for_trials_s += SPENT_ON_TRIALS * pass_s
+        else:
+            self.num_since_plain += 1
+            self.for_trials_s = 0.0
+
+    def took(self, num_rows: int, pass_s: float) -> None:
+        """A pass of so many rows has taken so long."""
+        if num_rows not in self._means:
+            self._means[num_rows] = Mean()
+            insort(self._known, num_rows)
+        self._means[num_rows].add(pass_s)
+
+    def of(self, num_rows: int) -> float:
+        """What a pass of so many rows is expected to take; 0: nothing is known.
+
+        Between two numbers of rows that were seen, a straight line; beyond the largest, as much as
+        that: so more rows are tried.
+        """
+        known = self._known
+        index = bisect_left(known, num_rows)
+        if index == len(known):
+            return self._means[known[-1]].value if known else 0.0
+        above, above_s = known[index], self._means[known[index]].value
+        if above == num_rows or index == 0:
+            return above_s
+        below, below_s = known[index - 1], self._means[known[index - 1]].value
+        return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
+
+
 class Costs:
     """Seconds of everything that a decision weighs.
 
@@ -36,36 +90,42 @@ class Costs:
     draft     of one drafted token, at the drafter
     reply     from a verdict to the drafts that answer it
     wait      of the waits that ended with drafts
-    token     of a token of the text, waits included
     """
 
-    def __init__(self, measured: PassCosts = NOTHING_KNOWN) -> None:
+    def __init__(self, measured: Measured = NOTHING_KNOWN) -> None:
         self.draft = Mean()
         self.reply = Mean()
         self.wait = Mean()
-        self.token = Mean()
         self.num_skipped = 0  # waits that could have been made, since the last one that was
-        self.num_since_one_row = 0  # passes since the last one of a single row
-        self.for_trials_s = 0.0  # saved up for passes whose rows do not seem to pay
-        self._passes: dict[int, Mean] = {}  # by rows
-        self._known: list[int] = []  # its keys, ascending
-        self._usual = Mean()  # of a pass, whatever its rows
-        for num_rows, seconds in measured.items():
-            self._add(num_rows, seconds)
+        self._measured = measured
+        self._usual = Mean()  # of a pass, whatever its rows and texts
+        self._passes = {1: Passes(measured)}  # by `crowd`
 
-    def passed(self, num_rows: int, num_tokens: int, pass_s: float, round_s: float) -> None:
-        """A decoding pass has made so many tokens; a round is it and the wait before it."""
+    @property
+    def pass_s(self) -> float:
+        """What a decoding pass has usually taken; 0: none was made."""
+        return self._usual.value
+
+    def passes(self, num_texts: int) -> Passes:
+        """What is known of passes of about so many texts."""
+        known = self._passes.get(crowd(num_texts))
+        return Passes(self._measured) if known is None else known
+
+    def passed(
+        self,
+        num_texts: int,
+        num_rows: int,
+        num_tokens: int,
+        pass_s: float,
+        round_s: float,
+        *,
+        is_plain: bool,
+    ) -> None:
+        """A decoding pass has ended; as for `Passes.passed`."""
         self._usual.add(pass_s)
-        if pass_s <= 0:
-            return
-        self._add(num_rows, pass_s)
-        self.token.add(round_s / max(1, num_tokens))
-        if num_rows == 1:
-            self.num_since_one_row = 0
-            self.for_trials_s += SPENT_ON_TRIALS * pass_s
-        else:
-            self.num_since_one_row += 1
-            self.for_trials_s = 0.0
+        if pass_s > 0:
+            passes = self._passes.setdefault(crowd(num_texts), self.passes(num_texts))
+            passes.passed(num_rows, num_tokens, pass_s, round_s, is_plain=is_plain)
 
     def waited(self, seconds: float) -> None:
         """Drafts have come after so long a wait."""
@@ -76,29 +136,7 @@ class Costs:
         """A pass has begun without a wait that could have been made."""
         self.num_skipped += 1
 
-    def _add(self, num_rows: int, pass_s: float) -> None:
-        if num_rows not in self._passes:
-            self._passes[num_rows] = Mean()
-            insort(self._known, num_rows)
-        self._passes[num_rows].add(pass_s)
 
-    @property
-    def pass_s(self) -> float:
-        """What a decoding pass has usually taken; 0: none was made."""
-        return self._usual.value
-
-    def pass_of(self, num_rows: int) -> float:
-        """What a pass of so many rows is expected to take; 0: nothing is known.
-
-        Between two numbers of rows that were seen, a straight line; beyond the largest, as much as
-        that: so more rows are tried.
-        """
-        known = self._known
-        index = bisect_left(known, num_rows)
-        if index == len(known):
-            return self._passes[known[-1]].value if known else 0.0
-        above, above_s = known[index], self._passes[known[index]].value
-        if above == num_rows or index == 0:
-            return above_s
-        below, below_s = known[index - 1], self._passes[known[index - 1]].value
-        return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
+def crowd(num_texts: int) -> int:
+    """So many texts are alike in what they cost: 1, 2, up to 4, up to 8 ..."""
+    return 1 << (num_texts - 1).bit_length()

@@ -1,5 +1,6 @@
 """What the machine of any node is told, and what it asks for (pure)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.slots import Move
@@ -27,16 +28,25 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A new text begins: the cache must hold `max_len` tokens."""
+    """A new text begins, in the only lane: the cache must hold `max_len` tokens."""
 
     max_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRows:
-    """Move cache rows, after every Compute that was asked for before."""
+    """Move cache rows, after every Compute that was asked for before; one move of a lane."""
 
-    move: Move
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPrefix:
+    """Copy the first `length` slots of a lane to another, likewise."""
+
+    source: int
+    target: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,19 @@ class WaitUntil:
 
 
 # What every machine may ask for, besides its own Compute.
-SharedAction = Allocate | MoveRows | Send | WaitUntil
+SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil
+
+
+def moved_together(actions: Iterable[SharedAction]) -> list[SharedAction]:
+    """The same, with all moves as one that comes last: nobody waits for it as for a verdict."""
+    moves: list[Move] = []
+    others: list[SharedAction] = []
+    for action in actions:
+        if isinstance(action, MoveRows):
+            moves += action.moves
+        else:
+            others.append(action)
+    return [*others, MoveRows(tuple(moves))] if moves else others
 
 
 def gap(session: int, incarnation: int, length: int) -> Send:

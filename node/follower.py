@@ -16,115 +16,140 @@ Every message of the coordinator comes through here, and nobody behind it asks a
 
 Incarnations are compared within a text. A text that a heartbeat leaves out is not closed for good:
 the heartbeat may be older than the Open that it seems to deny. What a machine is told is therefore
-always of its present life. Results of its own forwards come past this entrance: the machine knows
-them by their tickets.
+always of its present life. Results of the node's own forwards go to its schedule.
 
-There is one machine so far, so one text is open at a time. A text that is over leaves it to any
-other, and one that may not be over to a later one only: session ids grow in the order in which
-texts begin, so an earlier one comes from a late message.
+A text has a machine for each of its lives, made with the Open that began it, and a lane of the
+cache (`lanes.py`). There is room for as many texts as there are lanes. One more is not opened: one
+of ours must be closed, and the next heartbeat says which.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from node.events import Arrived, Confirmed, Send, Tick, gap
+from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
+from node.lanes import Lane, Lanes
 from proto.messages import Close, Draft, Heartbeat, Open, SessionMark, Verdict, Welcome
 from proto.tree import SpeculationTree
 
 CLOSED = 1 << 32  # above every incarnation
 MAX_REMEMBERED = 1024  # texts; at most `messages.MAX_SESSIONS` are open at a time
 
-Result_contra = TypeVar("Result_contra", contravariant=True)
-Result = TypeVar("Result")
-Action = TypeVar("Action")
 
+class Machine(Protocol):
+    """The machine of one text in one of its lives.
 
-class Machine(Protocol[Result_contra, Action]):
-    """The machine of one text.
-
-    opened  the newest Open; None: no text is open
-    tree    of that text, or of the last one
+    opened  the Open that it was made with
     """
 
-    opened: Open | None
+    opened: Open
+    lane: Lane
     tree: SpeculationTree
 
-    def handle(self, event: Arrived | Confirmed | Tick | Result_contra, now: float) -> list[Action]:
+    def begin(self) -> Sequence[SharedAction]:
+        """What it says at once."""
+
+    def handle(self, event: Arrived | Confirmed, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
 
-    def close(self) -> None:
-        """Nothing more is wanted of this text."""
+    def check(self) -> None:
+        """Assert every invariant."""
 
 
-class Follower(Generic[Result, Action]):
-    """The texts of one node, and the machine behind each."""
+Text = TypeVar("Text", bound=Machine)
+Result = TypeVar("Result")
+Action = TypeVar("Action")
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Action_co = TypeVar("Action_co", covariant=True)
 
-    def __init__(self, machine: Machine[Result, Action]) -> None:
-        self._machine = machine
-        self._texts: dict[int, Machine[Result, Action]] = {}  # by session: those that are open
+
+class Schedule(Protocol[Text, Result_contra, Action_co]):
+    """What is computed next, and for which texts."""
+
+    def make(self, message: Open, lane: Lane, earlier: Text | None, now: float) -> Text:
+        """The machine of a text; `earlier`: of its life before."""
+
+    def tick(self, texts: Mapping[int, Text], now: float) -> Sequence[SharedAction | Action_co]:
+        """All messages that were there have been handled."""
+
+    def done(
+        self, result: Result_contra, texts: Mapping[int, Text], now: float
+    ) -> Sequence[SharedAction | Action_co]:
+        """What was asked for has been computed; some of its texts may be closed."""
+
+
+class Follower(Generic[Text, Result, Action]):
+    """The texts of one node, a machine and a lane for each, and the schedule of them all."""
+
+    def __init__(self, lanes: Lanes, schedule: Schedule[Text, Result, Action]) -> None:
+        self._lanes = lanes
+        self._schedule = schedule
+        self._texts: dict[int, Text] = {}  # by session, in the order in which they were opened
         # By session: incarnation of the newest Open that was obeyed, or CLOSED. Of the newest
         # texts: should one of the others come to life again, a heartbeat ends it.
         self._newest: dict[int, int] = {}
-        self._present: int | None = None  # session of the text that the machine has or had last
+        self._last: dict[Lane, Text] = {}  # the newest machine of each lane; its text may be closed
 
-    def handle(self, event: Arrived | Tick | Result, now: float) -> Sequence[Action | Send]:
+    def handle(self, event: Arrived | Tick | Result, now: float) -> Sequence[SharedAction | Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:
+            case Tick():
+                return self._schedule.tick(self._texts, now)
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(Draft(session=session) | Verdict(session=session)):
-                machine = self._texts.get(session)
-                return [] if machine is None else machine.handle(event, now)
+                text = self._texts.get(session)
+                return () if text is None else text.handle(event, now)
             case Arrived(Close(session=session)):
                 self._close(session)
                 self._remember(session, CLOSED)
-                return []
+                return ()
             case Arrived(Heartbeat(marks=marks)):
                 return self._on_marks(marks, now)
             case Arrived(Welcome()):
                 self._begin_afresh()
-                return []
+                return ()
             case Arrived():
-                return []
-        return self._machine.handle(event, now)
+                return ()
+        return self._schedule.done(event, self._texts, now)
+
+    @property
+    def texts(self) -> Mapping[int, Text]:
+        """Those that are open, by session, the oldest first."""
+        return MappingProxyType(self._texts)
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
         """How far every open text is here."""
-        found = []
-        for session, machine in self._texts.items():
-            assert machine.opened is not None
-            text = machine.tree.text
-            found.append(SessionMark(session, machine.opened.incarnation, len(text), text.root))
-        return tuple(found)
+        return tuple(map(_mark, self._texts.values()))
 
     # -- lives ------------------------------------------------------------------------------------
 
-    def _on_open(self, message: Open, now: float) -> list[Action]:
+    def _on_open(self, message: Open, now: float) -> Sequence[SharedAction]:
         session = message.session
         if message.incarnation <= self._newest.get(session, 0) or not self._has_room(session):
-            return []
+            return ()
         self._remember(session, message.incarnation)
-        if session not in self._texts:
-            self._make_room()
-            self._texts[session] = self._machine
-            self._present = session
-        return self._texts[session].handle(Arrived(message), now)
+        if (text := self._texts.get(session)) is not None:
+            lane = text.lane
+        else:
+            lane = self._lanes.take(message.tokens, message.key)
+        last = self._last.get(lane)
+        earlier = last if last is not None and last.opened.key == message.key else None
+        text = self._schedule.make(message, lane, earlier, now)
+        self._texts[session] = self._last[lane] = text
+        if len(self._lanes) > 1:
+            return text.begin()
+        return (Allocate(message.limits.max_len), *text.begin())
 
     def _has_room(self, session: int) -> bool:
-        """Whether a text that is not over may be opened."""
-        present = self._present
-        return present is None or session >= present or self._newest.get(present) == CLOSED
-
-    def _make_room(self) -> None:
-        for session in tuple(self._texts):
-            self._close(session)
+        return session in self._texts or self._lanes.num_free > 0
 
     def _close(self, session: int) -> None:
-        """The machine has no text any more; only `_newest` says whether it may come back."""
-        machine = self._texts.pop(session, None)
-        if machine is not None:
-            machine.close()
+        """Its machine is nobody's any more; only `_newest` says whether it may come back."""
+        text = self._texts.pop(session, None)
+        if text is not None:
+            self._lanes.give_back(text.lane)
 
     def _remember(self, session: int, incarnation: int) -> None:
         self._newest[session] = incarnation
@@ -132,37 +157,41 @@ class Follower(Generic[Result, Action]):
             del self._newest[min(self._newest.keys() - self._texts.keys() - {session})]
 
     def _begin_afresh(self) -> None:
-        self._make_room()
+        for session in tuple(self._texts):
+            self._close(session)
         self._newest.clear()
-        self._present = None
 
     # -- heartbeats -------------------------------------------------------------------------------
 
-    def _on_marks(self, marks: Sequence[SessionMark], now: float) -> Sequence[Action | Send]:
+    def _on_marks(self, marks: Sequence[SessionMark], now: float) -> Sequence[SharedAction]:
         """Compare the coordinator's texts with ours."""
         for session in self._texts.keys() - {mark.session for mark in marks}:
             self._close(session)
-        actions: list[Action | Send] = []
+        actions: list[SharedAction] = []
         for mark in marks:
             if self._newest.get(mark.session) != CLOSED and self._has_room(mark.session):
                 actions += self._on_mark(mark, now)
         return actions
 
-    def _on_mark(self, mark: SessionMark, now: float) -> Sequence[Action | Send]:
-        machine = self._texts.get(mark.session)
-        if machine is None:
-            return [gap(mark.session, 0, 0)]
-        assert machine.opened is not None
-        text = machine.tree.text
-        if not text.is_prefix(mark.length, mark.path_hash):
-            return [gap(mark.session, machine.opened.incarnation, len(text))]
-        return machine.handle(Confirmed(mark.length), now)
+    def _on_mark(self, mark: SessionMark, now: float) -> Sequence[SharedAction]:
+        text = self._texts.get(mark.session)
+        if text is None:
+            return (gap(mark.session, 0, 0),)
+        if not text.tree.text.is_prefix(mark.length, mark.path_hash):
+            return (gap(mark.session, text.opened.incarnation, len(text.tree.text)),)
+        return text.handle(Confirmed(mark.length), now)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         assert len(self._newest) <= MAX_REMEMBERED
-        for session, machine in self._texts.items():
-            assert machine.opened is not None
-            assert machine.opened.session == session
-            assert machine.opened.incarnation == self._newest[session] < CLOSED
-        assert self._texts or self._machine.opened is None
+        assert len(self._texts) == len(self._lanes) - self._lanes.num_free
+        assert len({id(text.lane) for text in self._texts.values()}) == len(self._texts)
+        self._lanes.check()
+        for text in self._texts.values():
+            assert text.lane.text is text.tree.text, "a lane holds another text"
+            text.check()
+
+
+def _mark(text: Machine) -> SessionMark:
+    committed = text.tree.text
+    return SessionMark(text.opened.session, text.opened.incarnation, len(committed), committed.root)

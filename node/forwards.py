@@ -2,57 +2,53 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from engine.executor import Executor
-from engine.processors import Newest
+from engine.processors import ProcessorsByText
 from engine.slots import Feed
 from node.process import Heart
 from proto.messages import Open
 from proto.stopwatch import Phase
-from proto.tree import SpeculationTree
-
-
-class OfText(Protocol):
-    """What logits processors look at: the text that is open, and how far it is."""
-
-    opened: Open | None
-    tree: SpeculationTree
 
 
 class Forwards:
     """Runs one forward after another: `run`, whatever is chosen from its logits, `done`."""
 
-    def __init__(self, executor: Executor, heart: Heart, of_text: OfText, least_s: float) -> None:
+    def __init__(self, executor: Executor, heart: Heart, least_s: float) -> None:
         """`least_s`: so long a forward takes at least, to emulate a slower device."""
         self._executor = executor
         self._heart = heart
-        self._of_text = of_text
         self._least_s = least_s
         self._started = 0.0
-        self._processors = Newest()
+        self._processors = ProcessorsByText()
 
-    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
-        """Run a forward; returns logits [len(ask), V] of the rows named in `ask`, on the device."""
+    def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run a forward; returns the logits of the rows named in `asks`, feed by feed, on the
+        device: [sum of their lengths, V]."""
         self._started = time.perf_counter()
         self._heart.watch.enter(Phase.PREPARE)
-        laid_out = self._executor.lay_out((feed,), (ask,))
+        laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
         logits = self._executor.forward(laid_out).logits
         self._heart.watch.enter(Phase.CHOOSE)
         return logits
 
-    def processed(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The logits [n, V] after the processors of the text that is open.
+    def processed(
+        self,
+        logits: torch.Tensor,
+        opened: Open,
+        committed: Sequence[int],
+        drafted: Sequence[Sequence[int]],
+    ) -> torch.Tensor:
+        """The logits [n, V] after the processors of a text.
 
-        drafted  per row, the tokens between the committed text and the choice
+        committed  the text so far; the same list each time
+        drafted    per row, the tokens between it and the choice
         """
-        opened = self._of_text.opened
-        assert opened is not None
-        committed = self._of_text.tree.text.tokens
-        return self._processors.of(opened, committed, logits.shape[1]).apply(logits, drafted)
+        processors = self._processors.of(opened, committed, logits.shape[1])
+        return processors.apply(logits, drafted)
 
     def done(self) -> int:
         """The choice is made; returns the microseconds since `run` began."""

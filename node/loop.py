@@ -12,8 +12,8 @@ from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
 from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
-from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, WaitUntil
-from node.follower import Follower
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
+from node.follower import Follower, Machine
 from node.process import BadFrames, Heart, shake_hands
 from proto.codec import encode
 from proto.errors import ModelError, NodeError
@@ -24,6 +24,7 @@ from proto.transport import Connection
 
 IDLE_S = 1.0
 
+Text = TypeVar("Text", bound=Machine)
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
 
@@ -87,8 +88,8 @@ def introduce(config: NodeConfig, connection: Connection, engine: Engine) -> Wel
     return shake_hands(connection, hello)
 
 
-class Loop(Generic[Compute, Result]):
-    """Gives a machine a clock, a socket and a model.
+class Loop(Generic[Text, Compute, Result]):
+    """Gives the machines a clock, a socket and a model.
 
     compute  runs what the machine asks for; the result is its next event
     """
@@ -98,7 +99,7 @@ class Loop(Generic[Compute, Result]):
         connection: Connection,
         heart: Heart,
         executor: Executor,
-        follower: Follower[Result, SharedAction | Compute],
+        follower: Follower[Text, Result, SharedAction | Compute],
         compute: Callable[[Compute], Result],
     ) -> None:
         self.connection = connection
@@ -150,9 +151,12 @@ class Loop(Generic[Compute, Result]):
             case Send(message):
                 enter(Phase.SEND)
                 self.connection.send(encode(message))
-            case MoveRows(move):
+            case MoveRows(moves):
                 enter(Phase.MOVE)
-                self.executor.move(move)
+                self.executor.move(*moves)
+            case CopyPrefix(source, target, length):
+                enter(Phase.MOVE)
+                self.executor.copy_prefix(source, target, length)
             case WaitUntil(deadline):
                 return deadline - time.monotonic()
             case Allocate(max_len):

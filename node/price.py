@@ -4,11 +4,12 @@ An action that takes dt and is expected to make dn more tokens is worth it if dn
 lambda the tokens a second that are written without it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from node.costs import Costs
+from node.costs import Costs, Passes
 from proto.messages import Policy
 
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
@@ -64,13 +65,30 @@ def _tokens(p: float, num_drafts: int) -> float:
     return sum(p**i for i in range(num_drafts + 1))
 
 
-def num_worth(chances: Sequence[float], num_missing: int, costs: Costs) -> int:
-    """How many drafts of a chain to verify: as many as make the most of
+def worth_holding_s(num_tokens: float, num_more: float, pass_s: float) -> float:
+    """How long to hold a pass that could start, because drafts for some of its texts are expected.
 
-        1 + p1 + p1 p2 + ... + p1...pk - lambda T(num_missing + k)
+    num_tokens  that it is expected to make now, of all its texts
+    num_more    that those drafts would add
+    """
+    return num_more * pass_s / num_tokens
 
-    chances      p1, p2 ...: that each is right, given that those before it are
-    num_missing  rows of the pass besides: committed tokens
+
+def num_expected(chances: Sequence[float]) -> float:
+    """The tokens that a pass is expected to make of a chain: 1 + p1 + p1 p2 + ..."""
+    return 1.0 + float(sum(accumulate(chances, mul)))
+
+
+def rows_worth(
+    chains: Sequence[Sequence[float]], num_fixed: int, num_texts: int, passes: Passes
+) -> list[int]:
+    """How many drafts of each chain to verify together: as many as make the most of
+
+        (p1 + p1 p2 + ...) of all of them - lambda T(num_fixed + their number)
+
+    chains     for each text p1, p2 ...: that each is right, given that those before it are
+    num_fixed  rows of the pass besides: committed tokens, and drafts that are not asked about
+    num_texts  that the pass makes a token of whatever is drafted
 
     On some processors a pass of several rows takes as long as one of a single row, on others five
     times as long; and what is copied from earlier text is hardly ever right where it is sampled.
@@ -78,16 +96,39 @@ def num_worth(chances: Sequence[float], num_missing: int, costs: Costs) -> int:
     time may go into passes whose rows do not seem to pay, and where drafts always pay a pass
     without them is made now and then.
     """
-    alone_s = costs.pass_of(num_missing)
-    if not chances or not alone_s:
-        return len(chances)
-    if costs.num_since_one_row >= NUM_BETWEEN:
-        return 0
-    token_s = min(costs.token.value or alone_s, alone_s)  # one a pass is always to be had
+    lengths = [len(chain) for chain in chains]
+    alone_s, num_drafts = passes.of(num_fixed), sum(lengths)
+    if not num_drafts or not alone_s:
+        return lengths
+    if passes.num_since_plain >= NUM_BETWEEN:
+        return [0] * len(chains)
+    least_s = alone_s / num_texts  # of a token: so many a pass are always to be had
+    token_s = min(passes.token.value or least_s, least_s)
+    # Likeliest first; those of one chain stay in order, since their chances never grow.
+    by_chance = sorted(
+        (
+            (chance, which)
+            for which, chain in enumerate(chains)
+            for chance in accumulate(chain, mul)
+        ),
+        key=lambda pair: -pair[0],
+    )
     values = [
-        gain - costs.pass_of(num_missing + k) / token_s
-        for k, gain in enumerate(accumulate(accumulate(chances, mul), initial=0.0))
+        gain - passes.of(num_fixed + k) / token_s
+        for k, gain in enumerate(accumulate((chance for chance, _ in by_chance), initial=0.0))
     ]
     best = max(range(len(values)), key=values.__getitem__)
-    more_s = costs.pass_of(num_missing + len(chances)) - alone_s
-    return len(chances) if best == 0 and costs.for_trials_s >= more_s else best
+    if best == 0 and passes.for_trials_s >= passes.of(num_fixed + num_drafts) - alone_s:
+        return lengths
+    chosen = Counter(which for _, which in by_chance[:best])
+    return [chosen[which] for which in range(len(chains))]
+
+
+def num_texts_worth(chances: Sequence[float], passes: Passes) -> int:
+    """How many texts share a draft step: as many as make the most useful drafts a second.
+
+    chances  that the text will need its draft, descending; one row each
+    """
+    gains = list(accumulate(chances))
+    steps_s = [passes.of(num_rows) or 1.0 for num_rows in range(1, len(gains) + 1)]
+    return 1 + max(range(len(gains)), key=lambda index: gains[index] / steps_s[index])

@@ -1,28 +1,11 @@
-"""What the target's machine is told, and what it asks for (pure)."""
+"""What the target's machines are told, and what they ask for (pure)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.slots import Feed
-from node.events import Arrived, Confirmed, SharedAction, Tick
-from proto.messages import Logprobs, Proposal, Rule, SamplingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A pass is done.
-
-    tokens        the target's choice at each row that was asked for; of a judged pass, the accepted
-                  drafts and the token that follows them
-    num_accepted  of a judged pass
-    logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
-                  tokens that were to be scored
-    """
-
-    ticket: int
-    tokens: tuple[int, ...]
-    model_us: int
-    num_accepted: int | None = None
-    logprobs: Logprobs | None = None
+from node.events import Arrived, Confirmed, SharedAction
+from proto.messages import Logprobs, Open, Proposal, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +19,22 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    """Run `feed`; choose a token at the last `num_asked` rows, which predict `positions`.
+class Part:
+    """One text's part of a pass: run `feed`, and choose a token at the last `num_asked` rows, which
+    predict `positions`.
 
-    judge   classical rules: instead of choosing at every row, judge the drafts of the pass
-    scored  in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
+    number     of the pass in this life of the text
+    committed  the text so far, prompt included; as it is, not a copy
+    judge      classical rules: instead of choosing at every row, judge the drafts of the pass
+    scored     in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
     """
 
-    ticket: int
+    opened: Open
+    number: int
+    committed: Sequence[int]
     feed: Feed
     num_asked: int
     positions: tuple[int, ...]
-    sampling: SamplingSpec
     judge: Judge | None = None
     scored: tuple[int, ...] = ()
 
@@ -57,5 +44,38 @@ class Compute:
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
 
-Event = Arrived | Confirmed | Tick | Computed
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a pass. Its parts are of different lanes; a chunk of a prefill comes alone."""
+
+    ticket: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass has said about one of its texts.
+
+    tokens        the target's choice at each row that was asked for; of a judged pass, the accepted
+                  drafts and the token that follows them
+    num_accepted  of a judged pass
+    logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
+                  tokens that were to be scored
+    """
+
+    tokens: tuple[int, ...]
+    num_accepted: int | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A pass is done; an outcome for each of its parts."""
+
+    ticket: int
+    outcomes: tuple[Outcome, ...]
+    model_us: int
+
+
+Event = Arrived | Confirmed
 Action = SharedAction | Compute

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from engine.slots import Feed, SlotMap
-from node.events import Send
+from node.events import Send, SharedAction
 from proto.messages import Logprobs, Open, PromptLogprobs
-from target_node.events import Action
 
 PREFILL_CHUNK = 256
 
@@ -32,9 +31,9 @@ def scored_by(feed: Feed, opened: Open) -> tuple[int, ...]:
     return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
 
 
-def tell_prompt(opened: Open | None, prefix_len: int, logprobs: Logprobs | None) -> list[Action]:
+def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
     """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
-    if opened is None or logprobs is None:
-        return []
+    if logprobs is None:
+        return ()
     start = prefix_len - len(logprobs) + 1
-    return [Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs))]
+    return (Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs)),)

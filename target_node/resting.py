@@ -12,8 +12,8 @@ alike, trials go on as often as at first: they cost nothing there, and the next 
 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
-one comes at all. What is known is kept for each kind of text (policy and temperature), since
-they accept differently.
+one comes at all. What is known is kept for each kind of text (policy and temperature), since they
+accept differently, and by how many share the passes.
 
 Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
 texts ask, whose tokens do not depend on what is drafted.
@@ -22,6 +22,7 @@ texts ask, whose tokens do not depend on what is drafted.
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from node.costs import crowd
 from proto.messages import Open, Rule
 
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count
@@ -30,11 +31,11 @@ MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
 CLEARLY = 1.05  # so many times faster the other way must be
 LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
-MAX_KINDS = 16
+MAX_KINDS = 64
 
 
-@dataclass(slots=True)
-class _Course:
+@dataclass(slots=True, eq=False)
+class Course:
     """What is known of one kind of text.
 
     rests    the drafter is to rest now
@@ -49,7 +50,7 @@ class _Course:
     other: float = 0.0
     num_silent: int = LONGEST_SILENCE  # passes since it woke up without a draft from it
     num_passes: int = 0  # of this stretch
-    num_tokens: int = 0  # of its passes that count
+    num_tokens: float = 0.0  # of its passes that count
     seconds: float = 0.0  # likewise
 
     @property
@@ -59,8 +60,13 @@ class _Course:
             return self.stretch
         return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)
 
-    def passed(self, num_tokens: int, seconds: float) -> None:
-        """A pass has ended."""
+    def heard(self) -> None:
+        """A draft has come."""
+        self.num_silent = LONGEST_SILENCE
+
+    def passed(self, num_tokens: float, seconds: float) -> None:
+        """A pass that could have verified drafts has made so many tokens of each text, waits
+        included."""
         if not self.rests and self.num_silent < LONGEST_SILENCE:
             self.num_silent += 1
             return
@@ -87,11 +93,11 @@ class _Course:
                 is_clear = self.other > CLEARLY * rate
                 self.stretch = min(2 * self.stretch, LONGEST_STRETCH) if is_clear else self.first
             self.other = 0.0
-        self.num_passes = self.num_tokens = self.num_silent = 0
-        self.seconds = 0.0
+        self.num_passes = self.num_silent = 0
+        self.num_tokens = self.seconds = 0.0
 
 
-def kind_of(opened: Open) -> Hashable | None:
+def _kind_of(opened: Open) -> Hashable | None:
     """What a text is taken for; None where the drafter never rests."""
     policy = opened.policy
     if not (policy.rest_after and policy.has_drafter and opened.rule is Rule.COUPLED):
@@ -99,34 +105,25 @@ def kind_of(opened: Open) -> Hashable | None:
     return policy, opened.sampling.temperature, opened.lookup is None
 
 
-class Resting:
+class Courses:
     """What is known of all kinds of texts, of the newest ones at least."""
 
     def __init__(self) -> None:
-        self._courses: dict[Hashable, _Course] = {}
-        self._course: _Course | None = None
+        self._courses: dict[Hashable, Course] = {}
 
-    def opened(self, kind: Hashable | None, first_stretch: int) -> None:
-        """A text begins, or goes on here. None: of a kind for which the drafter never rests."""
+    def of(self, opened: Open, num_texts: int) -> Course | None:
+        """What is known of texts of this kind where so many share the passes.
+
+        None: of a kind for which the drafter never rests.
+        """
+        kind = _kind_of(opened)
         if kind is None:
-            self._course = None
-            return
-        course = self._courses.pop(kind, None) or _Course(first_stretch, first_stretch)
-        self._courses[kind] = self._course = course  # the newest comes last
-        if len(self._courses) > MAX_KINDS:
-            del self._courses[next(iter(self._courses))]
-
-    @property
-    def now(self) -> bool:
-        """Whether the drafter is to rest."""
-        return self._course is not None and self._course.rests
-
-    def heard(self) -> None:
-        """A draft has come."""
-        if self._course is not None:
-            self._course.num_silent = LONGEST_SILENCE
-
-    def passed(self, num_tokens: int, seconds: float) -> None:
-        """A pass that could have verified drafts has made so many tokens, waits included."""
-        if self._course is not None:
-            self._course.passed(num_tokens, seconds)
+            return None
+        key = kind, crowd(num_texts)
+        course = self._courses.get(key)
+        if course is None:
+            first = opened.policy.rest_after
+            course = self._courses[key] = Course(first, first)
+            if len(self._courses) > MAX_KINDS:
+                del self._courses[next(iter(self._courses))]
+        return course

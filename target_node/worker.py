@@ -1,6 +1,7 @@
 """What a Compute means to the target: one pass, and what it chooses or judges by its logits."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -12,12 +13,15 @@ from engine.verification import Distribution, block_trial, careless_trial, token
 from node.costs import Costs
 from node.follower import Follower
 from node.forwards import Forwards
+from node.lanes import Lanes
 from node.loop import Loop, introduce, load
 from node.process import Heart
 from proto.messages import OFF, Logprobs, Rule
 from proto.node_config import NodeConfig
 from proto.transport import Connection
-from target_node.events import Compute, Computed, Judge
+from target_node.events import Action, Compute, Computed, Judge, Outcome, Part
+from target_node.known import Known
+from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
 
 WARM_ROWS = (1, 2, 3, 5, 9)
@@ -31,13 +35,15 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
     introduce(config, connection, engine)
     executor, least_s = engine.executor, config.min_forward_ms / 1e3
-    machine = Verifying(
-        num_slots=executor.capacity,
+    known = Known(
         fixed_rows=config.fixed_rows or None,
         costs=Costs({rows: max(least_s, took) for rows, took in engine.pass_s.items()}),
     )
-    worker = Worker(Forwards(executor, heart, machine, least_s))
-    Loop(connection, heart, executor, Follower(machine), worker.compute).run()
+    lanes = Lanes(executor.lanes.count, executor.capacity)
+    schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
+    follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
+    worker = Worker(Forwards(executor, heart, least_s))
+    Loop(connection, heart, executor, follower, worker.compute).run()
 
 
 class Worker:
@@ -48,55 +54,71 @@ class Worker:
 
     def compute(self, action: Compute) -> Computed:
         """Run a pass and choose, or judge, at the rows that it is asked for."""
-        num_rows = len(action.feed.tokens)
-        ask = range(0 if action.scored else num_rows - action.num_asked, num_rows)
-        logits = self.forwards.run(action.feed, ask)
+        parts = action.parts
+        asks = [_rows_asked_of(part) for part in parts]
+        logits = self.forwards.run([part.feed for part in parts], asks)
+        ends = list(accumulate(map(len, asks), initial=0))
+        outcomes = tuple(
+            self._outcome(part, logits[start:end])
+            for part, (start, end) in zip(parts, pairwise(ends), strict=True)
+        )
+        return Computed(action.ticket, outcomes, self.forwards.done())
+
+    def _outcome(self, part: Part, logits: torch.Tensor) -> Outcome:
+        """What the rows of one text say, [n, V]."""
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
-        spec = action.sampling
+        spec = part.opened.sampling
         sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
-        if action.judge is not None:
-            processed = self._processed(logits, action)
-            num_accepted, tokens = _judged(processed, sampling, action.judge, action)
-        elif action.num_asked:
-            processed = self._processed(logits, action)
+        if part.judge is not None:
+            processed = self._processed(logits, part)
+            num_accepted, tokens = _judged(processed, sampling, part.judge, part)
+        elif part.num_asked:
+            processed = self._processed(logits, part)
             tokens = tuple(
-                choose(processed, sampling, spec.seed, spec.sample_index, action.positions)
+                choose(processed, sampling, spec.seed, spec.sample_index, part.positions)
             )
-        logprobs = _logprobs(logits, tokens, action) if spec.reports else None
-        return Computed(action.ticket, tokens, self.forwards.done(), num_accepted, logprobs)
+        return Outcome(tokens, num_accepted, _logprobs(logits, tokens, part))
 
-    def _processed(self, logits: torch.Tensor, action: Compute) -> torch.Tensor:
+    def _processed(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
         """The logits [num_asked, V] after the processors of this text, each row after its path."""
-        if not action.sampling.has_processors:
+        if not part.opened.sampling.has_processors:
             return logits
-        drafted = action.drafted
-        return self.forwards.processed(logits, [drafted[:i] for i in range(action.num_asked)])
+        paths = [part.drafted[:i] for i in range(part.num_asked)]
+        return self.forwards.processed(logits, part.opened, part.committed, paths)
+
+
+def _rows_asked_of(part: Part) -> range:
+    num_rows = len(part.feed.tokens)
+    return range(0 if part.scored else num_rows - part.num_asked, num_rows)
 
 
 def _judged(
-    logits: torch.Tensor, sampling: Sampling, wanted: Judge, action: Compute
+    logits: torch.Tensor, sampling: Sampling, wanted: Judge, part: Part
 ) -> tuple[int, tuple[int, ...]]:
+    spec = part.opened.sampling
     return judge(
         logits,
         sampling,
         TRIALS[wanted.rule],
         wanted.drafts,
         [Distribution.of(proposal.ids, proposal.probs) for proposal in wanted.proposals],
-        seed=action.sampling.seed,
-        life=life_of(action.sampling.sample_index, wanted.incarnation),
-        number=action.ticket,
+        seed=spec.seed,
+        life=life_of(spec.sample_index, wanted.incarnation),
+        number=part.number,
     )
 
 
-def _logprobs(logits: torch.Tensor, tokens: Sequence[int], action: Compute) -> Logprobs | None:
+def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logprobs | None:
     """Of the choices that can be committed: up to the first that differs from the draft."""
-    spec = action.sampling
-    if action.scored:
-        reported = report(logits, action.scored, spec.num_prompt_logprobs)
+    spec = part.opened.sampling
+    if not spec.reports:
+        return None
+    if part.scored:
+        reported = report(logits, part.scored, spec.num_prompt_logprobs)
     elif tokens and spec.num_logprobs != OFF:
-        pairs = enumerate(zip(tokens, action.drafted, strict=False))
-        last = next((i for i, (token, draft) in pairs if token != draft), len(action.drafted))
+        pairs = enumerate(zip(tokens, part.drafted, strict=False))
+        last = next((i for i, (token, draft) in pairs if token != draft), len(part.drafted))
         reported = report(logits, tokens[: last + 1], spec.num_logprobs)
     else:
         return None

@@ -1,0 +1,21 @@
+"""What a drafter knows and has learnt, over all its texts."""
+
+from dataclasses import dataclass, field
+
+from drafter_node.reminding import Answers
+from node.costs import NOTHING_KNOWN, Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Figures of the node.
+
+    max_len  most tokens of a text that the model can read
+    source   number of this source in drafts and acks
+    steps    what its forwards take
+    """
+
+    max_len: int
+    source: int = 0
+    steps: Passes = field(default_factory=lambda: Passes(NOTHING_KNOWN))
+    answers: Answers = field(default_factory=Answers)

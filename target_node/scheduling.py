@@ -1,0 +1,210 @@
+"""Which texts go into the target's next pass, and when it starts (pure).
+
+Theory of operation
+-------------------
+A pass reads the weights once for the rows of all its texts, so whoever can use one shares it:
+
+    Tick, no pass running
+        a prompt to read, unless the pass before read one too          -> Compute, one chunk
+        somebody has a reason to start (`Verifying.reason`)            -> Compute, all of them
+        nobody has                                                     -> WaitUntil
+    Computed    each text still in that life has its outcome   -> Send(Verdict) ..., MoveRows
+
+While one text has a reason to start and drafts for another are expected, the pass is held if they
+bring more tokens than the time costs (`price.worth_holding_s`). When it starts, those that would
+have waited go along with what they have: a token for the price of a row.
+
+How many drafts of each are verified is one decision too (`price.rows_worth`): the likeliest of all.
+
+Chunks of prompts take turns with passes of the others, and texts with each other: who was served
+least recently comes first. Texts that begin alike are read once and copied, but for reproducible
+mode, where nothing of another text is used.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.events import SharedAction, WaitUntil, moved_together
+from node.lanes import Lane, Lanes, next_reader
+from node.price import rows_worth, worth_holding_s
+from proto.messages import Cause, Open
+from proto.tree import Node
+from target_node.events import Action, Compute, Computed, Part
+from target_node.known import Known
+from target_node.resting import Course
+from target_node.verifying import Verifying
+
+Texts = Mapping[int, Verifying]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The pass that is running.
+
+    num_rows  0 in one that only reads: its cost says nothing of the next pass
+    is_plain  it verifies no drafts
+    wait_s    before it, since it could have started
+    """
+
+    texts: tuple[Verifying, ...]
+    num_rows: int
+    is_plain: bool
+    started: float
+    wait_s: float
+
+
+class Schedule:
+    """The passes of one target.
+
+    num_per_pass  most texts that share one
+    """
+
+    def __init__(self, lanes: Lanes, known: Known, *, num_per_pass: int) -> None:
+        self._lanes = lanes
+        self._known = known
+        self._num_per_pass = num_per_pass
+        self._running: _Pass | None = None
+        self._ticket = 0  # of the last pass
+        self._was_chunk = False  # it read a prompt
+        self._ended_at = 0.0  # when it was done
+
+    def make(self, message: Open, lane: Lane, earlier: Verifying | None, now: float) -> Verifying:
+        """The machine of a text; `earlier`: of its life before."""
+        return Verifying(message, lane, self._known, earlier, now)
+
+    # -- the next pass ----------------------------------------------------------------------------
+
+    def tick(self, texts: Texts, now: float) -> Sequence[Action]:
+        """Start a pass if there is a reason to."""
+        if self._running is not None:
+            return ()
+        by_turn = sorted(
+            (text for text in texts.values() if not text.finished), key=lambda text: text.served
+        )
+        readers = [text for text in by_turn if text.chunk]
+        writers = [text for text in by_turn if not text.chunk]
+        for text in writers:
+            text.follow(self._known.courses.of(text.opened, len(writers)))
+        reader = next_reader(readers)
+        if reader is not None and not self._was_chunk:
+            return self._read(reader, texts, now)
+        causes = {text: text.reason(now) for text in writers}
+        start_at = self._start_at(causes, now)
+        if start_at <= now:
+            return self._write(causes, now)
+        if reader is not None:
+            return self._read(reader, texts, now)
+        return (WaitUntil(start_at),) if start_at < math.inf else ()
+
+    def _read(self, text: Verifying, texts: Texts, now: float) -> Sequence[Action]:
+        """Prefill a chunk of one text, or copy what another lane has of it."""
+        if text.may_copy:
+            copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
+            if copy is not None:
+                return (copy, *self.tick(texts, now))
+        self._was_chunk = True
+        part = text.read(now)
+        self._running = _Pass((text,), 0, is_plain=True, started=now, wait_s=0.0)
+        return (self._launched((text,), (part,)),)
+
+    def _start_at(self, causes: Mapping[Verifying, Cause | None], now: float) -> float:
+        """When a pass of all these texts is to start, if nothing happens before."""
+        ready = [text for text, cause in causes.items() if cause is not None]
+        waiting = [text for text, cause in causes.items() if cause is None]
+        for text in waiting:
+            text.waits()
+        if not waiting:
+            return now if ready else math.inf
+        late_at = min(text.deadline for text in waiting)
+        if not ready:
+            return late_at
+        costs = self._known.costs
+        num_more = sum(text.num_expected - 1.0 for text in waiting)
+        num_tokens = len(waiting) + sum(text.num_expected for text in ready)
+        worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
+        due_at = [text.ready_at + costs.reply.value for text in waiting]
+        return now if max(due_at) > now + worth_s else min(late_at, min(due_at) + worth_s)
+
+    def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
+        """A pass of those who were served least recently."""
+        self._was_chunk = False
+        texts = tuple(causes)[: self._num_per_pass]
+        at_hand = [text.at_hand() for text in texts]
+        counts = self._shares(texts, at_hand)
+        started_s = max(self._ended_at, min(text.ready_at for text in texts))
+        parts = tuple(
+            text.launch(nodes, count, causes[text] or Cause.CHEAP, now)
+            for text, nodes, count in zip(texts, at_hand, counts, strict=True)
+        )
+        is_usual = all(part.num_asked for part in parts)
+        num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
+        is_plain = not any(counts)
+        self._running = _Pass(texts, num_rows, is_plain, now, wait_s=now - started_s)
+        return (self._launched(texts, parts),)
+
+    def _shares(
+        self, texts: Sequence[Verifying], at_hand: Sequence[Sequence[Node]]
+    ) -> Sequence[int]:
+        """How many drafts of each to verify. Where the policy says so, all of them."""
+        counts = [len(nodes) for nodes in at_hand]
+        priced = [index for index, text in enumerate(texts) if text.opened.policy.rest_after]
+        if not priced:
+            return counts
+        chains = [texts[index].chances(at_hand[index]) for index in priced]
+        num_drafts = sum(counts) - sum(map(len, chains))
+        num_fixed = num_drafts + sum(text.num_missing for text in texts)
+        passes = self._known.costs.passes(len(texts))
+        worth = rows_worth(chains, num_fixed, len(texts), passes)
+        for index, count in zip(priced, worth, strict=True):
+            counts[index] = count
+        return counts
+
+    def _launched(self, texts: Sequence[Verifying], parts: tuple[Part, ...]) -> Compute:
+        self._ticket += 1
+        for text in texts:
+            text.served = self._ticket
+        return Compute(self._ticket, parts)
+
+    # -- what came of it --------------------------------------------------------------------------
+
+    def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
+        """Tell every text of the pass that is still in the same life."""
+        running, self._running = self._running, None
+        assert running is not None
+        assert result.ticket == self._ticket
+        pairs = [
+            (text, outcome)
+            for text, outcome in zip(running.texts, result.outcomes, strict=True)
+            if texts.get(text.opened.session) is text
+        ]
+        actions: list[SharedAction] = []
+        lengths = [len(text.tree.text) for text, _ in pairs]
+        for text, outcome in pairs:
+            actions += text.computed(outcome, result.model_us, now)
+        grown = [
+            (text, len(text.tree.text) - length)
+            for (text, _), length in zip(pairs, lengths, strict=True)
+        ]
+        if running.num_rows and len(pairs) == len(running.texts):
+            self._measure(running, grown, now)
+        self._ended_at = now
+        return moved_together(actions)
+
+    def _measure(self, running: _Pass, grown: Sequence[tuple[Verifying, int]], now: float) -> None:
+        """What a pass has cost, and what it has brought each kind of text."""
+        pass_s = now - running.started
+        round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)
+        self._known.costs.passed(
+            len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
+        )
+        by_course: dict[Course, list[int]] = {}
+        rested = [text for text, _ in grown if text.rests]
+        for text, number in grown:
+            if text.course is not None:
+                by_course.setdefault(text.course, []).append(number)
+        for course, numbers in by_course.items():
+            course.passed(sum(numbers) / len(numbers), round_s)
+        for text in rested:
+            if not text.rests:
+                text.woke()
