@@ -84,6 +84,7 @@ def introduce(config: NodeConfig, connection: Connection, engine: Engine) -> Wel
         device=config.device,
         num_parameters=loaded.num_parameters,
         load_us=round(engine.load_s * 1e6),
+        num_lanes=engine.executor.lanes.count,
     )
     return shake_hands(connection, hello)
 

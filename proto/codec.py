@@ -309,6 +309,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _text(64),
         _integer(0, U63),
         _MICROSECONDS,
+        _integer(1, m.MAX_SESSIONS),
     ),
     m.Welcome: _record(m.Welcome, _integer(1, I31), _SOURCE),
     m.Heartbeat: _record(

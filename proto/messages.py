@@ -14,7 +14,7 @@ from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -306,7 +306,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Node -> coordinator, once loaded and warm: who I am and what I can do."""
+    """Node -> coordinator, once loaded and warm: who I am and what I can do.
+
+    num_lanes  texts that the node has room for at once
+    """
 
     version: int
     role: Role
@@ -319,6 +322,7 @@ class Hello:
     device: str
     num_parameters: int
     load_us: int
+    num_lanes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class NodeConfig:
     busy_poll_us    so long it asks for messages without pause before it sleeps
     parent_pid      the process that has started the node; the launcher knows it
     max_candidates  classical rules: most tokens that a draft is sampled from
+    max_num_seqs    texts at once that are asked of it; it has room for fewer if memory is short
     """
 
     role: Role
@@ -46,6 +47,7 @@ class NodeConfig:
     backend: str = "auto"
     busy_poll_us: int = 0
     parent_pid: int = 0
+    max_num_seqs: int = 1
 
     def to_json(self) -> str:
         """One line."""

@@ -33,6 +33,10 @@ class OpenText:
         else:
             self.drafters = nodes
 
+    def wants(self, node: NodeId, role: Role) -> bool:
+        """Whether this node could work on it and does not."""
+        return node not in self.workers(role) and self.has_room_for(role)
+
     def has_room_for(self, role: Role) -> bool:
         """Whether one more node of this role may work on it."""
         machine = self.running.machine

@@ -68,6 +68,11 @@ class Node:
     num_uncaptured: int = 0
     num_bad_frames: int = 0
 
+    @property
+    def num_lanes(self) -> int:
+        """Texts that it has room for at once; none before it was accepted."""
+        return self.hello.num_lanes if self.hello is not None else 0
+
 
 class Registry:
     """The nodes of one coordinator. Other threads may expect a node, and ask."""

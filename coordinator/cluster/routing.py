@@ -5,7 +5,7 @@ Theory of operation
 The router owns the texts that somebody wants, their queue, and the nodes, which it knows by id. A
 text is a machine of its own (`text/session.py`); what goes wrong in one ends that one alone.
 
-    TextSubmitted     the oldest begin as soon as fewer than max_num_seqs are open    -> Send(Open)
+    TextSubmitted     the oldest begin as soon as the target has room for them        -> Send(Open)
     Arrived(Hello)    a node that fits is welcomed and offered the open texts         -> Send
     Arrived, Tick     whatever the text's machine asks for            -> Send, Deliver, End
     node lost         its texts go on without it, or with another; without any target nothing can
@@ -14,6 +14,12 @@ text is a machine of its own (`text/session.py`); what goes wrong in one ends th
 A frame of a round is passed on before anybody looks at it: `forward` says to whom. A draft goes to
 the target of its text, and nobody here reads it; a verdict goes to the drafters of its text, and
 only then is it read and told to the session.
+
+At most max_num_seqs texts are open, and no more than the target has lanes for; the others wait in
+the order in which they came. A node works on as many texts as it has lanes, and when one ends it is
+offered the open texts that it had no room for, the oldest first. So where a target is replaced by
+one with fewer lanes, the youngest texts stay open as they are, without a target, until it is their
+turn. Without any target none begins.
 
 A text has one target. Under coupled verification every drafter that is there feeds it. Under the
 classical rules one does: to choose between two for what they drafted would bias the text. If that
@@ -65,7 +71,7 @@ from proto.messages import (
 class Router:
     """The texts and nodes of one coordinator.
 
-    max_num_seqs   most texts that are open at once; the others wait
+    max_num_seqs   most texts that are open at once, if the target has room for as many
     awaits_target  a lost target is replaced by a new one, for which its texts wait; otherwise its
                    end is the end of everything
     """
@@ -101,6 +107,7 @@ class Router:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         self._actions = []
+        num_open = len(self._open)
         match event:
             case Arrived(node_id, message):
                 if (node := self._heard(node_id, now)) is not None:
@@ -118,9 +125,17 @@ class Router:
                 self._waiting.append(running)
             case TextLeft():
                 self._on_left(event)
-        while self._waiting and len(self._open) < self._max_num_seqs:
+        if len(self._open) < num_open:
+            self._give_free_lanes(now)
+        while self._waiting and len(self._open) < self._room:
             self._begin(self._waiting.popleft(), now)
         return self._actions
+
+    @property
+    def _room(self) -> int:
+        """Most texts that may be open now, for one more to begin."""
+        num_lanes = sum(node.num_lanes for node in self.registry.ready(Role.TARGET))
+        return min(self._max_num_seqs, num_lanes)
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -134,12 +149,17 @@ class Router:
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
-        num_open = len(self._open)
-        assert num_open <= self._max_num_seqs
-        assert num_open == self._max_num_seqs or not self._waiting, "a text waits for nothing"
-        for text in self._open.values():
+        texts = self._open.values()
+        assert len(texts) <= self._max_num_seqs
+        assert len(texts) >= self._room or not self._waiting, "a text waits for nothing"
+        for text in texts:
             assert len(text.targets) <= 1
             assert not text.running.machine.ended
+        for node in self.registry.nodes:
+            assert self._num_free(node) >= 0, "a node has no lane for a text"
+            if node.health is Health.READY and self._num_free(node):
+                waiting = [text for text in texts if text.wants(node.id, node.role)]
+                assert not waiting, "a text waits for a lane that is free"
 
     # -- what nodes say ---------------------------------------------------------------------------
 
@@ -208,18 +228,29 @@ class Router:
             self._offer(session, node, now)
 
     def _offer(self, session: int, node: Node, now: float) -> None:
-        """Let a node work on a text, if the text has room for it."""
+        """Let a node work on a text, if each has room for the other."""
         text = self._open.get(session)
         if text is None:
             return
         workers = text.workers(node.role)
         if node.id not in workers:
-            if not text.has_room_for(node.role):
+            if not text.wants(node.id, node.role) or not self._num_free(node):
                 return
             text.set_workers(node.role, (*workers, node.id))
             if node.role is Role.DRAFTER:
                 text.sources.add(node.source)
         self._step(session, s.NodeJoined(node.id, node.role), now)
+
+    def _give_free_lanes(self, now: float) -> None:
+        """A text has ended: others that are open may get its lanes, the oldest first."""
+        for session in self.sessions:
+            for role in (Role.TARGET, Role.DRAFTER):
+                self._offer_to_all(session, role, now)
+
+    def _num_free(self, node: Node) -> int:
+        """Lanes of a node that no text has."""
+        texts = self._open.values()
+        return node.num_lanes - sum(node.id in text.workers(node.role) for text in texts)
 
     def _lost(self, node: Node, now: float) -> None:
         """A node can do nothing for its texts now. Another takes its place, if there is one."""
@@ -235,7 +266,7 @@ class Router:
         """Let every ready node of this role work on a text that does not yet."""
         for node in self.registry.ready(role):
             text = self._open.get(session)
-            if text is not None and node.id not in text.workers(role):
+            if text is not None and text.wants(node.id, role):
                 self._offer(session, node, now)
 
     def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
@@ -284,12 +315,12 @@ class Router:
         """Open a text on the nodes that are there."""
         session = running.machine.session
         running.started = now
-        text = self._open[session] = OpenText(running)
+        self._open[session] = OpenText(running)
         self._step(session, s.Started(), now)
         for role in (Role.TARGET, Role.DRAFTER):
             self._offer_to_all(session, role, now)
         absent = self.registry.of(Role.DRAFTER)
-        if absent is not None and not text.drafters:
+        if absent is not None and not self.registry.ready(Role.DRAFTER):
             self._step(session, s.NodeLost(absent.id, Role.DRAFTER), now)
 
     def _on_left(self, event: TextLeft) -> None:

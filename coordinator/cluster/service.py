@@ -61,7 +61,7 @@ TIMER_S = 0.05
 class Service:
     """What keeps a router running.
 
-    max_num_seqs  most texts that the nodes work on at once
+    max_num_seqs  most texts that the nodes work on at once, if they have room for as many
     """
 
     def __init__(

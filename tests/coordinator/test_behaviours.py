@@ -129,10 +129,17 @@ def test_13_end_of_text_ids_come_from_generation_config_as_well(tmp_path: Path) 
     assert load_model(str(folder)).eos_token_ids == (2, 9, 11)
 
 
-def hello(role: Role, *, size: int = 100, digest: str = "x", logits_size: int = 128) -> Hello:
+def hello(
+    role: Role,
+    *,
+    size: int = 100,
+    digest: str = "x",
+    logits_size: int = 128,
+    num_lanes: int = 8,
+) -> Hello:
     """A node's introduction."""
     fingerprint = Fingerprint(size, digest, (2,))
-    rest = (1000, "model", "float32", "cpu", 1, 1)
+    rest = (1000, "model", "float32", "cpu", 1, 1, num_lanes)
     return Hello(PROTOCOL_VERSION, role, "secret", fingerprint, logits_size, *rest)
 
 

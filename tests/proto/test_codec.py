@@ -20,7 +20,7 @@ OPEN = m.Open(1, 1, bytes(16), (5, 6), 2, m.SamplingSpec(), synchronous(4), LIMI
 DRAFT = m.Draft(1, 1, 0, 1, 1, 77, 2, (5, 6), (-1, 0), (-0.5, -0.25), False, 10)
 VERDICT = m.Verdict(1, 1, 2, 77, (5, 6), (m.Ack(0, 1, 1),), m.Cause.READY, 2, 1, 1, 0, 1, 2, 3)
 FINGERPRINT = m.Fingerprint(100, "digest", (2,))
-HELLO = m.Hello(1, m.Role.TARGET, "s", FINGERPRINT, 100, 100, "model", "float32", "cpu", 9, 9)
+HELLO = m.Hello(1, m.Role.TARGET, "s", FINGERPRINT, 100, 100, "model", "float32", "cpu", 9, 9, 8)
 HEARTBEAT = m.Heartbeat((m.SessionMark(1, 1, 2, 77),), 5, "idle", (), 3)
 FAULT = m.Fault(1, 1, m.FaultCode.GAP, "what is wrong")
 ROWS = m.Logprobs((5, 7, 6, 6), (-1.0, -0.5, -0.25, -0.25), (2, 1))
@@ -238,6 +238,8 @@ def test_n_gram_drafts_beyond_their_limits_are_refused(message: m.Message) -> No
         broken(VERDICT, acks=(m.Ack(0, 1, 1),) * (m.MAX_SOURCES + 1)),
         broken(VERDICT, acks=[m.Ack(0, 1, 1)]),
         broken(VERDICT, cause=9),
+        broken(HELLO, num_lanes=0),
+        broken(HELLO, num_lanes=m.MAX_SESSIONS + 1),
         m.Close(1, "x" * 201),
         m.Close(1, m.FinishReason.STOP),
         m.Close(1, "half a character: \ud800"),

@@ -186,6 +186,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         texts(64),
         st.integers(0, U63),
         microseconds,
+        st.integers(1, m.MAX_SESSIONS),
     ),
     st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1)),
     st.builds(

@@ -32,19 +32,21 @@ TARGET, FIRST, SECOND = b"target-1", b"drafter-1", b"drafter-2"
 SAMPLED = SamplingSpec(temperature=1.0)
 
 
-def router_of(*drafters: NodeId, **options: Any) -> Router:
-    """A router whose target and drafters are ready."""
+def router_of(*drafters: NodeId, num_lanes: int = 8, **options: Any) -> Router:
+    """A router whose target, with so many lanes, and drafters are ready."""
     router = Router("secret", **options)
-    join(router, TARGET, Role.TARGET)
+    join(router, TARGET, Role.TARGET, num_lanes=num_lanes)
     for node in drafters:
         join(router, node, Role.DRAFTER)
     return router
 
 
-def join(router: Router, node: NodeId, role: Role, now: float = 0.0) -> list[Action]:
+def join(
+    router: Router, node: NodeId, role: Role, now: float = 0.0, *, num_lanes: int = 8
+) -> list[Action]:
     """A process is started and introduces itself."""
     router.registry.expect(role, node, now)
-    return router.handle(Arrived(node, hello(role)), now)
+    return router.handle(Arrived(node, hello(role, num_lanes=num_lanes)), now)
 
 
 def text(
