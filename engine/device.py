@@ -81,6 +81,24 @@ def cpu_flags() -> set[str]:
     return set(found[1].split()) if found else set()
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory of a device nobody uses, as far as that can be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
+    except OSError:
+        found = None
+    if found:
+        return int(found[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
 def _check_cuda(name: str, index: int) -> None:
     if not torch.cuda.is_available():
         raise ModelError(f"device {name}: no usable CUDA GPU here; use cpu or cpu:N")

@@ -55,6 +55,7 @@ def load(
             dtype=config.dtype,
             device=config.device,
             max_len=config.max_model_len,
+            num_lanes=config.max_num_seqs,
             fixed_rows=config.fixed_rows or None,
             warm_rows=(config.fixed_rows,) if config.fixed_rows else warm_rows,
             say=say,

@@ -103,8 +103,8 @@ def _read(pair: Pair) -> _Reading:
     time.sleep(2.5 * HEARTBEAT_INTERVAL_S)
     roles = (Role.TARGET, Role.DRAFTER)
     nodes = {role.value: pair.service.registry.of(role) for role in roles}
-    # A drafter that failed before it could say anything has no figures.
-    there = {name: node for name, node in nodes.items() if node is not None and node.times_us}
+    # A drafter that failed while it loaded has done nothing that could be shared out.
+    there = {name: node for name, node in nodes.items() if node is not None and node.hello}
     times_us = {name: node.times_us for name, node in there.items()}
     times_us[COORDINATOR] = pair.service.watch.totals_us
     return _Reading(

@@ -32,17 +32,17 @@ class Bias:
 class LeavesOutUnlikely(Sampling):
     """Drafts of low q are left out: the drafter draws again, once, if it does not like them."""
 
-    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
-        (token,) = super().drafts(action, q)
-        return (token,) if q.of_token(token) > 0.3 else (q.pick(_second(action)),)
+    def drafts(self, part: drafter.Part, q: Distribution) -> tuple[int, ...]:
+        (token,) = super().drafts(part, q)
+        return (token,) if q.of_token(token) > 0.3 else (q.pick(_second(part)),)
 
 
 class NoiseOfPosition(Sampling):
     """Draft noise is a function of seed and position alone, so a second draft is as the first."""
 
-    def draft_luck(self, action: drafter.Compute) -> float:
-        assert action.position is not None
-        return uniform(action.sampling.seed, Purpose.DRAFT, 0, action.position)
+    def draft_luck(self, part: drafter.Part) -> float:
+        assert part.position is not None
+        return uniform(part.opened.sampling.seed, Purpose.DRAFT, 0, part.position)
 
 
 class OneNoise(NoiseOfPosition):
@@ -52,35 +52,35 @@ class OneNoise(NoiseOfPosition):
         super().__init__()
         self._accepted = 0
 
-    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
-        self._accepted = super().judge(trial, action, attempt)
+    def judge(self, trial: Trial, part: target.Part, attempt: int = 0) -> int:
+        self._accepted = super().judge(trial, part, attempt)
         return self._accepted
 
-    def correction_luck(self, action: target.Compute) -> float:
-        position = action.positions[self._accepted]
-        return uniform(action.sampling.seed, Purpose.DRAFT, 0, position)
+    def correction_luck(self, part: target.Part) -> float:
+        position = part.positions[self._accepted]
+        return uniform(part.opened.sampling.seed, Purpose.DRAFT, 0, position)
 
 
 class JudgesTwice(Sampling):
     """A rejected draft gets a second chance."""
 
-    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
-        first = super().judge(trial, action, attempt)
-        return max(first, super().judge(trial, action, attempt + 1))
+    def judge(self, trial: Trial, part: target.Part, attempt: int = 0) -> int:
+        first = super().judge(trial, part, attempt)
+        return max(first, super().judge(trial, part, attempt + 1))
 
 
 class DraftsAgain(Sampling):
     """The drafter draws a second draft for a node whose first is unlikely, and sends both."""
 
-    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
-        (token,) = super().drafts(action, q)
-        return (token,) if q.of_token(token) > 0.4 else (token, q.pick(_second(action)))
+    def drafts(self, part: drafter.Part, q: Distribution) -> tuple[int, ...]:
+        (token,) = super().drafts(part, q)
+        return (token,) if q.of_token(token) > 0.4 else (token, q.pick(_second(part)))
 
 
-def _second(action: drafter.Compute) -> float:
+def _second(part: drafter.Part) -> float:
     """The number of a second draw."""
-    assert action.sampled_in is not None
-    return uniform(action.sampling.seed, Purpose.DRAFT, action.sampled_in, action.ticket, 1)
+    assert part.sampled_in is not None
+    return uniform(part.opened.sampling.seed, Purpose.DRAFT, part.sampled_in, part.number, 1)
 
 
 def the_later_child_is_preferred(patch: Patch) -> None:

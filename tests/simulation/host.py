@@ -83,7 +83,7 @@ class Host:
         self.world.judge.disturbed()
         hello = Hello(
             *(PROTOCOL_VERSION, role, SECRET, Fingerprint(VOCABULARY, "", ()), VOCABULARY),
-            *(VOCABULARY, "toy", "float32", "virtual", 1, 0, self.world.scenario.max_num_seqs),
+            *(VOCABULARY, "toy", "float32", "virtual", 1, 0, self.world.scenario.num_lanes(role)),
         )
         self._handle(e.Arrived(node_id, hello))
 

@@ -84,14 +84,15 @@ class Judge:
         self._told: dict[int, dict[NodeId, Role]] = defaultdict(dict)  # who was told, by session
         self._feeders: dict[int, NodeId] = {}  # the drafter that was told last, by session
         self._sources: dict[tuple[int, int], NodeId] = {}  # by session and source number
-        self._lengths: dict[str, tuple[tuple[int, int, int], int]] = {}
-        # Per life of a node and text: incarnation of the newest Open that has come.
+        # By node and text: life and length.
+        self._lengths: dict[tuple[str, int], tuple[tuple[int, int], int]] = {}
+        # Per life of a node and text: incarnation of the newest Open that was obeyed, and its tree.
         self._opened: dict[tuple[str, int, int], int] = {}
-        self._trees: dict[tuple[str, int], Any] = {}  # per life of a node: after the last Open
+        self._trees: dict[tuple[str, int, int], Any] = {}
         self._closed: set[tuple[str, int, int]] = set()  # per life of a node: texts
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
-        self._tree: Any = None
-        self._come: dict[int, set[int]] = defaultdict(set)
+        self._target_trees: dict[int, Any] = {}
+        self._come: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -156,21 +157,31 @@ class Judge:
         self.liveness[session].completed()
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
-        """A node has begun a forward."""
-        num_rows = len(action.feed.tokens)
+        """A node begins a forward."""
+        lanes = {part.feed.lane for part in action.parts}
+        assert len(lanes) == len(action.parts), "two parts of a pass in one lane"
+        assert len(lanes) <= self.scenario.num_per_pass, "too many texts in a pass"
+        for part in action.parts:
+            assert part.feed.masks is not None or len(lanes) == 1, "a chunk does not come alone"
+            self._check_part(node, part)
+        if len(lanes) > 1:
+            self.stats[f"shared by the {node.role}"] += 1
+
+    def _check_part(self, node: "Node", part: drafter.Part | target.Part) -> None:
+        num_rows = len(part.feed.tokens)
         fixed_rows = self.scenario.fixed_rows
-        if action.feed.masks is not None:
+        if part.feed.masks is not None:
             assert num_rows <= 64, f"{num_rows} rows in one pass"
             if node.role is Role.TARGET and fixed_rows is not None:
                 assert num_rows <= fixed_rows, f"{num_rows} rows in a pass of {fixed_rows}"
-        if isinstance(action, drafter.Compute):
-            last = action.feed.positions[-1]
+        if isinstance(part, drafter.Part):
+            last = part.feed.positions[-1]
             assert last < self.scenario.drafter_max_len, "the drafter reads beyond its model's end"
-            assert action.position in (None, last + 1)
+            assert part.position in (None, last + 1)
         else:
-            asked = action.feed.positions[num_rows - action.num_asked :]
-            assert action.positions == tuple(position + 1 for position in asked)
-            self.liveness[node.machine.opened.session].pass_started()
+            asked = part.feed.positions[num_rows - part.num_asked :]
+            assert part.positions == tuple(position + 1 for position in asked)
+            self.liveness[part.opened.session].pass_started()
 
     def sent(self, node: "Node", message: Message) -> None:
         """A node sends a message."""
@@ -187,40 +198,37 @@ class Judge:
                 pass
 
     def handled(self, node: "Node", event: Any) -> None:
-        """A node's machine has handled an event and its actions are done."""
-        machine = node.machine
+        """A node has handled an event and its actions are done."""
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Close):
             self._closed.add((node.name, node.life, message.session))
-        if machine.opened is not None:
-            text = (node.name, node.life, machine.opened.session)
-            assert text not in self._closed, "a closed text is open again"
         if isinstance(message, Open):
             self._check_open(node, message)
-        if machine.opened is None:
-            return
-        truth = self.truths[machine.opened.session]
-        self._check_text(node, truth)
-        if node.role is Role.DRAFTER:
-            self._check_drafts(node, machine, truth)
-            if isinstance(message, Verdict):
-                self.liveness[message.session].verdict_applied(node.name, message)
-            return
-        self._check_copies(machine, truth)
-        for key in machine.tree.nodes:
-            assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
-        if self._tree is not machine.tree:
-            self._tree, self._come = machine.tree, defaultdict(set)
-        if isinstance(message, Draft):
-            self._count(message, machine.opened.session)
+        for session, machine in node.follower.texts.items():
+            text = (node.name, node.life, session)
+            assert text not in self._closed, "a closed text is open again"
+            assert machine.opened.session == session
+            truth = self.truths[session]
+            self._check_text(node, machine, truth)
+            if node.role is Role.DRAFTER:
+                self._check_drafts(node, machine, truth)
+            else:
+                self._check_target(machine, truth)
+        if isinstance(message, Verdict) and message.session in node.follower.texts:
+            self.liveness[message.session].verdict_applied(node.name, message)
+        if isinstance(message, Draft) and message.session in node.follower.texts:
+            come = self._come[message.session][message.incarnation]
+            come.update(range(message.first_number, message.number + 1))
+            self.liveness[message.session].draft_arrived(message)
 
     def rested(self, node: "Node") -> None:
         """A node has handled all that was there and has ticked."""
-        if node.role is Role.DRAFTER or node.machine.opened is None or node.machine.finished:
+        if node.role is Role.DRAFTER or node.is_computing:
             return
-        idle = not node.ticket
+        if all(machine.finished for machine in node.follower.texts.values()):
+            return
         soon = node.deadline <= self.timeline.now + WAIT_S_MAX
-        assert not idle or soon, "the target waits without a deadline"
+        assert soon, "the target waits without a deadline"
 
     def watch_clock(self) -> None:
         """Time has passed."""
@@ -235,28 +243,36 @@ class Judge:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_open(self, node: "Node", message: Open) -> None:
-        text, life = (node.name, node.life, message.session), (node.name, node.life)
-        newest = self._opened.get(text, 0)
-        is_same = node.machine.tree is self._trees.get(life)
-        assert message.incarnation > newest or is_same, "an old Open has been obeyed"
-        self._opened[text] = max(message.incarnation, newest)
-        self._trees[life] = node.machine.tree
+        text = (node.name, node.life, message.session)
+        machine = node.follower.texts.get(message.session)
+        tree = None if machine is None else machine.tree
+        if tree is None or tree is self._trees.get(text):
+            return
+        assert message.incarnation > self._opened.get(text, 0), "an old Open has been obeyed"
+        self._opened[text], self._trees[text] = message.incarnation, tree
 
-    def _check_text(self, node: "Node", truth: Truth) -> None:
-        machine = node.machine
+    def _check_text(self, node: "Node", machine: Any, truth: Truth) -> None:
         tokens, opened = machine.tree.text.tokens, machine.opened
-        life = (node.life, opened.session, opened.incarnation)
-        before = self._lengths.get(node.name)
+        life = (node.life, opened.incarnation)
+        before = self._lengths.get((node.name, opened.session))
         if before == (life, len(tokens)):
             return
         assert tuple(tokens) == truth.tokens[: len(tokens)], f"the {node.role}'s text is wrong"
         if before is not None and before[0] == life:
             assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
-        self._lengths[node.name] = life, len(tokens)
+        self._lengths[node.name, opened.session] = life, len(tokens)
+
+    def _check_target(self, machine: verifying.Verifying, truth: Truth) -> None:
+        self._check_copies(machine, truth)
+        for key in machine.tree.nodes:
+            assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
+        session = machine.opened.session
+        if self._target_trees.get(session) is not machine.tree:
+            self._target_trees[session] = machine.tree
+            self._come.pop(session, None)
 
     def _check_drafts(self, at: "Node", machine: drafting.Drafting, truth: Truth) -> None:
         model = self.scenario.model
-        assert machine.opened is not None
         for key, node in machine.tree.nodes.items():
             if key in truth.paths:
                 continue
@@ -280,7 +296,7 @@ class Judge:
                 assert node.token in known, "the target copies what is not there"
                 digest, length = truth.paths[node.parent]
                 truth.paths[key] = fold(digest, node.token), length + 1
-        if lookup is None or machine.opened is None:
+        if lookup is None:
             return
         deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
         assert deepest + 1 < truth.limits.max_len, "the target drafts past the longest text"
@@ -306,11 +322,6 @@ class Judge:
             self.stats["copied"] += 1
         self.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
-            come = self._come[ack.incarnation]
+            come = self._come[verdict.session][ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)
             assert gap is None, f"draft {gap} never came, but drafts up to {ack.number} are acked"
-
-    def _count(self, draft: Draft, session: int) -> None:
-        if draft.session == session:
-            self._come[draft.incarnation].update(range(draft.first_number, draft.number + 1))
-            self.liveness[session].draft_arrived(draft)

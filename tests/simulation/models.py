@@ -13,14 +13,10 @@ from tests.simulation.toys import ToyModel
 class Models(Protocol):
     """A target and a drafter. A digest names the path that a row saw."""
 
-    def draft(
-        self, action: drafter.Compute, digest: int, model_us: int, index: int
-    ) -> drafter.Proposed:
+    def draft(self, part: drafter.Part, digest: int, index: int) -> drafter.Children:
         """What the drafter of this index proposes behind a path."""
 
-    def verify(
-        self, action: target.Compute, digests: Sequence[int], model_us: int
-    ) -> target.Computed:
+    def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
         """What the target says behind each path that was asked for."""
 
 
@@ -30,27 +26,23 @@ class Deterministic:
 
     model: ToyModel
 
-    def draft(
-        self, action: drafter.Compute, digest: int, model_us: int, index: int
-    ) -> drafter.Proposed:
+    def draft(self, part: drafter.Part, digest: int, index: int) -> drafter.Children:
         """See `Models`."""
-        if action.position is None:
-            return drafter.Proposed(action.ticket, (), (), model_us)
+        if part.position is None:
+            return drafter.Children((), ())
         tokens, scores = self.model.propose(digest, index)
         certain: tuple[Proposal, ...] = ()
-        if action.sampled_in is not None:
+        if part.sampled_in is not None:
             certain = tuple(Proposal((token,), (1.0,)) for token in tokens)
-        return drafter.Proposed(action.ticket, tokens, scores, model_us, certain)
+        return drafter.Children(tokens, scores, certain)
 
-    def verify(
-        self, action: target.Compute, digests: Sequence[int], model_us: int
-    ) -> target.Computed:
+    def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
         """See `Models`."""
         choices = tuple(map(self.model.choose, digests))
-        if action.judge is None:
-            return target.Computed(action.ticket, choices, model_us)
-        drafts = action.judge.drafts
-        assert len(action.judge.proposals) == len(drafts)
+        if part.judge is None:
+            return target.Outcome(choices)
+        drafts = part.judge.drafts
+        assert len(part.judge.proposals) == len(drafts)
         same = [draft == choice for draft, choice in zip(drafts, choices, strict=False)]
         accepted = same.index(False) if False in same else len(drafts)
-        return target.Computed(action.ticket, choices[: accepted + 1], model_us, accepted)
+        return target.Outcome(choices[: accepted + 1], accepted)

@@ -55,69 +55,63 @@ class Sampling:
 
     # -- the drafter ------------------------------------------------------------------------------
 
-    def draft(
-        self, action: drafter.Compute, digest: int, model_us: int, _index: int
-    ) -> drafter.Proposed:
+    def draft(self, part: drafter.Part, digest: int, _index: int) -> drafter.Children:
         """What the drafter proposes behind a path."""
-        if action.position is None:
-            return drafter.Proposed(action.ticket, (), (), model_us)
+        if part.position is None:
+            return drafter.Children((), ())
         ids, weights = truncated(self.q(digest))
         q = Distribution.of(ids, weights)
-        if action.sampled_in is None:
-            tokens: tuple[int, ...] = (self.coupled(q, action.sampling.seed, action.position),)
-            return drafter.Proposed(action.ticket, tokens, (-1.0,), model_us)
-        tokens = self.drafts(action, q)
+        if part.sampled_in is None:
+            token = self.coupled(q, part.opened.sampling.seed, part.position)
+            return drafter.Children((token,), (-1.0,))
+        tokens = self.drafts(part, q)
         scores = tuple(float(np.log(q.of_token(token))) for token in tokens)
         sent = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),) * len(tokens)
-        return drafter.Proposed(action.ticket, tokens, scores, model_us, sent)
+        return drafter.Children(tokens, scores, sent)
 
-    def drafts(self, action: drafter.Compute, q: Distribution) -> tuple[int, ...]:
+    def drafts(self, part: drafter.Part, q: Distribution) -> tuple[int, ...]:
         """The drafted token (tuples are for mistakes)."""
-        return (q.pick(self.draft_luck(action)),)
+        return (q.pick(self.draft_luck(part)),)
 
-    def draft_luck(self, action: drafter.Compute) -> float:
+    def draft_luck(self, part: drafter.Part) -> float:
         """The number that decides a draft."""
-        assert action.sampled_in is not None
-        return uniform(action.sampling.seed, Purpose.DRAFT, action.sampled_in, action.ticket)
+        assert part.sampled_in is not None
+        return uniform(part.opened.sampling.seed, Purpose.DRAFT, part.sampled_in, part.number)
 
     # -- the target -------------------------------------------------------------------------------
 
-    def verify(
-        self, action: target.Compute, digests: Sequence[int], model_us: int
-    ) -> target.Computed:
+    def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
         """What the target says behind each path that was asked for."""
         targets = [self.p(digest) for digest in digests]
-        if action.judge is None:
-            seed = action.sampling.seed
-            chosen = zip(targets, action.positions, strict=True)
-            tokens = tuple(self.coupled(p, seed, position) for p, position in chosen)
-            return target.Computed(action.ticket, tokens, model_us)
-        wanted = action.judge
+        if part.judge is None:
+            seed = part.opened.sampling.seed
+            chosen = zip(targets, part.positions, strict=True)
+            return target.Outcome(tuple(self.coupled(p, seed, at) for p, at in chosen))
+        wanted = part.judge
         proposals = [Distribution.of(sent.ids, sent.probs) for sent in wanted.proposals]
         trial = TRIALS[wanted.rule](targets, wanted.drafts, proposals)
-        accepted = self.judge(trial, action)
-        token = trial.following(accepted).pick(self.correction_luck(action))
+        accepted = self.judge(trial, part)
+        token = trial.following(accepted).pick(self.correction_luck(part))
         self.num_judged += len(wanted.drafts)
         self.num_accepted += accepted
-        said = (*wanted.drafts[:accepted], token)
-        return target.Computed(action.ticket, said, model_us, accepted)
+        return target.Outcome((*wanted.drafts[:accepted], token), accepted)
 
-    def judge(self, trial: Trial, action: target.Compute, attempt: int = 0) -> int:
+    def judge(self, trial: Trial, part: target.Part, attempt: int = 0) -> int:
         """How many drafts are accepted."""
-        assert action.judge is not None
-        seed, life = action.sampling.seed, action.judge.incarnation
-        number = (attempt << 32) + action.ticket
+        assert part.judge is not None
+        seed, life = part.opened.sampling.seed, part.judge.incarnation
+        number = (attempt << 32) + part.number
         luck = [
             uniform(seed, Purpose.ACCEPT, life, number, index)
             for index in range(len(trial.chances))
         ]
         return trial.num_accepted(luck)
 
-    def correction_luck(self, action: target.Compute) -> float:
+    def correction_luck(self, part: target.Part) -> float:
         """The number that decides the token after the accepted drafts."""
-        assert action.judge is not None
-        seed, life = action.sampling.seed, action.judge.incarnation
-        return uniform(seed, Purpose.CORRECT, life, action.ticket)
+        assert part.judge is not None
+        seed, life = part.opened.sampling.seed, part.judge.incarnation
+        return uniform(seed, Purpose.CORRECT, life, part.number)
 
     @staticmethod
     def coupled(of: Distribution, seed: int, position: int) -> int:

@@ -19,7 +19,6 @@ POLICIES = ("ar", "sync", "pipelined")
 NUM_TREE_SLOTS = 64
 ORACLE_TOKENS = 60
 MAX_TEXTS = 6
-NODES_SERVE = 1  # texts that a node serves at once
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
 
@@ -84,8 +83,14 @@ class Scenario:
     lookup: Lookup | None = None  # how the target drafts by itself
     num_drafters: int = 1
     max_num_seqs: int = 1  # texts that are open at once
+    drafter_lanes: int = 1  # of them, as many as a drafter has room for
+    num_per_pass: int = 64  # most texts that share one
     # Between two texts. 0: all at the start; None: each a while after the one before is complete.
     submit_every_s: float | None = 0.0
+
+    def num_lanes(self, role: Role) -> int:
+        """Texts at once that a node has room for."""
+        return self.drafter_lanes if role is Role.DRAFTER else self.max_num_seqs
 
     @property
     def capacity(self) -> int:
@@ -199,9 +204,13 @@ def draw(
 
 def _at_once(scenario: Scenario, random: Random) -> Scenario:
     """How many texts are open at once, when they come, and how many drafters there are."""
+    max_num_seqs = random.randint(1, MAX_TEXTS)
+    apart = Random(f"lanes {scenario.seed}")
     scenario = replace(
         scenario,
-        max_num_seqs=min(NODES_SERVE, random.randint(1, MAX_TEXTS)),
+        max_num_seqs=max_num_seqs,
+        drafter_lanes=max_num_seqs if apart.random() < 0.8 else apart.randint(1, max_num_seqs),
+        num_per_pass=apart.choice((64, 64, 64, 1, 2)),
         submit_every_s=random.choice((None, 0.0, 5 * random.random())),
     )
     if random.random() > 0.25:

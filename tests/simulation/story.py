@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.text.running import Result, Running
+from drafter_node import events as drafter
 from engine.slots import Feed
 from proto import codec
 from proto.messages import Draft, Fault, Heartbeat, Open, Verdict
+from target_node import events as target
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,10 @@ def brief(what: Any) -> str:
             return str(what.reason)
         case str():
             return what
+        case target.Part() | drafter.Part():
+            return f"{_life(what.opened)}: {brief(what.feed)} in lane {what.feed.lane}"
+        case tuple() if what and hasattr(what[0], "__slots__"):
+            return " | ".join(map(brief, what))
         case _ if hasattr(what, "__slots__"):
             return f"{type(what).__name__} {_fields(what)}"
         case _:
@@ -62,7 +68,7 @@ def brief(what: Any) -> str:
 
 def _fields(what: Any) -> str:
     # An id of a node and a frame are both bytes.
-    names = [name for name in what.__slots__ if name != "sampling"]
+    names = [name for name in what.__slots__ if name not in ("opened", "committed")]
     values = [getattr(what, name) for name in names]
     is_id = [name == "node" and isinstance(getattr(what, name), bytes) for name in names]
     return " ".join(

@@ -11,22 +11,25 @@ from random import Random
 from typing import Any
 
 from coordinator.text.session import NodeId
-from drafter_node import drafting
 from drafter_node import events as drafter
-from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil
+from drafter_node import known as drafter_known
+from drafter_node import scheduling as drafter_scheduling
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil
 from node.follower import Follower
+from node.lanes import Lanes
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role, Welcome
 from target_node import events as target
-from target_node import verifying
+from target_node import known as target_known
+from target_node import scheduling as target_scheduling
 from tests.simulation.host import Host
 from tests.simulation.judge import Judge
 from tests.simulation.models import Deterministic, Models
 from tests.simulation.scenario import Scenario
 from tests.simulation.story import Line
 from tests.simulation.timeline import Timeline
-from tests.simulation.toys import ToyCache
+from tests.simulation.toys import CacheError, ToyCache
 
 STORY_LEN = 60
 
@@ -70,7 +73,7 @@ class Link:
 
 
 class Node:
-    """A node process: a machine, its device, and the loop around them.
+    """A node process: its texts, their schedule, its device, and the loop around them.
 
     index  which of its role it is
     """
@@ -82,12 +85,10 @@ class Node:
         self.name = f"{role} {index + 1}" if index else str(role)
         self.life = 0  # of the process; things that an earlier life asked for do not happen
         self.alive = False
-        self.machine: Any = None
-        self.follower: Any = None  # the machine's entrance
-        self.cache = ToyCache(0)
-        self.ticket = 0  # of the Compute whose result has not come yet; 0: none
-        self.deadline = float("inf")  # at which the machine wants to be woken
-        self.num_outstanding = 0  # results that have not come yet, of any ticket
+        self.follower: Any = None
+        self.lanes: list[ToyCache] = []
+        self.is_computing = False  # a result has not come yet
+        self.deadline = float("inf")  # at which the schedule wants to be woken
         self.progress = 0  # finished forwards
         self._busy_until = 0.0
         self._inbox: deque[Message] = deque()
@@ -101,21 +102,24 @@ class Node:
         """Begin a life with nothing but a source number."""
         scenario = self.world.scenario
         self.alive = True
-        self.cache = ToyCache(scenario.capacity)
-        self.ticket = self.progress = self.num_outstanding = 0
+        count = scenario.num_lanes(self.role)
+        self.lanes = [ToyCache(scenario.capacity) for _ in range(count)]
+        self.is_computing, self.progress = False, 0
         self.deadline = float("inf")
         self._busy_until = self.world.timeline.now
         self._inbox.clear()
-        if self.role is Role.DRAFTER:
-            self.machine = drafting.Drafting(
-                max_len=scenario.drafter_max_len, num_slots=scenario.capacity, source=source
-            )
-        else:
-            self.machine = verifying.Verifying(
-                num_slots=scenario.capacity, fixed_rows=scenario.fixed_rows
-            )
-        self.follower = Follower(self.machine)
+        lanes = Lanes(count, scenario.capacity)
+        together = min(count, scenario.num_per_pass)
+        self.follower = Follower(lanes, self._schedule(lanes, source, together))
         self._later(HEARTBEAT_INTERVAL_S * self.world.random.random(), self._beat)
+
+    def _schedule(self, lanes: Lanes, source: int, together: int) -> Any:
+        scenario = self.world.scenario
+        if self.role is Role.DRAFTER:
+            reads = drafter_known.Known(scenario.drafter_max_len, source)
+            return drafter_scheduling.Schedule(lanes, reads, num_per_pass=together)
+        known = target_known.Known(scenario.fixed_rows)
+        return target_scheduling.Schedule(lanes, known, num_per_pass=together)
 
     def crash(self) -> None:
         """End this life."""
@@ -126,7 +130,7 @@ class Node:
         if not self.alive:
             return
         self._inbox.append(codec.decode(frame))
-        if not (self.world.scenario.blocking and self.num_outstanding):
+        if not (self.world.scenario.blocking and self.is_computing):
             self._drain()
 
     def _drain(self) -> None:
@@ -146,7 +150,6 @@ class Node:
         for action in actions:
             self._perform(action)
         self.follower.check()
-        self.machine.check()
         self.world.judge.handled(self, event)
 
     def _perform(self, action: Any) -> None:
@@ -155,8 +158,11 @@ class Node:
             case Send(message):
                 self.world.judge.sent(self, message)
                 self.world.uplinks[self.id].send(codec.encode(message))
-            case MoveRows(move):
-                self.cache.move(move)
+            case MoveRows(moves):
+                for move in moves:
+                    self.lanes[move.lane].move(move)
+            case CopyPrefix(lane, to, length):
+                self.lanes[to].copy(self.lanes[lane], length)
             case drafter.Compute() | target.Compute():
                 self._compute(action)
             case WaitUntil(deadline):
@@ -170,33 +176,38 @@ class Node:
     def _compute(self, action: drafter.Compute | target.Compute) -> None:
         """The device works in order; the result comes when the time that it costs is over."""
         costs, now = self.world.scenario.costs, self.world.timeline.now
-        digests = self.cache.run(action.feed)
-        num_rows = len(action.feed.tokens)
+        if self.is_computing:
+            raise CacheError("two forwards at once")
+        self.world.judge.launched(self, action)
+        digests = [self.lanes[part.feed.lane].run(part.feed) for part in action.parts]
+        num_rows = sum(len(part.feed.tokens) for part in action.parts)
         cost_s = (num_rows - 1) * costs.row_s
         cost_s += costs.draft_s if self.role is Role.DRAFTER else costs.pass_s
         self._busy_until = max(self._busy_until, now) + cost_s
+        models, model_us = self.world.models, round(cost_s * 1e6)
         event: drafter.Proposed | target.Computed
         if isinstance(action, drafter.Compute):
-            event = self.world.models.draft(action, digests[-1], round(cost_s * 1e6), self.index)
+            pairs = zip(action.parts, digests, strict=True)
+            children = tuple(models.draft(part, seen[-1], self.index) for part, seen in pairs)
+            event = drafter.Proposed(action.ticket, children, model_us)
         else:
-            asked = digests[num_rows - action.num_asked :]
-            event = self.world.models.verify(action, asked, round(cost_s * 1e6))
-        self.ticket = action.ticket
-        self.num_outstanding += 1
-        self.world.judge.launched(self, action)
+            outcomes = tuple(
+                models.verify(part, seen[len(seen) - part.num_asked :])
+                for part, seen in zip(action.parts, digests, strict=True)
+            )
+            event = target.Computed(action.ticket, outcomes, model_us)
+        self.is_computing = True
         self._later(self._busy_until - now, lambda: self._finish(event))
 
     def _finish(self, event: drafter.Proposed | target.Computed) -> None:
-        self.num_outstanding -= 1
+        self.is_computing = False
         self.progress += 1
-        if event.ticket == self.ticket:
-            self.ticket = 0
         self._handle(event)
         self._drain()
 
     def _wake(self) -> None:
         if self.world.timeline.now >= self.deadline and not (
-            self.world.scenario.blocking and self.num_outstanding
+            self.world.scenario.blocking and self.is_computing
         ):
             self._tick()
 
