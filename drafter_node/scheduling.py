@@ -22,6 +22,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Compute, Part, Proposed
 from drafter_node.known import Known
 from node.events import SharedAction
+from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
 from node.price import num_texts_worth
 from proto.messages import Open
@@ -115,6 +116,6 @@ class Schedule:
             self._known.steps.took(self._num_rows, now - self._started)
         actions: list[SharedAction] = []
         for text, children in zip(running, result.children, strict=True):
-            if texts.get(text.opened.session) is text:
+            if is_open(text, texts):
                 actions += text.proposed(children, result.model_us, now)
         return actions

@@ -86,17 +86,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
-        found = None
+        text = ""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
     if found:
         return int(found[1]) << 10
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
 
 
 def _check_cuda(name: str, index: int) -> None:

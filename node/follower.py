@@ -192,6 +192,11 @@ class Follower(Generic[Text, Result, Action]):
             text.check()
 
 
+def is_open(text: Machine, texts: Mapping[int, Machine]) -> bool:
+    """Whether a text is open, in this very life; else what was computed for it means nothing."""
+    return texts.get(text.opened.session) is text
+
+
 def _mark(text: Machine) -> SessionMark:
     committed = text.tree.text
     return SessionMark(text.opened.session, text.opened.incarnation, len(committed), committed.root)

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.events import SharedAction, WaitUntil, moved_together
+from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
 from node.price import rows_worth, worth_holding_s
 from proto.messages import Cause, Open
@@ -176,7 +177,7 @@ class Schedule:
         pairs = [
             (text, outcome)
             for text, outcome in zip(running.texts, result.outcomes, strict=True)
-            if texts.get(text.opened.session) is text
+            if is_open(text, texts)
         ]
         actions: list[SharedAction] = []
         lengths = [len(text.tree.text) for text, _ in pairs]

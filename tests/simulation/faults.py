@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from coordinator.text.session import Session
+from drafter_node import scheduling as drafter_scheduling
 from drafter_node.drafting import Drafting
-from drafter_node.events import Proposed
 from engine.slots import Feed, SlotMap
 from node.costs import Costs
 from node.follower import CLOSED, Follower
+from node.lanes import Lane, Lanes
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node import scheduling as target_scheduling
 from target_node import waiting
-from target_node.events import Computed
+from target_node.events import Computed, Outcome
 from target_node.lookup import LookupSource
 from target_node.received import _Source
 from target_node.verifying import Verifying
@@ -119,7 +121,6 @@ def a_node_does_not_inherit_the_mask_of_its_parent(patch: Patch) -> None:
 
 def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
     def unlimited(self: Verifying) -> int:
-        assert self.opened is not None
         room = self.opened.limits.max_drafts(len(self.tree.text))
         return min(self.opened.policy.num_speculative_tokens, room)
 
@@ -132,11 +133,10 @@ def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
 def the_recovered_token_is_dropped(patch: Patch) -> None:
     commit = Verifying._commit
 
-    def without(
-        self: Verifying, running: Any, accepted: int, tokens: tuple[int, ...], *rest: Any
-    ) -> Any:
-        kept = tokens if accepted == len(running.nodes) else tokens[:-1]
-        return commit(self, running, accepted, kept, *rest)
+    def without(self: Verifying, running: Any, accepted: int, outcome: Outcome, *rest: Any) -> Any:
+        if accepted < len(running.nodes):
+            outcome = replace(outcome, tokens=outcome.tokens[:accepted])
+        return commit(self, running, accepted, outcome, *rest)
 
     patch.setattr(Verifying, "_commit", without)
 
@@ -186,7 +186,7 @@ def drafts_go_past_the_longest_text(patch: Patch) -> None:
 def an_open_of_the_same_incarnation_is_obeyed(patch: Patch) -> None:
     on_open = Follower._on_open
 
-    def obey(self: Follower[Any, Any], message: Open, now: float) -> Any:
+    def obey(self: Follower[Any, Any, Any], message: Open, now: float) -> Any:
         if self._newest.get(message.session) == message.incarnation:
             self._newest[message.session] -= 1
         return on_open(self, message, now)
@@ -197,7 +197,7 @@ def an_open_of_the_same_incarnation_is_obeyed(patch: Patch) -> None:
 def a_late_open_revives_a_closed_text(patch: Patch) -> None:
     remember = Follower._remember
 
-    def forget(self: Follower[Any, Any], session: int, incarnation: int) -> None:
+    def forget(self: Follower[Any, Any, Any], session: int, incarnation: int) -> None:
         if incarnation == CLOSED:
             self._newest.pop(session, None)
             return
@@ -206,26 +206,77 @@ def a_late_open_revives_a_closed_text(patch: Patch) -> None:
     patch.setattr(Follower, "_remember", forget)
 
 
+def _of_whichever_life(patch: Patch, scheduling: Any) -> None:
+    done = scheduling.Schedule.done
+
+    def unchecked(self: Any, result: Any, texts: Any, now: float) -> Any:
+        with Patch.context() as inner:
+            inner.setattr(scheduling, "is_open", lambda text, texts: True)
+            return done(self, result, texts, now)
+
+    patch.setattr(scheduling.Schedule, "done", unchecked)
+
+
 def the_target_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
-    on_computed = Verifying._on_computed
-
-    def unchecked(self: Verifying, event: Computed, now: float) -> Any:
-        if self._running is not None:
-            event = replace(event, ticket=self._running.ticket)
-        return on_computed(self, event, now)
-
-    patch.setattr(Verifying, "_on_computed", unchecked)
+    _of_whichever_life(patch, target_scheduling)
 
 
 def the_drafter_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
-    on_proposed = Drafting._on_proposed
+    _of_whichever_life(patch, drafter_scheduling)
 
-    def unchecked(self: Drafting, event: Proposed) -> Any:
-        if self._in_flight is not None:
-            event = replace(event, ticket=self._in_flight.ticket)
-        return on_proposed(self, event)
 
-    patch.setattr(Drafting, "_on_proposed", unchecked)
+# -- several texts --------------------------------------------------------------------------------
+
+
+def all_texts_lie_in_one_lane(patch: Patch) -> None:
+    begin = Lane.__init__
+    patch.setattr(Lane, "__init__", lambda self, number, num_slots: begin(self, 0, num_slots))
+
+
+def a_lane_that_is_taken_is_given_away(patch: Patch) -> None:
+    take = Lanes.take
+
+    def any_lane(self: Lanes, tokens: Sequence[int], key: bytes) -> Lane:
+        taken, self._taken = self._taken, []
+        lane = take(self, tokens, key)
+        self._taken = [*taken, lane]
+        return lane
+
+    patch.setattr(Lanes, "take", any_lane)
+
+
+def another_text_is_copied_by_its_length(patch: Patch) -> None:
+    def by_length(self: Lane, tokens: Sequence[int]) -> int:
+        return min(self.slots.prefix_len, len(tokens))
+
+    patch.setattr(Lane, "num_cached_of", by_length)
+
+
+def the_outcomes_of_a_pass_reach_each_other(patch: Patch) -> None:
+    done = target_scheduling.Schedule.done
+
+    def turned(self: Any, result: Computed, texts: Any, now: float) -> Any:
+        return done(self, replace(result, outcomes=result.outcomes[::-1]), texts, now)
+
+    patch.setattr(target_scheduling.Schedule, "done", turned)
+
+
+def a_text_is_never_scheduled_again(patch: Patch) -> None:
+    tick = target_scheduling.Schedule.tick
+
+    def forgetful(self: Any, texts: Any, now: float) -> Any:
+        some = {key: text for key, text in texts.items() if not text.served or key % 2}
+        return tick(self, some, now)
+
+    patch.setattr(target_scheduling.Schedule, "tick", forgetful)
+
+
+def whoever_was_served_last_comes_first(patch: Patch) -> None:
+    patch.setattr(Verifying, "served", property(lambda self: -self._served, _serve), raising=False)
+
+
+def _serve(self: Verifying, ticket: int) -> None:
+    self._served = ticket  # type: ignore[attr-defined]
 
 
 # -- speed: the text stays right ------------------------------------------------------------------
@@ -257,21 +308,21 @@ def the_later_child_wins(patch: Patch) -> None:
     patch.setattr(SpeculationTree, "_place", anew)
 
 
-def _do_not_look_at_heartbeats(patch: Patch, machine: type[Drafting | Verifying]) -> None:
+def _do_not_look_at_heartbeats(patch: Patch, schedule: type) -> None:
     on_marks = Follower._on_marks
 
-    def blind(self: Follower[Any, Any], *args: Any) -> Any:
-        return [] if isinstance(self._machine, machine) else on_marks(self, *args)
+    def blind(self: Follower[Any, Any, Any], *args: Any) -> Any:
+        return () if isinstance(self._schedule, schedule) else on_marks(self, *args)
 
     patch.setattr(Follower, "_on_marks", blind)
 
 
 def the_drafter_does_not_look_at_heartbeats(patch: Patch) -> None:
-    _do_not_look_at_heartbeats(patch, Drafting)
+    _do_not_look_at_heartbeats(patch, drafter_scheduling.Schedule)
 
 
 def the_target_does_not_look_at_heartbeats(patch: Patch) -> None:
-    _do_not_look_at_heartbeats(patch, Verifying)
+    _do_not_look_at_heartbeats(patch, target_scheduling.Schedule)
 
 
 def a_fault_is_not_answered(patch: Patch) -> None:
@@ -296,17 +347,17 @@ def the_target_waits_for_ever(patch: Patch) -> None:
 
 
 def the_drafter_ignores_its_window(patch: Patch) -> None:
-    tip = Drafting._tip
+    tip = Drafting.tip.fget
+    assert tip is not None
 
     def wide(self: Drafting) -> int | None:
-        assert self.opened is not None
         policy = replace(self.opened.policy, window=64)
         narrow, self.opened = self.opened, replace(self.opened, policy=policy)
         found = tip(self)
         self.opened = narrow
         return found
 
-    patch.setattr(Drafting, "_tip", wide)
+    patch.setattr(Drafting, "tip", property(wide))
 
 
 NOT_DRAFTED_THERE = "nobody drafted there"
@@ -325,16 +376,17 @@ def the_target_copies_more_than_there_is_room_for(patch: Patch) -> None:
 
 
 def a_text_that_is_opened_again_is_indexed_behind_what_was_there(patch: Patch) -> None:
-    begin = LookupSource.open
+    begin = Verifying.__init__
 
-    def go_on(self: LookupSource, message: Open, tokens: Sequence[int]) -> None:
-        index = self._index
-        begin(self, message, tokens)
-        if index is not None and self._index is not None:
-            index.extend(tokens)
-            self._index = index
+    def go_on(
+        self: Verifying, opened: Open, lane: Lane, known: Any, earlier: Any, now: Any
+    ) -> None:
+        begin(self, opened, lane, known, earlier, now)
+        if earlier is not None and (index := earlier._lookup._index) is not None:
+            index.extend(self.tree.text.tokens)
+            self._lookup._index = index
 
-    patch.setattr(LookupSource, "open", go_on)
+    patch.setattr(Verifying, "__init__", go_on)
 
 
 NO_SPEED = "no draft is accepted"
@@ -357,6 +409,12 @@ FAULTS = (
     Fault(a_late_open_revives_a_closed_text, "a closed text is open again", first_seed=800),
     Fault(the_target_uses_the_result_of_an_earlier_life, BAD_CACHE),
     Fault(the_drafter_uses_the_result_of_an_earlier_life, BAD_CACHE),
+    Fault(all_texts_lie_in_one_lane, f"{BAD_CACHE}|in one lane"),
+    Fault(a_lane_that_is_taken_is_given_away, "a lane is given to two texts"),
+    Fault(another_text_is_copied_by_its_length, BAD_CACHE),
+    Fault(the_outcomes_of_a_pass_reach_each_other, NOT_THE_TEXT),
+    Fault(a_text_is_never_scheduled_again, "still missing|without a deadline"),
+    Fault(whoever_was_served_last_comes_first, "still missing"),
     Fault(what_was_lost_is_not_sent_again, NO_SPEED, oracle=True),
     Fault(a_draft_that_comes_too_early_is_dropped, f"{NO_SPEED}|still missing", oracle=True),
     Fault(an_ack_counts_over_a_gap, "never came"),
