@@ -133,8 +133,9 @@ class Schedule:
         at_hand = [text.at_hand() for text in texts]
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))
+        along = Cause.CHEAP  # of those that would have waited
         parts = tuple(
-            text.launch(nodes, count, causes[text] or Cause.CHEAP, now)
+            text.launch(nodes, count, along if (cause := causes[text]) is None else cause, now)
             for text, nodes, count in zip(texts, at_hand, counts, strict=True)
         )
         is_usual = all(part.num_asked for part in parts)
