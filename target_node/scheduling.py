@@ -84,8 +84,8 @@ class Schedule:
         )
         readers = [text for text in by_turn if text.chunk]
         writers = [text for text in by_turn if not text.chunk]
-        for text in writers:
-            text.follow(self._known.courses.of(text.opened, len(writers)))
+        for text in by_turn:
+            text.follow(self._known.courses.of(text.opened, max(1, len(writers))))
         reader = next_reader(readers)
         if reader is not None and not self._was_chunk:
             return self._read(reader, texts, now)
