@@ -86,9 +86,7 @@ class Drafter:
         """A forward for the only text. number: in this life, if not that of the forward."""
         text = self.machine
         number = ticket if number is None else number
-        return Compute(
-            ticket, (Part(text.opened, number, text.tree.text.tokens, feed, position),)
-        )
+        return Compute(ticket, (Part(text.opened, number, text.tree.text.tokens, feed, position),))
 
     def row(
         self,

@@ -114,7 +114,9 @@ def text(session: int, incarnation: int = 1) -> Open:
 
 def beat(*marks: tuple[int, tuple[int, ...]]) -> Heartbeat:
     """The coordinator's heartbeat with these texts, by session."""
-    listed = (SessionMark(session, 9, len(path), name(*path, session=session)) for session, path in marks)
+    listed = (
+        SessionMark(session, 9, len(path), name(*path, session=session)) for session, path in marks
+    )
     return Heartbeat(tuple(listed), 0, "")
 
 
