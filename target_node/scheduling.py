@@ -66,6 +66,7 @@ class Schedule:
         self._num_per_pass = num_per_pass
         self._running: _Pass | None = None
         self._ticket = 0  # of the last pass
+        self._num_served = 0  # parts of passes, so far
         self._was_chunk = False  # it read a prompt
         self._ended_at = 0.0  # when it was done
 
@@ -164,7 +165,8 @@ class Schedule:
     def _launched(self, texts: Sequence[Verifying], parts: tuple[Part, ...]) -> Compute:
         self._ticket += 1
         for text in texts:
-            text.served = self._ticket
+            self._num_served += 1
+            text.served = self._num_served
         return Compute(self._ticket, parts)
 
     # -- what came of it --------------------------------------------------------------------------
