@@ -120,6 +120,8 @@ class Schedule:
         late_at = min(text.deadline for text in waiting)
         if not ready:
             return late_at
+        if len(ready) >= self._num_per_pass:
+            return now
         costs = self._known.costs
         num_more = sum(text.num_expected - 1.0 for text in waiting)
         num_tokens = len(waiting) + sum(text.num_expected for text in ready)
@@ -128,9 +130,9 @@ class Schedule:
         return now if max(due_at) > now + worth_s else min(late_at, min(due_at) + worth_s)
 
     def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
-        """A pass of those who were served least recently."""
+        """A pass of those with a reason, and of who else has room; by turn."""
         self._was_chunk = False
-        texts = tuple(causes)[: self._num_per_pass]
+        texts = tuple(sorted(causes, key=lambda text: causes[text] is None)[: self._num_per_pass])
         at_hand = [text.at_hand() for text in texts]
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))
