@@ -123,6 +123,8 @@ class Schedule:
         if len(ready) >= self._num_per_pass:
             return now
         costs = self._known.costs
+        if not costs.reply.num:
+            return now
         num_more = sum(text.num_expected - 1.0 for text in waiting)
         num_tokens = len(waiting) + sum(text.num_expected for text in ready)
         worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
