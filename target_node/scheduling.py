@@ -206,12 +206,8 @@ class Schedule:
             len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
         )
         by_course: dict[Course, list[int]] = {}
-        rested = [text for text, _ in grown if text.rests]
         for text, number in grown:
             if text.course is not None:
                 by_course.setdefault(text.course, []).append(number)
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s)
-        for text in rested:
-            if not text.rests:
-                text.woke()
