@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from coordinator.text import session as s
 from coordinator.text.counts import SessionCounts
 from drafter_node import events as d
-from drafter_node import scheduling as drafting
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known as DrafterKnown
+from drafter_node.scheduling import Schedule as DrafterSchedule
 from node.events import Arrived, Send, Tick
 from node.follower import Follower
 from node.lanes import Lanes
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import events as t
-from target_node import scheduling as verifying
+from target_node.known import Known as TargetKnown
+from target_node.scheduling import Schedule as TargetSchedule
 from target_node.verifying import Verifying
 
 DRAFTER, TARGET = b"drafter-1", b"target-1"
@@ -117,9 +119,9 @@ class Trio:
 
 
 def _drafter(lanes: Lanes) -> Follower[Drafting, d.Proposed, d.Action]:
-    known = drafting.Known(max_len=NUM_SLOTS)
-    return Follower(lanes, drafting.Schedule(lanes, known, num_per_pass=1))
+    known = DrafterKnown(max_len=NUM_SLOTS)
+    return Follower(lanes, DrafterSchedule(lanes, known, num_per_pass=1))
 
 
 def _target(lanes: Lanes) -> Follower[Verifying, t.Computed, t.Action]:
-    return Follower(lanes, verifying.Schedule(lanes, verifying.Known(), num_per_pass=1))
+    return Follower(lanes, TargetSchedule(lanes, TargetKnown(), num_per_pass=1))

@@ -166,7 +166,7 @@ def test_a_copy_is_made_before_the_pass_that_needs_it() -> None:
         device.did.append(action)
         return Done(action.ticket)
 
-    asked = iter([CopyPrefix(0, 1, 40), Compute(1)])
+    asked: Iterator[Action] = iter([CopyPrefix(0, 1, 40), Compute(1)])
     run([[]], lambda event: list(asked), device, computes)
     assert device.did == [(0, 1, 40), Compute(1)]
 
