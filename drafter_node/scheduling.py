@@ -83,7 +83,9 @@ class Schedule:
     ) -> Sequence[Action]:
         """Expand the tips of those where it is worth most."""
         self._was_chunk = False
-        chosen = self._chosen({text: text.chance_of(tips[text]) for text in writers})
+        chosen = tuple(writers)
+        if len(chosen) > 1:  # what a small drafter does on the host is felt
+            chosen = self._chosen({text: text.chance_of(tips[text]) for text in writers})
         self._left_out = [text for text in writers if text not in chosen]
         parts = tuple(text.expand(tips[text]) for text in chosen)
         self._num_rows = sum(len(part.feed.tokens) for part in parts)
