@@ -1,1 +1,1 @@
-"""The draft model's process. Knows one model and one session at a time; never sees the target."""
+"""The draft model's process. Knows one model and its texts; never sees the target."""

@@ -84,17 +84,22 @@ class Schedule:
     ) -> Sequence[Action]:
         """Expand the tips of those where it is worth most."""
         self._was_chunk = False
-        chosen = self._chosen({text: text.chance_of(tips[text]) for text in writers})
+        chosen = tuple(writers)
+        if len(chosen) > 1:  # what a small drafter does on the host is felt
+            chosen = self._chosen({text: text.chance_of(tips[text]) for text in writers})
         self._left_out = [text for text in writers if text not in chosen]
         parts = tuple(text.expand(tips[text]) for text in chosen)
         self._num_rows = sum(len(part.feed.tokens) for part in parts)
         return (self._launched(chosen, parts, now),)
 
     def _chosen(self, chances: Mapping[Drafting, float]) -> tuple[Drafting, ...]:
-        """As many of the likeliest as are worth their rows, and whoever was left out before."""
+        """As many of the likeliest as are worth their rows, and whoever was left out before.
+
+        chances  by turn, as those who were left out come
+        """
         likeliest = sorted(chances, key=lambda text: -chances[text])
         number = num_texts_worth([chances[text] for text in likeliest], self._known.steps)
-        first = [text for text in likeliest if text in self._left_out]
+        first = [text for text in chances if text in self._left_out]
         others = [text for text in likeliest if text not in first]
         number = min(self._num_per_pass, max(number, len(first)))
         return tuple((first + others)[:number])

@@ -122,15 +122,13 @@ class ProcessorsByText:
 
     def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
         """Those of a text; `text` as in `Path`."""
-        known = self._made.get(opened.session)
-        if known is not None and known[0] is opened:
-            return known[1]
-        self._made.pop(opened.session, None)
-        made = Processors(opened.sampling, text, opened.num_prompt, vocab_size)
-        self._made[opened.session] = opened, made
+        known = self._made.pop(opened.session, None)
+        if known is None or known[0] is not opened:
+            known = opened, Processors(opened.sampling, text, opened.num_prompt, vocab_size)
+        self._made[opened.session] = known
         if len(self._made) > MAX_TEXTS:
             del self._made[next(iter(self._made))]
-        return made
+        return known[1]
 
 
 class Processors:

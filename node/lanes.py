@@ -91,9 +91,14 @@ class Lanes:
 
     def take(self, tokens: Sequence[int], key: bytes) -> Lane:
         """The free lane that the text of this key was in, or else the one that has most of it; of
-        several, the one that was free for longest."""
-        free = [lane for lane in self._lanes if lane not in self._taken]
-        lane = max(free, key=lambda lane: (lane.text.key == key, lane.num_cached_of(tokens)))
+        several, or if none has much, the one that was free for longest."""
+
+        def suits(lane: Lane) -> tuple[bool, int]:
+            num_cached = lane.num_cached_of(tokens)
+            # All texts begin with the same few tokens: for those no lane is worth taking.
+            return lane.text.key == key, num_cached if num_cached >= MIN_COPIED else 0
+
+        lane = max((lane for lane in self._lanes if lane not in self._taken), key=suits)
         self._taken.append(lane)
         return lane
 

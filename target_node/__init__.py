@@ -1,1 +1,1 @@
-"""The target model's process. Knows one model and one session at a time; never sees the drafter."""
+"""The target model's process. Knows one model and its texts; never sees the drafter."""

@@ -106,7 +106,7 @@ def _kind_of(opened: Open) -> Hashable | None:
 
 
 class Courses:
-    """What is known of all kinds of texts, of the newest ones at least."""
+    """What is known of all kinds of texts, of those that were asked for last at least."""
 
     def __init__(self) -> None:
         self._courses: dict[Hashable, Course] = {}
@@ -119,11 +119,9 @@ class Courses:
         kind = _kind_of(opened)
         if kind is None:
             return None
-        key = kind, crowd(num_texts)
-        course = self._courses.get(key)
-        if course is None:
-            first = opened.policy.rest_after
-            course = self._courses[key] = Course(first, first)
-            if len(self._courses) > MAX_KINDS:
-                del self._courses[next(iter(self._courses))]
+        key, first = (kind, crowd(num_texts)), opened.policy.rest_after
+        course = self._courses.pop(key, None) or Course(first, first)
+        self._courses[key] = course  # the newest comes last
+        if len(self._courses) > MAX_KINDS:
+            del self._courses[next(iter(self._courses))]
         return course

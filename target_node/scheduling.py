@@ -67,6 +67,7 @@ class Schedule:
         self._num_per_pass = num_per_pass
         self._running: _Pass | None = None
         self._ticket = 0  # of the last pass
+        self._num_served = 0  # parts of passes, so far
         self._was_chunk = False  # it read a prompt
         self._ended_at = 0.0  # when it was done
 
@@ -85,8 +86,8 @@ class Schedule:
         )
         readers = [text for text in by_turn if text.chunk]
         writers = [text for text in by_turn if not text.chunk]
-        for text in writers:
-            text.follow(self._known.courses.of(text.opened, len(writers)))
+        for text in by_turn:
+            text.follow(self._known.courses.of(text.opened, max(1, len(writers))))
         reader = next_reader(readers)
         if reader is not None and not self._was_chunk:
             return self._read(reader, texts, now)
@@ -120,7 +121,11 @@ class Schedule:
         late_at = min(text.deadline for text in waiting)
         if not ready:
             return late_at
+        if len(ready) >= self._num_per_pass:
+            return now
         costs = self._known.costs
+        if not costs.reply.num:
+            return now
         num_more = sum(text.num_expected - 1.0 for text in waiting)
         num_tokens = len(waiting) + sum(text.num_expected for text in ready)
         worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
@@ -128,14 +133,15 @@ class Schedule:
         return now if max(due_at) > now + worth_s else min(late_at, min(due_at) + worth_s)
 
     def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
-        """A pass of those who were served least recently."""
+        """A pass of those with a reason, and of who else has room; by turn."""
         self._was_chunk = False
-        texts = tuple(causes)[: self._num_per_pass]
+        texts = tuple(sorted(causes, key=lambda text: causes[text] is None)[: self._num_per_pass])
         at_hand = [text.at_hand() for text in texts]
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))
+        along = Cause.CHEAP  # of those that would have waited
         parts = tuple(
-            text.launch(nodes, count, causes[text] or Cause.CHEAP, now)
+            text.launch(nodes, count, along if (cause := causes[text]) is None else cause, now)
             for text, nodes, count in zip(texts, at_hand, counts, strict=True)
         )
         is_usual = all(part.num_asked for part in parts)
@@ -164,7 +170,8 @@ class Schedule:
     def _launched(self, texts: Sequence[Verifying], parts: tuple[Part, ...]) -> Compute:
         self._ticket += 1
         for text in texts:
-            text.served = self._ticket
+            self._num_served += 1
+            text.served = self._num_served
         return Compute(self._ticket, parts)
 
     # -- what came of it --------------------------------------------------------------------------
@@ -200,12 +207,8 @@ class Schedule:
             len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
         )
         by_course: dict[Course, list[int]] = {}
-        rested = [text for text, _ in grown if text.rests]
         for text, number in grown:
             if text.course is not None:
                 by_course.setdefault(text.course, []).append(number)
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s)
-        for text in rested:
-            if not text.rests:
-                text.woke()

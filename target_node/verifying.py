@@ -88,6 +88,7 @@ class Verifying:
         self.course: Course | None = None
         self.served = 0
         self._known = known
+        self._rested = False  # when a pass was last thought of
         self.reports: Reports = Reports() if earlier is None else earlier.reports
         before = CommittedText(opened.key) if earlier is None else earlier.tree.text
         self._missed = missed_of(opened, before)
@@ -160,18 +161,15 @@ class Verifying:
 
     def follow(self, course: Course | None) -> None:
         """From now on what is known of texts like this one is kept there."""
-        rested, self.course = self.rests, course
-        if rested and not self.rests:
-            self.woke()
+        self.course = course
+        if self._rested and not self.rests:
+            self._waiting.woke()
+        self._rested = self.rests
 
     @property
     def rests(self) -> bool:
         """Whether the drafter is to rest."""
         return self.course is not None and self.course.rests
-
-    def woke(self) -> None:
-        """The drafter has rested."""
-        self._waiting.woke()
 
     @property
     def chunk(self) -> Sequence[int]:

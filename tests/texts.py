@@ -24,12 +24,17 @@ SYNC_4 = synchronous(4)
 PIPELINED = replace(pipelined(8, 16), group=1)
 
 
-def name(*path: int) -> int:
+def key_of(session: int) -> bytes:
+    """The key of a text."""
+    return KEY if session == 1 else session.to_bytes(len(KEY), "little")
+
+
+def name(*path: int, session: int = 1) -> int:
     """The hash of a path."""
-    key = EMPTY_HASH
+    hash_ = EMPTY_HASH
     for token in path:
-        key = path_hash(key, token, KEY)
-    return key
+        hash_ = path_hash(hash_, token, key_of(session))
+    return hash_
 
 
 def opening(
@@ -43,7 +48,8 @@ def opening(
     """Open of this text, all of it prompt if nothing else is said."""
     if num_prompt is None:
         num_prompt = len(tokens)
-    return Open(session, incarnation, KEY, tokens, num_prompt, SPEC, policy, limits)
+    key = key_of(session)
+    return Open(session, incarnation, key, tokens, num_prompt, SPEC, policy, limits)
 
 
 def draft(
@@ -54,15 +60,16 @@ def draft(
     incarnation: int = 1,
     done: bool = False,
     model_us: int = 0,
+    session: int = 1,
 ) -> Draft:
     """A chain of drafts below the path `parent`."""
     return Draft(
-        session=1,
+        session=session,
         incarnation=incarnation,
         source=0,
         first_number=number if first_number is None else first_number,
         number=number,
-        parent_hash=name(*parent),
+        parent_hash=name(*parent, session=session),
         parent_len=len(parent),
         tokens=tokens,
         parents=tuple(range(-1, len(tokens) - 1)),
@@ -85,13 +92,14 @@ def verdict(
     num_stale: int = 0,
     durations_us: tuple[int, int, int] = (0, 0, 0),
     rejected: tuple[int, ...] = (),
+    session: int = 1,
 ) -> Verdict:
     """The text `base` goes on with `tokens`."""
     return Verdict(
-        1,
+        session,
         incarnation,
         len(base),
-        name(*base),
+        name(*base, session=session),
         tokens,
         () if acked is None else (Ack(0, acked_life, acked),),
         cause,

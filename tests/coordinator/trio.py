@@ -4,11 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.text import session as s
 from coordinator.text.counts import SessionCounts
-from drafter_node import events as drafter
+from drafter_node import events as d
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known as DrafterKnown
+from drafter_node.scheduling import Schedule as DrafterSchedule
 from node.events import Arrived, Send, Tick
+from node.follower import Follower
+from node.lanes import Lanes
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
-from target_node import events as target
+from target_node import events as t
+from target_node.known import Known as TargetKnown
+from target_node.scheduling import Schedule as TargetSchedule
 from target_node.verifying import Verifying
 
 DRAFTER, TARGET = b"drafter-1", b"target-1"
@@ -39,8 +45,8 @@ class Trio:
         self._session = s.Session(
             1, bytes(16), tuple(prompt), sampling=SamplingSpec(), policy=policy, limits=limits
         )
-        self._drafting = Drafting(max_len=NUM_SLOTS, num_slots=NUM_SLOTS)
-        self._verifying = Verifying(num_slots=NUM_SLOTS)
+        self._drafting = _drafter(Lanes(1, NUM_SLOTS))
+        self._verifying = _target(Lanes(1, NUM_SLOTS))
         self._steps = 0
 
     @property
@@ -76,12 +82,12 @@ class Trio:
                 case s.Fail(detail):
                     raise AssertionError(detail)
 
-    def _step_drafter(self, event: drafter.Event) -> bool:
+    def _step_drafter(self, event: Arrived | Tick | d.Proposed) -> bool:
         """Whether it computed."""
         has_computed = False
         for action in self._drafting.handle(event, 0.0):
             match action:
-                case drafter.Compute():
+                case d.Compute():
                     has_computed = True
                     self._step_drafter(self._proposal(action))
                 case Send(message):
@@ -89,18 +95,19 @@ class Trio:
         self._drafting.check()
         return has_computed
 
-    def _proposal(self, compute: drafter.Compute) -> drafter.Proposed:
-        if compute.position is None:
-            return drafter.Proposed(compute.ticket, (), (), 0)
-        token = self._drafter_says[compute.position]
-        return drafter.Proposed(compute.ticket, (token,), (LIKELY,), 0)
+    def _proposal(self, compute: d.Compute) -> d.Proposed:
+        (part,) = compute.parts
+        if part.position is None:
+            return d.Proposed(compute.ticket, (d.Children((), ()),), 0)
+        token = self._drafter_says[part.position]
+        return d.Proposed(compute.ticket, (d.Children((token,), (LIKELY,)),), 0)
 
-    def _step_target(self, event: target.Event) -> None:
+    def _step_target(self, event: Arrived | Tick | t.Computed) -> None:
         for action in self._verifying.handle(event, 0.0):
             match action:
-                case target.Compute(ticket=ticket, positions=positions):
-                    tokens = tuple(self._target_says[position] for position in positions)
-                    self._step_target(target.Computed(ticket, tokens, 0))
+                case t.Compute(ticket=ticket, parts=(part,)):
+                    tokens = tuple(self._target_says[position] for position in part.positions)
+                    self._step_target(t.Computed(ticket, (t.Outcome(tokens),), 0))
                 case Send(message):
                     self._heard_from_target(message)
         self._verifying.check()
@@ -109,3 +116,12 @@ class Trio:
         assert isinstance(message, Verdict)
         self._step_drafter(Arrived(message))
         self._tell(s.VerdictArrived(message))
+
+
+def _drafter(lanes: Lanes) -> Follower[Drafting, d.Proposed, d.Action]:
+    known = DrafterKnown(max_len=NUM_SLOTS)
+    return Follower(lanes, DrafterSchedule(lanes, known, num_per_pass=1))
+
+
+def _target(lanes: Lanes) -> Follower[Verifying, t.Computed, t.Action]:
+    return Follower(lanes, TargetSchedule(lanes, TargetKnown(), num_per_pass=1))

@@ -1,38 +1,67 @@
-"""A drafter's machine whose model is the test."""
+"""A drafter whose model is the test."""
 
 from collections.abc import Sequence
 
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Compute, Proposed
+from drafter_node.events import Action, Children, Compute, Part, Proposed
+from drafter_node.known import Known
+from drafter_node.scheduling import Schedule
+from engine.slots import Feed
+from node.costs import NOTHING_KNOWN, Measured, Passes
 from node.events import Arrived, Send, Tick, WaitUntil
 from node.follower import Follower
+from node.lanes import Lanes
 from proto.messages import Draft, Message
 
 
 class Drafter:
-    """A machine behind its entrance; its model proposes what the test says, and all is checked."""
+    """A whole drafter but for its model, which proposes what the test says; and all is checked."""
 
-    def __init__(self, max_len: int = 100) -> None:
-        self.machine = Drafting(max_len=max_len, num_slots=max_len + 64)
-        self.follower = Follower(self.machine)
+    def __init__(
+        self,
+        max_len: int = 100,
+        step_s: Measured = NOTHING_KNOWN,
+        *,
+        num_lanes: int = 1,
+        num_per_pass: int | None = None,
+    ) -> None:
+        self.known = Known(max_len=max_len, steps=Passes(step_s))
+        self.lanes = Lanes(num_lanes, max_len + 64)
+        schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
+        self.follower: Follower[Drafting, Proposed, Action] = Follower(self.lanes, schedule)
         self.now = 0.0
 
-    def hears(self, message: Message) -> list[Action]:
-        """A message comes."""
-        return self._checked(self.follower.handle(Arrived(message), self.now))
+    @property
+    def machine(self) -> Drafting:
+        """The machine of the only text."""
+        (text,) = self.follower.texts.values()
+        return text
+
+    def hears(self, *messages: Message) -> list[Action]:
+        """Messages come; returns what the last of them made it do."""
+        actions: list[Action] = []
+        for message in messages:
+            actions = self._handle(Arrived(message))
+        return actions
 
     def ticks(self) -> list[Action]:
         """All messages have been handled."""
-        return self._checked(self.machine.handle(Tick(), self.now))
+        return self._handle(Tick())
 
     def is_idle(self) -> bool:
         """Whether it has nothing to do at a tick but to wait for an answer."""
         return all(isinstance(action, WaitUntil) for action in self.ticks())
 
     def proposes(self, ticket: int, *tokens: int) -> list[Action]:
-        """The model has answered."""
-        event = Proposed(ticket, tokens, (-0.5,) * len(tokens), 0)
-        return self._checked(self.machine.handle(event, self.now))
+        """The model has answered; one text was asked about."""
+        return self.answers(ticket, chosen(*tokens))
+
+    def answers(
+        self, ticket: int, *children: Children, step_s: float = 0.0, model_us: int = 0
+    ) -> list[Action]:
+        """The model has answered, for each text of the forward, after `step_s`."""
+        self.now += step_s
+        return self._handle(Proposed(ticket, children, model_us))
 
     def drafts(self, *tokens: int) -> list[Draft]:
         """Run the model once per token; returns the drafts that were sent."""
@@ -46,7 +75,47 @@ class Drafter:
                 sent.append(action.message)
         return sent
 
-    def _checked(self, actions: Sequence[Action]) -> list[Action]:
-        self.machine.check()
+    def _handle(self, event: Arrived | Tick | Proposed) -> list[Action]:
+        actions = list(self.follower.handle(event, self.now))
         self.follower.check()
-        return list(actions)
+        return actions
+
+    def asks(
+        self, ticket: int, feed: Feed, position: int | None, *, number: int | None = None
+    ) -> Compute:
+        """A forward for the only text. number: in this life, if not that of the forward."""
+        text = self.machine
+        number = ticket if number is None else number
+        return Compute(ticket, (Part(text.opened, number, text.tree.text.tokens, feed, position),))
+
+    def row(
+        self,
+        ticket: int,
+        token: int,
+        position: int,
+        prefix_len: int,
+        mask: int = 1,
+        *,
+        number: int | None = None,
+    ) -> Compute:
+        """A forward of one row, which lies at its position."""
+        feed = Feed((token,), (position,), (position,), prefix_len, (mask,))
+        return self.asks(ticket, feed, position + 1, number=number)
+
+
+def chosen(*tokens: int, score: float = -0.5) -> Children:
+    """What the model has chosen for one text."""
+    return Children(tokens, (score,) * len(tokens))
+
+
+def parts_of(actions: Sequence[Action]) -> tuple[Part, ...]:
+    """The parts of the forward that starts, and nothing else."""
+    (compute,) = actions
+    assert isinstance(compute, Compute)
+    return compute.parts
+
+
+def part_of(actions: Sequence[Action]) -> Part:
+    """Its only part."""
+    (part,) = parts_of(actions)
+    return part

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from drafter_node.drafting import PREFILL_CHUNK
-from drafter_node.events import Compute, Proposed
+from drafter_node.events import Children, Compute
 from engine.slots import Feed
 from node.events import Allocate, Send
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
@@ -12,7 +12,6 @@ from tests.target_node.target import gap, marked
 from tests.texts import (
     KEY,
     PIPELINED,
-    SPEC,
     STOP,
     SYNC_4,
     draft,
@@ -22,17 +21,11 @@ from tests.texts import (
 )
 
 
-def row(ticket: int, token: int, position: int, prefix_len: int, mask: int = 1) -> Compute:
-    """A forward of one row, which lies at its position."""
-    feed = Feed((token,), (position,), (position,), prefix_len, (mask,))
-    return Compute(ticket, feed, position + 1, SPEC)
-
-
 def test_a_short_text_is_fed_and_expanded_at_once() -> None:
     drafter = Drafter()
     assert drafter.hears(opening(1, 2)) == [Allocate(40)]
     feed = Feed((1, 2), (0, 1), (0, 1), 0, (0b01, 0b11))
-    assert drafter.ticks() == [Compute(1, feed, 2, SPEC)]
+    assert drafter.ticks() == [drafter.asks(1, feed, 2)]
     assert drafter.ticks() == []  # it is still running
 
 
@@ -41,11 +34,11 @@ def test_a_long_text_is_read_in_chunks() -> None:
     prompt = tuple(range(PREFILL_CHUNK + 30))
     drafter.hears(opening(*prompt, limits=Limits(1000, ())))
     where = tuple(range(PREFILL_CHUNK))
-    assert drafter.ticks() == [Compute(1, Feed(where, where, where, 0, None), None, SPEC)]
+    assert drafter.ticks() == [drafter.asks(1, Feed(where, where, where, 0, None), None)]
     assert drafter.proposes(1) == []
     rest = tuple(range(PREFILL_CHUNK, PREFILL_CHUNK + 30))
     last = Feed(rest, rest, rest, PREFILL_CHUNK, None)
-    assert drafter.ticks() == [Compute(2, last, PREFILL_CHUNK + 30, SPEC)]
+    assert drafter.ticks() == [drafter.asks(2, last, PREFILL_CHUNK + 30)]
 
 
 def test_sync_sends_k_drafts_in_one_message_and_waits() -> None:
@@ -64,7 +57,7 @@ def test_a_free_running_chain_sends_every_token_once_the_target_can_start() -> N
         draft((1, 2, 5), 6, number=2),
         draft((1, 2, 5, 6), 7, number=3),
     ]
-    assert drafter.ticks() == [row(4, 7, 4, 2, mask=0b111)]
+    assert drafter.ticks() == [drafter.row(4, 7, 4, 2, mask=0b111)]
 
 
 def test_the_window_is_its_credit_and_a_verdict_renews_it() -> None:
@@ -73,7 +66,7 @@ def test_the_window_is_its_credit_and_a_verdict_renews_it() -> None:
     drafter.drafts(5, 6, 7, 8)
     assert drafter.is_idle()
     assert drafter.hears(verdict((1, 2), 5, 6)) == []
-    assert drafter.ticks() == [row(5, 8, 5, 4, mask=0b11)]
+    assert drafter.ticks() == [drafter.row(5, 8, 5, 4, mask=0b11)]
 
 
 def test_a_hit_keeps_what_is_below_it() -> None:
@@ -82,7 +75,7 @@ def test_a_hit_keeps_what_is_below_it() -> None:
     drafter.drafts(5, 6, 7)
     assert drafter.hears(verdict((1, 2), 5, 6, acked=3)) == []
     assert [node.token for node in drafter.machine.tree.best_chain(8)] == [7]
-    assert drafter.ticks() == [row(4, 7, 4, 4)]
+    assert drafter.ticks() == [drafter.row(4, 7, 4, 4)]
 
 
 def test_a_miss_starts_from_the_corrected_text() -> None:
@@ -91,7 +84,7 @@ def test_a_miss_starts_from_the_corrected_text() -> None:
     drafter.drafts(5, 6, 7)
     assert drafter.hears(verdict((1, 2), 5, 9, acked=3)) == []
     assert drafter.machine.tree.nodes == {}
-    assert drafter.ticks() == [row(4, 9, 3, 3)]
+    assert drafter.ticks() == [drafter.row(4, 9, 3, 3)]
 
 
 def test_full_acceptance_in_sync_leaves_two_tokens_to_catch_up() -> None:
@@ -100,7 +93,7 @@ def test_full_acceptance_in_sync_leaves_two_tokens_to_catch_up() -> None:
     drafter.drafts(5, 6, 7, 8)
     assert drafter.hears(verdict((1, 2), 5, 6, 7, 8, 9, acked=2)) == []
     feed = Feed((8, 9), (5, 6), (5, 6), 5, (0b01, 0b11))
-    assert drafter.ticks() == [Compute(5, feed, 7, SPEC)]
+    assert drafter.ticks() == [drafter.asks(5, feed, 7)]
 
 
 def test_several_verdicts_are_applied_before_anything_is_expanded() -> None:
@@ -109,7 +102,7 @@ def test_several_verdicts_are_applied_before_anything_is_expanded() -> None:
     assert drafter.hears(verdict((1, 2), 3)) == []
     assert drafter.hears(verdict((1, 2, 3), 4)) == []
     feed = Feed((1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2, 3), 0, (0b1, 0b11, 0b111, 0b1111))
-    assert drafter.ticks() == [Compute(1, feed, 4, SPEC)]
+    assert drafter.ticks() == [drafter.asks(1, feed, 4)]
 
 
 def test_a_verdict_on_a_live_node_is_as_good_as_the_one_that_was_lost() -> None:
@@ -222,13 +215,13 @@ def test_two_children_are_one_message_and_the_likelier_is_expanded() -> None:
     drafter.hears(opening(1, 2))
     (compute,) = drafter.ticks()
     assert isinstance(compute, Compute)
-    event = Proposed(compute.ticket, (5, 6), (-2.0, -0.25), 7)
-    (send,) = drafter.machine.handle(event, 0.0)
+    children = Children((5, 6), (-2.0, -0.25))
+    (send,) = drafter.answers(compute.ticket, children, model_us=7)
     assert isinstance(send, Send)
     assert isinstance(send.message, Draft)
     assert (send.message.tokens, send.message.parents) == ((5, 6), (-1, -1))
     assert send.message.model_us == 7
-    assert drafter.ticks() == [row(2, 6, 2, 2)]
+    assert drafter.ticks() == [drafter.row(2, 6, 2, 2)]
 
 
 def test_a_result_of_an_earlier_life_is_ignored() -> None:
@@ -236,9 +229,10 @@ def test_a_result_of_an_earlier_life_is_ignored() -> None:
     drafter.hears(opening(1, 2))
     drafter.ticks()
     drafter.hears(opening(1, 2, 3, incarnation=2))
-    feed = Feed((3,), (2,), (2,), 2, (1,))
-    assert drafter.ticks() == [Compute(2, feed, 3, SPEC)]
+    assert drafter.ticks() == []  # one forward at a time, whosever it is
     assert drafter.proposes(1, 7) == []
+    feed = Feed((3,), (2,), (2,), 2, (1,))
+    assert drafter.ticks() == [drafter.asks(2, feed, 3, number=1)]
     assert drafter.proposes(2, 7) == [Send(draft((1, 2, 3), 7, incarnation=2))]
 
 
@@ -259,7 +253,7 @@ def test_a_result_for_a_node_that_died_is_ignored() -> None:
     drafter.ticks()
     drafter.hears(verdict((1, 2), 9))
     assert drafter.proposes(3, 7) == []
-    assert drafter.ticks() == [row(4, 9, 2, 2)]
+    assert drafter.ticks() == [drafter.row(4, 9, 2, 2)]
 
 
 def test_an_open_that_is_not_newer_is_ignored() -> None:
@@ -275,8 +269,8 @@ def test_a_new_text_keeps_the_cached_prefix() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, 3, 4))
     drafter.drafts(5)
-    drafter.hears(opening(1, 2, 7, session=2))
-    assert drafter.ticks() == [row(2, 7, 2, 2)]
+    drafter.hears(Close(1, "stop"), opening(1, 2, 7, session=2))
+    assert drafter.ticks() == [drafter.row(2, 7, 2, 2, number=1)]
 
 
 def test_the_same_text_is_fed_from_its_last_token_on() -> None:
@@ -284,7 +278,7 @@ def test_the_same_text_is_fed_from_its_last_token_on() -> None:
     drafter.hears(opening(1, 2, 3, 4))
     drafter.drafts(5)
     drafter.hears(opening(1, 2, 3, 4, incarnation=2))
-    assert drafter.ticks() == [row(2, 4, 3, 3)]
+    assert drafter.ticks() == [drafter.row(2, 4, 3, 3, number=1)]
 
 
 def test_a_heartbeat_tells_what_was_missed() -> None:
@@ -313,7 +307,6 @@ def test_its_mark_is_where_its_root_is() -> None:
     drafter.drafts(5)
     assert drafter.follower.marks == (SessionMark(1, 4, 2, name(1, 2)),)
     assert drafter.machine.tree.text.key == KEY
-    assert drafter.machine.opened is not None
     assert drafter.machine.opened.policy == SYNC_4
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.processors import Path, Processors
+from engine.processors import MAX_TEXTS, Path, Processors, ProcessorsByText
 from engine.sampling import Floats
 
 VOCAB = 12
@@ -119,3 +119,44 @@ def test_a_ban_that_leaves_nothing_is_not_obeyed() -> None:
     banned = tuple((token,) for token in range(VOCAB))
     logits = torch.randn(1, VOCAB)
     assert torch.equal(Processors(Shape(banned=banned), [1], 1, VOCAB).apply(logits, [()]), logits)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One life of a text."""
+
+    session: int
+    num_prompt: int = 1
+    sampling: Shape = Shape(presence_penalty=1.0)
+
+
+def test_a_text_keeps_its_processors_for_one_life_beside_those_of_others() -> None:
+    by_text = ProcessorsByText()
+    first, second = Opened(1), Opened(2)
+    made = by_text.of(first, [1], VOCAB)
+    other = by_text.of(second, [2], VOCAB)
+    assert made is not other
+    assert by_text.of(first, [1], VOCAB) is made
+    assert by_text.of(second, [2], VOCAB) is other
+    again = Opened(1)  # the same text, opened anew: its committed tokens may be others
+    assert by_text.of(again, [1, 5], VOCAB) is not made
+    assert by_text.of(second, [2], VOCAB) is other
+
+
+def test_each_text_counts_its_own_tokens() -> None:
+    by_text = ProcessorsByText()
+    logits = torch.zeros(1, VOCAB)
+    for session, token in ((1, 5), (2, 7), (1, 5)):
+        processors = by_text.of(Opened(session), [0, token], VOCAB)
+        row = processors.apply(logits, [()])[0]
+        assert row.nonzero().flatten().tolist() == [token]
+
+
+def test_of_so_many_texts_those_that_were_computed_last_are_kept() -> None:
+    by_text = ProcessorsByText()
+    texts = [Opened(session) for session in range(MAX_TEXTS + 1)]
+    made = [by_text.of(opened, [1], VOCAB) for opened in texts[:-1]]
+    assert by_text.of(texts[0], [1], VOCAB) is made[0]
+    by_text.of(texts[-1], [1], VOCAB)
+    assert by_text.of(texts[0], [1], VOCAB) is made[0]
+    assert by_text.of(texts[1], [1], VOCAB) is not made[1]

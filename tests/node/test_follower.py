@@ -1,14 +1,17 @@
-"""The entrance of a node's machine: lives of texts, with a machine that only takes notes."""
+"""The entrance of a node: lives of texts, with machines and a schedule that only take notes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.events import Arrived, Confirmed, Tick, gap
+from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
 from node.follower import MAX_REMEMBERED, Follower
+from node.lanes import Lane, Lanes
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree
-from tests.texts import draft, name, opening, verdict
+from tests.texts import LIMITS, draft, name, opening, verdict
 
 WELCOME = Welcome(100, 0)
+NUM_SLOTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,37 +19,73 @@ class Done:
     """The result of a forward."""
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The schedule's answer: how many texts are open."""
+
+    num_texts: int
+
+
 Event = Arrived | Confirmed | Tick | Done
 
 
 class Notes:
-    """A machine that writes down what it is told, and answers with its number."""
+    """The machine of one life: writes down what it is told."""
+
+    def __init__(self, opened: Open, lane: Lane, told: list[Event]) -> None:
+        self.opened = opened
+        self.lane = lane
+        self.tree = SpeculationTree(opened.key, opened.tokens, max_nodes=0)
+        self._told = told
+        lane.begin(self.tree.text)
+
+    def begin(self) -> Sequence[SharedAction]:
+        """Say something."""
+        return (gap(7, 7, 7),)
+
+    def handle(self, event: Arrived | Confirmed, now: float) -> Sequence[SharedAction]:
+        """Take a note and answer."""
+        self._told.append(event)
+        return (gap(8, 8, 8),)
+
+    def check(self) -> None:
+        """There is nothing to check."""
+
+
+class Desk:
+    """A schedule that makes such machines, and writes down what it and they are told."""
 
     def __init__(self) -> None:
-        self.opened: Open | None = None
-        self.tree = SpeculationTree(bytes(16), (), max_nodes=0)
         self.told: list[Event] = []
+        self.earlier: Notes | None = None  # as it was given with the newest Open
 
-    def handle(self, event: Event, now: float) -> list[int]:
+    def make(self, message: Open, lane: Lane, earlier: Notes | None, now: float) -> Notes:
+        """Begin a life, which is also told."""
+        self.told.append(Arrived(message))
+        self.earlier = earlier
+        return Notes(message, lane, self.told)
+
+    def tick(self, texts: Mapping[int, Notes], now: float) -> Sequence[SharedAction | Noted]:
         """Take a note."""
-        self.told.append(event)
-        if isinstance(event, Arrived) and isinstance(event.message, Open):
-            self.opened = event.message
-            self.tree = SpeculationTree(event.message.key, event.message.tokens, max_nodes=0)
-        return [len(self.told)]
+        self.told.append(Tick())
+        return (Noted(len(texts)),)
 
-    def close(self) -> None:
-        """Nothing is wanted any more."""
-        assert self.opened is not None
-        self.opened = None
+    def done(
+        self, result: Done, texts: Mapping[int, Notes], now: float
+    ) -> Sequence[SharedAction | Noted]:
+        """Take a note."""
+        self.told.append(result)
+        return (Noted(len(texts)),)
 
 
 class Entrance:
-    """A follower with such a machine; every step checks every invariant."""
+    """A follower with such a schedule; every step checks every invariant."""
 
-    def __init__(self) -> None:
-        self.machine = Notes()
-        self.follower: Follower[Done, int] = Follower(self.machine)
+    def __init__(self, num_lanes: int = 1) -> None:
+        self.desk = Desk()
+        self.follower: Follower[Notes, Done, Noted] = Follower(
+            Lanes(num_lanes, NUM_SLOTS), self.desk
+        )
 
     def hears(self, *messages: Message) -> list[object]:
         """Messages come; returns what the last of them led to."""
@@ -57,16 +96,15 @@ class Entrance:
         return actions
 
     def passes(self, *messages: Message) -> list[Event]:
-        """What the machine is told of these messages."""
-        before = len(self.machine.told)
+        """What the machines are told of these messages."""
+        before = len(self.desk.told)
         self.hears(*messages)
-        return self.machine.told[before:]
+        return self.desk.told[before:]
 
     @property
-    def life(self) -> tuple[int, int] | None:
-        """Session and incarnation of the open text."""
-        marks = self.follower.marks
-        return (marks[0].session, marks[0].incarnation) if marks else None
+    def lives(self) -> list[tuple[int, int]]:
+        """Session and incarnation of each open text."""
+        return [(mark.session, mark.incarnation) for mark in self.follower.marks]
 
 
 def text(session: int, incarnation: int = 1) -> Open:
@@ -76,7 +114,9 @@ def text(session: int, incarnation: int = 1) -> Open:
 
 def beat(*marks: tuple[int, tuple[int, ...]]) -> Heartbeat:
     """The coordinator's heartbeat with these texts, by session."""
-    listed = (SessionMark(session, 9, len(path), name(*path)) for session, path in marks)
+    listed = (
+        SessionMark(session, 9, len(path), name(*path, session=session)) for session, path in marks
+    )
     return Heartbeat(tuple(listed), 0, "")
 
 
@@ -84,7 +124,7 @@ def test_what_belongs_to_an_open_text_reaches_its_machine() -> None:
     entrance = Entrance()
     messages = opening(1, 2), draft((1, 2), 3), verdict((1, 2), 3)
     assert entrance.passes(*messages) == [Arrived(message) for message in messages]
-    assert entrance.hears(draft((1, 2), 4)) == [4]  # what the machine has answered
+    assert entrance.hears(draft((1, 2), 4)) == [gap(8, 8, 8)]  # what the machine has answered
 
 
 def test_what_belongs_to_no_open_text_reaches_nobody() -> None:
@@ -95,20 +135,30 @@ def test_what_belongs_to_no_open_text_reaches_nobody() -> None:
     assert entrance.passes(Close(2, "stop"), verdict((1, 2), 3)) == []
 
 
-def test_ticks_and_results_pass_by() -> None:
-    entrance = Entrance()
-    assert entrance.follower.handle(Tick(), 0.0) == [1]
-    assert entrance.follower.handle(Done(), 0.0) == [2]
-    assert entrance.machine.told == [Tick(), Done()]
+def test_ticks_and_results_go_to_the_schedule_with_all_texts() -> None:
+    entrance = Entrance(num_lanes=2)
+    assert entrance.follower.handle(Tick(), 0.0) == (Noted(0),)
+    entrance.hears(text(1), text(2))
+    assert entrance.follower.handle(Done(), 0.0) == (Noted(2),)
+    assert [event for event in entrance.desk.told if not isinstance(event, Arrived)] == [
+        Tick(),
+        Done(),
+    ]
+
+
+def test_the_only_lane_is_made_as_long_as_its_text() -> None:
+    assert Entrance().hears(text(1)) == [Allocate(LIMITS.max_len), gap(7, 7, 7)]
+    assert Entrance(num_lanes=2).hears(text(1)) == [gap(7, 7, 7)]
 
 
 def test_an_open_must_be_newer_than_those_of_its_own_text() -> None:
-    entrance = Entrance()
+    entrance = Entrance(num_lanes=2)
     entrance.hears(text(1, 7))
     assert entrance.passes(text(1, 7), text(1, 6)) == []
     assert entrance.passes(text(2, 1)) == [Arrived(text(2, 1))]
-    assert entrance.life == (2, 1)
+    assert entrance.lives == [(1, 7), (2, 1)]
     assert entrance.passes(text(2, 3)) == [Arrived(text(2, 3))]
+    assert entrance.lives == [(1, 7), (2, 3)]
 
 
 def test_a_closed_text_stays_closed_whatever_comes_late() -> None:
@@ -128,35 +178,87 @@ def test_a_close_that_overtakes_its_open_closes_it() -> None:
 def test_a_close_of_another_text_ends_nothing() -> None:
     entrance = Entrance()
     entrance.hears(text(2), Close(1, "stop"))
-    assert entrance.life == (2, 1)
+    assert entrance.lives == [(2, 1)]
 
 
-def test_a_later_text_takes_the_machine_of_an_earlier_one() -> None:
+def test_with_no_free_lane_an_open_is_not_obeyed_until_a_text_is_closed() -> None:
     entrance = Entrance()
     entrance.hears(text(1))
+    assert entrance.passes(text(2)) == []
+    assert entrance.hears(text(2)) == []
+    assert entrance.lives == [(1, 1)]
+    # The heartbeat says which text is closed, and so there is room for one more.
+    assert entrance.hears(beat((2, (1, 2)))) == [gap(2, 0, 0)]
+    assert entrance.lives == []
     assert entrance.passes(text(2)) == [Arrived(text(2))]
-    assert entrance.life == (2, 1)
 
 
-def test_a_late_open_of_an_earlier_text_does_not_take_the_machine() -> None:
+def test_what_there_is_no_room_for_is_not_asked_for() -> None:
     entrance = Entrance()
     entrance.hears(text(1), text(2))
+    assert entrance.hears(beat((1, (1, 2)), (2, (1, 2)))) == [gap(8, 8, 8)]
+
+
+def test_a_text_that_is_open_has_room_for_a_new_life() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1))
+    lane = entrance.follower.texts[1].lane
+    assert entrance.passes(text(1, 2)) == [Arrived(text(1, 2))]
+    assert entrance.follower.texts[1].lane is lane
+
+
+def test_a_late_open_of_an_earlier_text_is_not_obeyed_while_another_is_open() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1), Close(1, "stop"), text(2))
     assert entrance.passes(text(1, 5)) == []
     entrance.hears(beat())  # which may be older than the text that it leaves out
     assert entrance.passes(text(1, 6)) == []
     assert entrance.passes(text(2, 2)) == [Arrived(text(2, 2))]
 
 
+def test_every_message_reaches_the_machine_of_its_own_text() -> None:
+    entrance = Entrance(num_lanes=3)
+    entrance.hears(text(1), text(2), text(3), Close(2, "stop"))
+    entrance.hears(verdict((1, 2), 3, session=3), draft((1, 2), 3, session=2))
+    assert entrance.desk.told[-1] == Arrived(verdict((1, 2), 3, session=3))
+    assert entrance.lives == [(1, 1), (3, 1)]
+
+
+def test_a_new_life_is_made_with_the_machine_of_the_one_before() -> None:
+    entrance = Entrance(num_lanes=2)
+    entrance.hears(text(1), text(2))
+    assert entrance.desk.earlier is None
+    first = entrance.follower.texts[1]
+    entrance.hears(text(1, 2))
+    assert entrance.desk.earlier is first
+
+
+def test_also_if_a_heartbeat_had_closed_the_text_in_between() -> None:
+    entrance = Entrance(num_lanes=2)
+    entrance.hears(text(1), text(2))
+    first = entrance.follower.texts[1]
+    entrance.hears(beat((2, (1, 2))), text(1, 2))
+    assert entrance.desk.earlier is first
+    assert entrance.follower.texts[1].lane is first.lane
+
+
+def test_but_not_if_another_text_has_had_its_lane() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1), beat(), text(2), Close(2, "stop"), text(1, 2))
+    assert entrance.lives == [(1, 2)]
+    assert entrance.desk.earlier is None
+
+
 def test_a_text_is_opened_again_after_another_one_that_is_over() -> None:
     entrance = Entrance()
-    entrance.hears(text(1, 1), text(2, 1), Close(2, "stop"))
+    entrance.hears(text(1, 1), beat(), text(2, 1), Close(2, "stop"))
     assert entrance.passes(text(1, 2)) == [Arrived(text(1, 2))]
-    assert entrance.life == (1, 2)
+    assert entrance.lives == [(1, 2)]
 
 
 def test_a_welcome_starts_afresh_with_any_session() -> None:
-    entrance = Entrance()
-    entrance.hears(text(7, 5), Close(7, "stop"), text(9, 5), WELCOME)
+    entrance = Entrance(num_lanes=2)
+    entrance.hears(text(7, 5), Close(7, "stop"), text(8, 5), text(9, 5), WELCOME)
     assert entrance.follower.marks == ()
     assert entrance.passes(text(3, 1)) == [Arrived(text(3, 1))]
     assert entrance.passes(text(7, 1)) == [Arrived(text(7, 1))]
@@ -187,11 +289,11 @@ def test_a_heartbeat_with_another_text_is_a_gap() -> None:
 
 
 def test_every_text_of_a_heartbeat_is_looked_at() -> None:
-    entrance = Entrance()
-    entrance.hears(text(1))
-    both = beat((1, (1, 2)), (2, (5,)))
-    assert entrance.hears(both) == [2, gap(2, 0, 0)]
-    assert entrance.machine.told[-1] == Confirmed(2)
+    entrance = Entrance(num_lanes=3)
+    entrance.hears(text(1), text(3))
+    every = beat((1, (1, 2)), (2, (5,)), (3, (7,)))
+    assert entrance.hears(every) == [gap(8, 8, 8), gap(2, 0, 0), gap(3, 1, 2)]
+    assert entrance.desk.told[-1] == Confirmed(2)
 
 
 def test_what_is_remembered_of_closed_texts_is_bounded() -> None:
@@ -199,7 +301,7 @@ def test_what_is_remembered_of_closed_texts_is_bounded() -> None:
     entrance.hears(text(1))
     for session in range(2, 2 * MAX_REMEMBERED):
         entrance.hears(Close(session, "stop"))
-    assert entrance.life == (1, 1)
+    assert entrance.lives == [(1, 1)]
     newest = 2 * MAX_REMEMBERED - 1
     assert entrance.passes(text(newest, 2), text(newest - MAX_REMEMBERED // 2, 2)) == []
     assert entrance.passes(text(1, 1)) == []

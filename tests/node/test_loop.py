@@ -10,7 +10,16 @@ import pytest
 from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.slots import NUM_TREE_SLOTS, Move
 from node import loop
-from node.events import Allocate, Arrived, MoveRows, Send, SharedAction, Tick, WaitUntil
+from node.events import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    MoveRows,
+    Send,
+    SharedAction,
+    Tick,
+    WaitUntil,
+)
 from node.loop import IDLE_S, Loop, load
 from proto import errors
 from proto.codec import decode, encode
@@ -74,9 +83,13 @@ class Device:
     fixed_rows: int | None = None
     did: list[Any] = field(default_factory=list)
 
-    def move(self, move: Move) -> None:
+    def move(self, *moves: Move) -> None:
         """Take a note."""
-        self.did.append(move)
+        self.did.append(moves)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Take a note."""
+        self.did.append((source, target, length))
 
     def set_total(self, total: int) -> None:
         """Take a note."""
@@ -134,7 +147,7 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
             case Tick():
                 return list(asked)
             case Done():
-                return [Send(CLOSE), MoveRows(Move((5,), (4,)))]
+                return [Send(CLOSE), MoveRows((Move((5,), (4,)), Move((9,), (8,), 1)))]
             case _:
                 return []
 
@@ -142,8 +155,20 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
     script, link, _ = run([[], []], answers, device)
     assert script.events == [Tick(), Done(1), Tick()]
     assert link.sent == [CLOSE]
-    assert device.did == [Move((5,), (4,))]
+    assert device.did == [(Move((5,), (4,)), Move((9,), (8,), 1))]
     assert link.waits == [0.0, 0.0, IDLE_S]
+
+
+def test_a_copy_is_made_before_the_pass_that_needs_it() -> None:
+    device = Device()
+
+    def computes(action: Compute) -> Done:
+        device.did.append(action)
+        return Done(action.ticket)
+
+    asked: Iterator[Action] = iter([CopyPrefix(0, 1, 40), Compute(1)])
+    run([[]], lambda event: list(asked), device, computes)
+    assert device.did == [(0, 1, 40), Compute(1)]
 
 
 def test_it_waits_no_longer_than_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,23 @@
 """Prices against dumb versions: a simulated text, and a trial of every number."""
 
+import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from node.costs import SPENT_ON_TRIALS, Costs
+from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes
 from node.price import (
     NUM_BETWEEN,
     WAIT_S_MAX,
     WAIT_S_MIN,
-    num_worth,
+    num_expected,
+    num_texts_worth,
+    rows_worth,
     tokens_per_second,
     wait_limit_s,
     waiting_pays,
+    worth_holding_s,
 )
 from tests.texts import PIPELINED, SYNC_4
 
@@ -36,7 +41,7 @@ def test_the_formula_is_what_a_simulated_text_comes_to(p: float, first: int) -> 
 def with_wait(wait_s: float) -> Costs:
     """A pass of three seconds, and a wait."""
     costs = Costs()
-    costs.passed(1, 1, 3.0, 3.0)
+    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     costs.waited(wait_s)
     return costs
 
@@ -51,7 +56,7 @@ def test_a_wait_that_is_short_beside_a_pass_pays_and_a_long_one_does_not() -> No
 def test_a_wait_is_at_least_a_pass_and_grows_with_the_cost_of_drafting() -> None:
     costs = Costs()
     assert wait_limit_s(SYNC_4, costs) == WAIT_S_MIN
-    costs.passed(1, 1, 0.05, 0.05)
+    costs.passed(1, 1, 1, 0.05, 0.05, is_plain=True)
     assert wait_limit_s(SYNC_4, costs) == 0.05
     costs.draft.add(0.01)
     assert wait_limit_s(SYNC_4, costs) == 4 * 4 * 0.01
@@ -61,69 +66,152 @@ def test_a_wait_is_at_least_a_pass_and_grows_with_the_cost_of_drafting() -> None
 
 def test_a_drafter_that_runs_ahead_is_worth_the_passes_that_it_can_save() -> None:
     costs = Costs()
-    costs.passed(1, 1, 0.01, 0.01)
+    costs.passed(1, 1, 1, 0.01, 0.01, is_plain=True)
     costs.reply.add(1.0)
     assert wait_limit_s(PIPELINED, costs) == 0.02
     assert wait_limit_s(SYNC_4, costs) == WAIT_S_MAX
 
 
-def known(passes: dict[int, float], *, token_s: float | None = None) -> Costs:
+def known(took: dict[int, float], *, token_s: float | None = None) -> Passes:
     """Some passes of each of these costs, written at this pace."""
-    costs = Costs()
-    for num_rows, seconds in sorted(passes.items()):
+    passes = Passes(NOTHING_KNOWN)
+    for num_rows, seconds in sorted(took.items()):
         for _ in range(20):
-            costs.passed(num_rows, 1, seconds, token_s or seconds)
-    return costs
+            passes.passed(num_rows, 1, seconds, token_s or seconds, is_plain=num_rows == 1)
+    return passes
+
+
+def num_worth(chances: Sequence[float], num_fixed: int, passes: Passes) -> int:
+    """How many drafts of the only text are worth their rows."""
+    (number,) = rows_worth([chances], num_fixed, 1, passes)
+    return number
 
 
 def test_where_nothing_is_known_everything_is_verified() -> None:
-    assert num_worth([0.1] * 8, 1, Costs()) == 8
-    assert num_worth([0.1] * 8, 1, Costs({1: 1.0})) == 8, "what several rows cost was not seen yet"
-    assert num_worth([0.1] * 8, 1, Costs({1: 1.0, 9: 5.0})) == 0
-    assert num_worth([], 1, Costs({1: 1.0, 9: 5.0})) == 0
+    chances = [0.1] * 8
+    assert num_worth(chances, 1, Passes(NOTHING_KNOWN)) == 8
+    assert num_worth(chances, 1, Passes({1: 1.0})) == 8, "what several rows cost was not seen yet"
+    assert num_worth(chances, 1, Passes({1: 1.0, 9: 5.0})) == 0
+    assert num_worth([], 1, Passes({1: 1.0, 9: 5.0})) == 0
+    assert rows_worth([chances, [0.2]], 2, 2, Passes(NOTHING_KNOWN)) == [8, 1]
+    assert rows_worth([[], []], 2, 2, Passes({1: 1.0})) == [0, 0]
 
 
 def test_where_drafts_always_pay_a_pass_goes_without_them_now_and_then() -> None:
-    costs = known({1: 1.0, 9: 1.0})
+    passes = known({1: 1.0, 9: 1.0})
     num_passes = 20
-    while num_worth([0.9] * 8, 1, costs):
-        costs.passed(9, 5, 1.0, 1.0)
+    while num_worth([0.9] * 8, 1, passes):
+        passes.passed(9, 5, 1.0, 1.0, is_plain=False)
         num_passes += 1
     assert num_passes == NUM_BETWEEN
-    costs.passed(1, 1, 1.0, 1.0)
-    assert num_worth([0.9] * 8, 1, costs) == 8
+    assert rows_worth([[0.9] * 4, [0.9] * 3], 2, 2, passes) == [0, 0]
+    passes.passed(1, 1, 1.0, 1.0, is_plain=True)
+    assert num_worth([0.9] * 8, 1, passes) == 8
 
 
 def test_it_is_the_number_that_makes_the_most_of_the_time() -> None:
     draw = random.Random(5)
     seen = set()
     for _ in range(300):
-        passes = {1: 1.0}
+        took = {1: 1.0}
         for num_rows in range(2, 10):
-            passes[num_rows] = passes[num_rows - 1] + draw.choice((0.0, 0.02, 0.1, 0.5))
+            took[num_rows] = took[num_rows - 1] + draw.choice((0.0, 0.02, 0.1, 0.5))
         chances = [draw.choice((0.05, 0.5, 0.9)) for _ in range(draw.randint(1, 8))]
-        gains, chance, gain = [-passes[1] / 0.8], 1.0, 0.0
+        gains, chance, gain = [-took[1] / 0.8], 1.0, 0.0
         for k, p in enumerate(chances, 1):
             chance *= p
             gain += chance
-            gains.append(gain - passes[1 + k] / 0.8)
-        best = num_worth(chances, 1, known(passes, token_s=0.8))
+            gains.append(gain - took[1 + k] / 0.8)
+        best = num_worth(chances, 1, known(took, token_s=0.8))
         assert gains[best] >= max(gains) - 1e-9
         seen.add(best)
     assert seen == set(range(9))
 
 
+def test_for_several_texts_it_is_the_best_of_all_ways_to_share_the_rows() -> None:
+    draw = random.Random(7)
+    seen = set()
+    for _ in range(150):
+        num_texts = draw.randint(2, 3)
+        took = {num_texts: 1.0}
+        for num_rows in range(num_texts + 1, num_texts + 10):
+            took[num_rows] = took[num_rows - 1] + draw.choice((0.0, 0.02, 0.1, 0.3))
+        chains = [
+            [draw.choice((0.05, 0.3, 0.5, 0.9, 1.0)) for _ in range(draw.randint(0, 3))]
+            for _ in range(num_texts)
+        ]
+        best = rows_worth(chains, num_texts, num_texts, known(took, token_s=0.3))
+        every = itertools.product(*(range(len(chain) + 1) for chain in chains))
+        token_s = min(0.3, 1.0 / num_texts)
+        most = max(worth(chains, counts, took, token_s) for counts in every)
+        assert worth(chains, best, took, token_s) >= most - 1e-9
+        seen.add(sum(best))
+    assert len(seen) > 5
+
+
+def worth(
+    chains: Sequence[Sequence[float]], counts: Sequence[int], took: dict[int, float], token_s: float
+) -> float:
+    """What so many drafts of each text are expected to bring, less what their rows cost."""
+    pairs = zip(chains, counts, strict=True)
+    gain = sum(num_expected(chain[:count]) - 1 for chain, count in pairs)
+    return gain - took[len(chains) + sum(counts)] / token_s
+
+
+def test_the_likeliest_drafts_of_all_texts_have_the_rows() -> None:
+    passes = known({2: 1.0, 3: 1.01, 4: 1.02, 9: 9.0})
+    assert rows_worth([[0.9, 0.9], [0.5, 0.9]], 2, 2, passes) == [2, 0]
+    assert rows_worth([[0.4, 0.9], [0.9, 0.2]], 2, 2, passes) == [1, 1]
+
+
 def test_plain_decoding_is_the_least_that_rows_are_compared_with() -> None:
     # Written badly so far, at 5 s a token; but a token a second is to be had at any time.
     assert num_worth([0.5] * 8, 1, known({1: 1.0, 9: 5.0}, token_s=5.0)) == 0
+    # So are two of two texts.
+    assert rows_worth([[0.3], [0.3]], 2, 2, known({2: 1.0, 4: 1.4}, token_s=5.0)) == [0, 0]
+    assert rows_worth([[0.3], [0.3]], 2, 1, known({2: 1.0, 4: 1.4}, token_s=5.0)) == [1, 1]
 
 
 def test_a_fiftieth_of_the_time_goes_into_trials() -> None:
-    costs = known({1: 1.0, 9: 5.0})
+    passes = known({1: 1.0, 9: 5.0})
     num_passes = 0
-    while num_worth([0.1] * 8, 1, costs) == 0:
-        costs.passed(1, 1, 1.0, 1.0)
+    while num_worth([0.1] * 8, 1, passes) == 0:
+        passes.passed(1, 1, 1.0, 1.0, is_plain=True)
         num_passes += 1
     assert abs(num_passes - 4.0 / SPENT_ON_TRIALS) <= 1
-    costs.passed(9, 1, 5.0, 5.0)
-    assert num_worth([0.1] * 8, 1, costs) == 0
+    passes.passed(9, 1, 5.0, 5.0, is_plain=False)
+    assert num_worth([0.1] * 8, 1, passes) == 0
+
+
+def test_a_pass_is_held_as_long_as_what_it_would_make_is_worth() -> None:
+    # Four tokens in a pass of a second are one in a quarter; two more are worth half a second.
+    assert worth_holding_s(4.0, 2.0, 1.0) == 0.5
+    assert worth_holding_s(4.0, 0.0, 1.0) == 0.0
+    assert worth_holding_s(4.0, 2.0, 0.0) == 0.0, "what a pass takes is not known"
+
+
+def test_held_for_less_more_tokens_a_second_are_written_and_held_for_more_fewer() -> None:
+    draw = random.Random(3)
+    for _ in range(200):
+        now, more, pass_s, hold_s = (draw.uniform(0.1, 4.0) for _ in range(4))
+        is_better = (now + more) / (pass_s + hold_s) > now / pass_s
+        assert (hold_s < worth_holding_s(now, more, pass_s)) is is_better
+
+
+def test_as_many_texts_share_a_step_as_make_the_most_of_it() -> None:
+    draw = random.Random(11)
+    seen = set()
+    for _ in range(200):
+        took = {1: 1.0}
+        for num_rows in range(2, 9):
+            took[num_rows] = took[num_rows - 1] + draw.choice((0.0, 0.1, 0.4, 1.0))
+        chances = sorted((draw.random() for _ in range(draw.randint(1, 8))), reverse=True)
+        rates = [sum(chances[:n]) / took[n] for n in range(1, len(chances) + 1)]
+        number = num_texts_worth(chances, Passes(took))
+        assert rates[number - 1] == pytest.approx(max(rates))
+        seen.add(number)
+    assert seen == set(range(1, 9))
+
+
+def test_where_no_step_was_timed_all_texts_share_one() -> None:
+    assert num_texts_worth([0.9, 0.1, 0.01], Passes(NOTHING_KNOWN)) == 3

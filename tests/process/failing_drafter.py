@@ -41,7 +41,7 @@ def fault(*_: Any, **__: Any) -> NoReturn:
     raise NodeError("the device has been taken away")
 
 
-def garbage(drafter: Loop[Any, Any]) -> None:
+def garbage(drafter: Loop[Any, Any, Any]) -> None:
     """Frames that nobody can read."""
     for _ in range(20):
         drafter.connection.send(b"\xff" * 9)
@@ -59,7 +59,7 @@ def main() -> int:
         return run_node(work)
     turn = Loop._turn
 
-    def fail_later(self: Loop[Any, Any], *args: Any) -> Any:
+    def fail_later(self: Loop[Any, Any, Any], *args: Any) -> Any:
         if self.heart.progress == FAILING_STEP:
             fail(self)
         return turn(self, *args)

@@ -1,9 +1,12 @@
-"""A target machine under test, and what is said to it and by it."""
+"""A target under test, and what is said to it and by it."""
+
+from collections.abc import Sequence
 
 from engine.slots import Feed
-from node.costs import NOTHING_KNOWN, Costs, PassCosts
+from node.costs import NOTHING_KNOWN, Costs, Measured
 from node.events import Arrived, Send, Tick
 from node.follower import Follower
+from node.lanes import Lanes
 from proto.messages import (
     Draft,
     Fault,
@@ -13,54 +16,105 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from target_node.events import Action, Compute, Computed
+from target_node.events import Action, Compute, Computed, Outcome, Part
+from target_node.known import Known
+from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
-from tests.texts import PIPELINED, SPEC, name, opening
+from tests.texts import PIPELINED, name, opening
 
 
 class Target:
-    """A machine behind its entrance; its model says what the test says, and all is checked."""
+    """A whole target but for its model, which says what the test says; and all is checked."""
 
-    def __init__(self, fixed_rows: int | None = None, pass_s: PassCosts = NOTHING_KNOWN) -> None:
-        self.machine = Verifying(num_slots=1000, fixed_rows=fixed_rows, costs=Costs(pass_s))
-        self.follower = Follower(self.machine)
+    def __init__(
+        self,
+        fixed_rows: int | None = None,
+        pass_s: Measured = NOTHING_KNOWN,
+        *,
+        num_lanes: int = 1,
+        num_per_pass: int | None = None,
+    ) -> None:
+        self.known = Known(fixed_rows=fixed_rows, costs=Costs(pass_s))
+        self.lanes = Lanes(num_lanes, 1000)
+        schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
+        self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)
         self.now = 0.0
+
+    @property
+    def machine(self) -> Verifying:
+        """The machine of the only text."""
+        (text,) = self.follower.texts.values()
+        return text
 
     def hears(self, *messages: Message) -> list[Action]:
         """Messages come; returns what the last of them made it do."""
         actions: list[Action] = []
         for message in messages:
-            actions = list(self.follower.handle(Arrived(message), self.now))
-            self.machine.check()
-            self.follower.check()
+            actions = self._handle(Arrived(message))
         return actions
 
     def ticks(self) -> list[Action]:
         """All messages have been handled."""
-        actions = self.machine.handle(Tick(), self.now)
-        self.machine.check()
-        return actions
+        return self._handle(Tick())
 
     def computes(self, ticket: int, *tokens: int, pass_s: float = 0.0) -> list[Action]:
-        """The model has answered after `pass_s`."""
+        """The model has answered after `pass_s`; one text was asked about."""
+        return self.answers(ticket, Outcome(tokens), pass_s=pass_s)
+
+    def answers(self, ticket: int, *outcomes: Outcome, pass_s: float = 0.0) -> list[Action]:
+        """The model has answered, for each text of the pass, after `pass_s`."""
         self.now += pass_s
-        actions = self.machine.handle(Computed(ticket, tokens, round(pass_s * 1e6)), self.now)
-        self.machine.check()
+        return self._handle(Computed(ticket, outcomes, round(pass_s * 1e6)))
+
+    def _handle(self, event: Arrived | Tick | Computed) -> list[Action]:
+        actions = list(self.follower.handle(event, self.now))
+        self.follower.check()
         return actions
 
+    def asks(
+        self,
+        ticket: int,
+        feed: Feed,
+        num_asked: int,
+        positions: tuple[int, ...],
+        *,
+        number: int | None = None,
+        scored: tuple[int, ...] = (),
+    ) -> Compute:
+        """A pass over the only text. number: in this life, if not that of the pass."""
+        text = self.machine
+        committed = text.tree.text.tokens
+        number = ticket if number is None else number
+        part = Part(text.opened, number, committed, feed, num_asked, positions, None, scored)
+        return Compute(ticket, (part,))
 
-def rows(ticket: int, tokens: tuple[int, ...], start: int) -> Compute:
-    """A pass over a chain behind the last committed token, which is asked at every row."""
-    where = tuple(range(start, start + len(tokens)))
-    masks = tuple((1 << (index + 1)) - 1 for index in range(len(tokens)))
-    feed = Feed(tokens, where, where, start, masks)
-    return Compute(ticket, feed, len(tokens), tuple(p + 1 for p in where), SPEC)
+    def rows(
+        self, ticket: int, tokens: tuple[int, ...], start: int, *, number: int | None = None
+    ) -> Compute:
+        """A pass over a chain behind the last committed token, which is asked at every row."""
+        where = tuple(range(start, start + len(tokens)))
+        masks = tuple((1 << (index + 1)) - 1 for index in range(len(tokens)))
+        feed = Feed(tokens, where, where, start, masks)
+        return self.asks(ticket, feed, len(tokens), tuple(p + 1 for p in where), number=number)
+
+
+def parts_of(actions: Sequence[Action]) -> tuple[Part, ...]:
+    """The parts of the pass that starts, and nothing else."""
+    (compute,) = actions
+    assert isinstance(compute, Compute)
+    return compute.parts
+
+
+def part_of(actions: Sequence[Action]) -> Part:
+    """Its only part."""
+    (part,) = parts_of(actions)
+    return part
 
 
 def marked(*tokens: int, session: int = 1, incarnation: int = 1) -> Heartbeat:
     """The coordinator's heartbeat with this text."""
-    mark = SessionMark(session, incarnation, len(tokens), name(*tokens))
-    return Heartbeat((mark,), 0, "")
+    path_hash = name(*tokens, session=session)
+    return Heartbeat((SessionMark(session, incarnation, len(tokens), path_hash),), 0, "")
 
 
 def gap(incarnation: int, length: int, session: int = 1) -> list[Action]:

@@ -24,10 +24,9 @@ from proto.messages import (
 )
 from proto.policies import without_drafter
 from proto.tree import SpeculationTree
-from target_node.events import Compute
 from target_node.lookup import LookupSource
 from tests.policies import pipelined, synchronous
-from tests.target_node.target import Target, rows, said
+from tests.target_node.target import Target, part_of, said
 from tests.texts import KEY, LIMITS, PIPELINED, draft, opening, verdict
 
 ALONE = without_drafter(synchronous(4))
@@ -47,9 +46,7 @@ def opened(
 
 def drafted(target: Target) -> tuple[int, ...]:
     """The drafts of the pass that starts now."""
-    (action,) = target.ticks()
-    assert isinstance(action, Compute)
-    return action.feed.tokens[len(action.feed.tokens) - action.num_asked + 1 :]
+    return part_of(target.ticks()).drafted
 
 
 def drafted_for(message: Open) -> tuple[int, ...]:
@@ -75,7 +72,7 @@ def test_what_the_text_has_become_is_looked_up_in_the_next_pass() -> None:
     target.hears(opened(1, 2, 3))
     assert drafted(target) == ()
     assert said(target.computes(1, 1)) == verdict((1, 2, 3), 1, cause=Cause.ALONE)
-    assert target.ticks() == [rows(2, (1, 2, 3, 1, 2), 3)]
+    assert target.ticks() == [target.rows(2, (1, 2, 3, 1, 2), 3)]
 
 
 def test_a_text_without_lookup_has_no_such_drafts() -> None:
@@ -157,7 +154,7 @@ def test_a_match_must_be_right_as_often_as_the_drafter() -> None:
 
 def test_a_text_that_is_opened_anew_is_looked_up_anew() -> None:
     target = Target()
-    target.hears(opened(*TEXT), replace(opened(5, 6, 7, 8, 5), session=2))
+    target.hears(opened(*TEXT), replace(opened(5, 6, 7, 8, 5), incarnation=2))
     assert drafted(target) == (6, 7, 8, 5)
 
 
@@ -165,11 +162,10 @@ def test_a_text_that_is_opened_anew_is_looked_up_anew() -> None:
 def test_under_the_classical_rules_a_copy_is_certain_of_itself(rule: Rule) -> None:
     target = Target()
     target.hears(replace(opened(*TEXT), rule=rule, sampling=SamplingSpec(temperature=1.0)))
-    (action,) = target.ticks()
-    assert isinstance(action, Compute)
-    assert action.judge is not None
-    assert action.judge.drafts == (4, 5, 6, 7)
-    assert action.judge.proposals == tuple(Proposal((token,), (1.0,)) for token in (4, 5, 6, 7))
+    judge = part_of(target.ticks()).judge
+    assert judge is not None
+    assert judge.drafts == (4, 5, 6, 7)
+    assert judge.proposals == tuple(Proposal((token,), (1.0,)) for token in (4, 5, 6, 7))
 
 
 def test_the_same_text_has_the_same_drafts_in_every_life() -> None:
@@ -184,11 +180,10 @@ def text_of(target: Target, pass_s: Callable[[int], float], num_passes: int) -> 
     draw = random.Random(3)
     verdicts = []
     for _ in range(num_passes):
-        (compute,) = target.ticks()
-        assert isinstance(compute, Compute)
-        num_rows = len(compute.feed.tokens)
+        part = part_of(target.ticks())
+        num_rows = len(part.feed.tokens)
         choices = [draw.randrange(16) for _ in range(num_rows)]
-        actions = target.computes(compute.ticket, *choices, pass_s=pass_s(num_rows))
+        actions = target.computes(part.number, *choices, pass_s=pass_s(num_rows))
         verdicts.append(said(actions[:1]))
     return verdicts
 
@@ -227,14 +222,11 @@ def test_copies_that_turn_right_again_are_verified_again() -> None:
     text_of(target, lambda rows: 0.001 if rows == 1 else 0.003, 100)
     sent = []
     for _ in range(60):  # 1, 2, 3, 1, 2, 3 ... from here on
-        (compute,) = target.ticks()
-        assert isinstance(compute, Compute)
+        part = part_of(target.ticks())
         follows = {1: 2, 2: 3, 3: 1}
-        choices = [follows.get(token, 1) for token in compute.feed.tokens]
+        choices = [follows.get(token, 1) for token in part.feed.tokens]
         num_rows = len(choices)
-        actions = target.computes(
-            compute.ticket, *choices, pass_s=0.001 if num_rows == 1 else 0.003
-        )
+        actions = target.computes(part.number, *choices, pass_s=0.001 if num_rows == 1 else 0.003)
         sent.append(said(actions[:1]))
     assert sent[0].num_drafted == 0
     assert all(verdict.num_accepted == 8 for verdict in sent[-8:])

@@ -2,22 +2,23 @@
 
 from dataclasses import replace
 
-from drafter_node import drafting
-from drafter_node import events as d
 from engine.slots import Feed
-from node.events import Allocate, Arrived, Send, Tick
+from node.events import Allocate, Send
 from proto.messages import (
     Cause,
+    Close,
     Limits,
     Logprobs,
     Open,
     PromptLogprobs,
     SamplingSpec,
 )
-from target_node.events import Action, Compute, Computed
+from target_node.events import Action, Outcome, Part
 from target_node.reading import PREFILL_CHUNK
 from target_node.reports import Reports
-from tests.target_node.target import Target, marked, said
+from tests.drafter_node.drafter import Drafter
+from tests.drafter_node.drafter import part_of as part_of_forward
+from tests.target_node.target import Target, marked, part_of, said
 from tests.texts import LIMITS, PIPELINED, draft, opening, verdict
 
 SCORED = SamplingSpec(num_prompt_logprobs=0)
@@ -35,29 +36,25 @@ def some(num_rows: int) -> Logprobs:
 
 def reports(target: Target, ticket: int, tokens: tuple[int, ...], num_rows: int) -> list[Action]:
     """The model has answered, with logprobs."""
-    return target.machine.handle(Computed(ticket, tokens, 0, logprobs=some(num_rows)), target.now)
+    return target.answers(ticket, Outcome(tokens, logprobs=some(num_rows)))
 
 
 def test_a_prompt_is_read_in_passes_of_its_own_if_its_logprobs_are_wanted() -> None:
     target = Target()
     target.hears(asked(opening(1, 2, 3), SCORED))
     feed = Feed((1, 2), (0, 1), (0, 1), 0, None)
-    assert target.ticks() == [Compute(1, feed, 0, (), SCORED, scored=(2, 3))]
+    assert target.ticks() == [target.asks(1, feed, 0, (), scored=(2, 3))]
     assert reports(target, 1, (), 2) == [Send(PromptLogprobs(1, 1, 1, some(2)))]
-    assert target.ticks() == [Compute(2, Feed((3,), (2,), (2,), 2, (1,)), 1, (3,), SCORED)]
+    assert target.ticks() == [target.asks(2, Feed((3,), (2,), (2,), 2, (1,)), 1, (3,))]
 
 
 def test_every_chunk_of_a_long_prompt_is_told_with_its_place() -> None:
     target = Target()
     prompt = tuple(range(PREFILL_CHUNK + 30))
     target.hears(asked(opening(*prompt, limits=Limits(900, ())), SCORED))
-    (first,) = target.ticks()
-    assert isinstance(first, Compute)
-    assert first.scored == prompt[1 : PREFILL_CHUNK + 1]
+    assert part_of(target.ticks()).scored == prompt[1 : PREFILL_CHUNK + 1]
     reports(target, 1, (), PREFILL_CHUNK)
-    (second,) = target.ticks()
-    assert isinstance(second, Compute)
-    assert second.scored == prompt[PREFILL_CHUNK + 1 :]
+    assert part_of(target.ticks()).scored == prompt[PREFILL_CHUNK + 1 :]
     told = PromptLogprobs(1, 1, PREFILL_CHUNK + 1, some(29))
     assert reports(target, 2, (), 29) == [Send(told)]
 
@@ -66,9 +63,10 @@ def test_a_cached_prompt_is_read_again_if_its_logprobs_are_wanted() -> None:
     target = Target()
     target.hears(opening(1, 2, 3))
     target.ticks()
-    target.hears(asked(opening(1, 2, 3, session=2), SCORED))
+    target.computes(1, 4)
+    target.hears(Close(1, "stop"), asked(opening(1, 2, 3, session=2), SCORED))
     feed = Feed((1, 2), (0, 1), (0, 1), 0, None)
-    assert target.ticks() == [Compute(2, feed, 0, (), SCORED, scored=(2, 3))]
+    assert target.ticks() == [target.asks(2, feed, 0, (), number=1, scored=(2, 3))]
 
 
 def test_what_a_stop_cuts_off_has_no_logprobs() -> None:
@@ -108,9 +106,7 @@ def test_nothing_is_said_again_before_the_logprobs_of_the_prompt() -> None:
     target.computes(1, 3)
     again = asked(opening(1, 2, incarnation=2, policy=PIPELINED), SCORED)
     assert target.hears(again) == [Allocate(LIMITS.max_len)]
-    (compute,) = target.ticks()
-    assert isinstance(compute, Compute)
-    assert compute.scored == (2,)
+    assert part_of(target.ticks()).scored == (2,)
 
 
 def test_rows_of_tokens_that_were_said_differently_are_dropped() -> None:
@@ -130,8 +126,9 @@ def test_rows_of_tokens_that_were_said_differently_are_dropped() -> None:
 
 def test_a_chain_pass_says_which_drafts_come_before_each_choice() -> None:
     feed = Feed((3, 4, 5), (2, 3, 4), (2, 3, 4), 2, (1, 3, 7))
-    assert Compute(1, feed, 3, (3, 4, 5), REPORTED).drafted == (4, 5)
-    assert Compute(1, feed, 1, (5,), REPORTED).drafted == ()
+    message = asked(opening(1, 2, 3), REPORTED)
+    assert Part(message, 1, (1, 2, 3), feed, 3, (3, 4, 5)).drafted == (4, 5)
+    assert Part(message, 1, (1, 2, 3), feed, 1, (5,)).drafted == ()
 
 
 def test_the_drafter_says_which_drafts_come_before_its_choice_if_anyone_looks() -> None:
@@ -139,12 +136,11 @@ def test_the_drafter_says_which_drafts_come_before_its_choice_if_anyone_looks() 
         (SamplingSpec(), [(), ()]),
         (SamplingSpec(min_tokens=1), [(), (4,)]),
     ):
-        drafter = drafting.Drafting(max_len=100, num_slots=100)
-        drafter.handle(Arrived(asked(opening(1, 2, 3), sampling)), 0.0)
+        drafter = Drafter()
+        drafter.hears(asked(opening(1, 2, 3), sampling))
         seen = []
         for token in (4, 5):
-            (compute,) = drafter.handle(Tick(), 0.0)
-            assert isinstance(compute, d.Compute)
-            seen.append(compute.drafted)
-            drafter.handle(d.Proposed(compute.ticket, (token,), (-0.1,), 0), 0.0)
+            part = part_of_forward(drafter.ticks())
+            seen.append(part.drafted)
+            drafter.proposes(part.number, token)
         assert seen == expected

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proto.messages import (
-    Cause,
-    Open,
-    Rule,
-)
+from proto.messages import Cause, Rule
 from proto.policies import REST_AFTER
-from target_node.events import Compute
 from target_node.resting import (
     LONGEST_STRETCH,
     MAX_KINDS,
@@ -18,19 +13,19 @@ from target_node.resting import (
     SETTLE_RESTING,
     TRIAL_OF_DRAFTS,
     TRIAL_OF_REST,
-    Resting,
-    kind_of,
+    Course,
+    Courses,
 )
 from tests.drafter_node.drafter import Drafter
 from tests.policies import autoregressive, pipelined, synchronous
-from tests.target_node.target import Target, said
+from tests.target_node.target import Target, part_of, said
 from tests.texts import opening, verdict
 
 LONG = 20_000  # passes
 
 
 def run(
-    resting: Resting, num_passes: int, *, with_s: float, alone_s: float, catch_up: int = 3
+    course: Course, num_passes: int, *, with_s: float, alone_s: float, catch_up: int = 3
 ) -> list[bool]:
     """Passes of one token each, which take so long with and without the drafter; when it rested.
 
@@ -38,18 +33,16 @@ def run(
     """
     rested, awake = [], catch_up
     for _ in range(num_passes):
-        rested.append(resting.now)
-        awake = 0 if resting.now else awake + 1
+        rested.append(course.rests)
+        awake = 0 if course.rests else awake + 1
         if awake > catch_up:
-            resting.heard()
-        resting.passed(1, with_s if awake > catch_up else alone_s)
+            course.heard()
+        course.passed(1, with_s if awake > catch_up else alone_s)
     return rested
 
 
-def started(kind: str = "a kind") -> Resting:
-    resting = Resting()
-    resting.opened(kind, REST_AFTER)
-    return resting
+def started() -> Course:
+    return Course(REST_AFTER, REST_AFTER)
 
 
 def test_it_rests_where_plain_decoding_is_faster() -> None:
@@ -73,71 +66,90 @@ def test_it_does_not_rest_for_what_may_be_chance() -> None:
 
 
 def test_it_notices_that_things_have_changed() -> None:
-    resting = started()
-    run(resting, LONG, with_s=2.0, alone_s=1.0)
+    course = started()
+    run(course, LONG, with_s=2.0, alone_s=1.0)
     longest = LONGEST_STRETCH + TRIAL_OF_DRAFTS + 2 * SETTLE_DRAFTING
-    run(resting, longest, with_s=0.5, alone_s=1.0)
-    rested = run(resting, LONG, with_s=0.5, alone_s=1.0)
+    run(course, longest, with_s=0.5, alone_s=1.0)
+    rested = run(course, LONG, with_s=0.5, alone_s=1.0)
     assert sum(rested) < 0.04 * LONG
-    run(resting, LONGEST_STRETCH + TRIAL_OF_REST + 2 * SETTLE_DRAFTING, with_s=2.0, alone_s=1.0)
-    assert sum(run(resting, LONG, with_s=2.0, alone_s=1.0)) > 0.9 * LONG
+    run(course, LONGEST_STRETCH + TRIAL_OF_REST + 2 * SETTLE_DRAFTING, with_s=2.0, alone_s=1.0)
+    assert sum(run(course, LONG, with_s=2.0, alone_s=1.0)) > 0.9 * LONG
 
 
 @pytest.mark.parametrize("catch_up", [0, 60, 400])
 def test_what_it_has_to_read_after_a_rest_does_not_count_against_it(catch_up: int) -> None:
-    resting = started()
-    run(resting, LONG, with_s=2.0, alone_s=1.0)
-    run(resting, LONGEST_STRETCH + catch_up + 100, with_s=0.5, alone_s=1.0, catch_up=catch_up)
-    rested = run(resting, LONG, with_s=0.5, alone_s=1.0, catch_up=catch_up)
+    course = started()
+    run(course, LONG, with_s=2.0, alone_s=1.0)
+    run(course, LONGEST_STRETCH + catch_up + 100, with_s=0.5, alone_s=1.0, catch_up=catch_up)
+    rested = run(course, LONG, with_s=0.5, alone_s=1.0, catch_up=catch_up)
     assert sum(rested) < 0.04 * LONG
 
 
 def test_a_trial_of_drafts_ends_also_if_none_comes() -> None:
-    resting = started()
-    run(resting, LONG, with_s=2.0, alone_s=1.0)
-    rested = run(resting, LONG, with_s=0.5, alone_s=1.0, catch_up=LONG)
+    course = started()
+    run(course, LONG, with_s=2.0, alone_s=1.0)
+    rested = run(course, LONG, with_s=0.5, alone_s=1.0, catch_up=LONG)
     assert any(rested[LONG // 2 :])
     assert not all(rested[LONG // 2 :])
 
 
 def test_the_first_passes_of_a_stretch_do_not_count() -> None:
-    resting = started()
-    run(resting, SETTLE_DRAFTING + REST_AFTER, with_s=1.0, alone_s=1.0)
-    assert resting.now
+    course = started()
+    run(course, SETTLE_DRAFTING + REST_AFTER, with_s=1.0, alone_s=1.0)
+    assert course.rests
     for number in range(SETTLE_RESTING + TRIAL_OF_REST):
-        resting.passed(1, 100.0 if number < SETTLE_RESTING else 0.5)
-    assert resting.now  # they took ages, but what came then was twice as fast
+        course.passed(1, 100.0 if number < SETTLE_RESTING else 0.5)
+    assert course.rests  # they took ages, but what came then was twice as fast
+
+
+FREE = opening(1, 2, policy=pipelined(8, 16))
 
 
 def test_each_kind_of_text_has_its_own_course() -> None:
-    resting = started("slow with drafts")
-    run(resting, LONG, with_s=2.0, alone_s=1.0)
-    assert resting.now
-    resting.opened("fast with drafts", REST_AFTER)
-    assert not resting.now
-    resting.opened(None, REST_AFTER)
-    assert not any(run(resting, LONG, with_s=2.0, alone_s=1.0))
-    resting.opened("slow with drafts", REST_AFTER)
-    assert resting.now
-    for number in range(MAX_KINDS):
-        resting.opened(number, REST_AFTER)
-    resting.opened("slow with drafts", REST_AFTER)
-    assert not resting.now  # forgotten
+    courses = Courses()
+    slow = courses.of(FREE, 1)
+    assert slow is not None
+    run(slow, LONG, with_s=2.0, alone_s=1.0)
+    assert slow.rests
+    assert courses.of(opening(7, 8, 9, policy=pipelined(8, 16), session=2), 1) is slow
+    hot = replace(FREE, sampling=replace(FREE.sampling, temperature=0.8))
+    for other in (opening(1, 2, policy=pipelined(4, 16)), hot):
+        course = courses.of(other, 1)
+        assert course is not None
+        assert not course.rests
 
 
-def test_only_free_running_coupled_texts_have_a_kind() -> None:
-    def kind(message: Open) -> object:
-        return kind_of(message)
+def test_so_has_each_number_of_texts_that_share_the_passes() -> None:
+    courses = Courses()
+    alone, four = courses.of(FREE, 1), courses.of(FREE, 4)
+    assert alone is not four
+    assert courses.of(FREE, 3) is four
+    assert four is not None
+    run(four, LONG, with_s=2.0, alone_s=1.0)
+    assert four.rests
+    assert alone is not None
+    assert not alone.rests
 
-    free = opening(1, 2, policy=pipelined(8, 16))
-    assert kind(free) is not None
-    assert kind(free) == kind(opening(7, 8, 9, policy=pipelined(8, 16), session=2))
-    assert kind(free) != kind(opening(1, 2, policy=pipelined(4, 16)))
-    hot = replace(free, sampling=replace(free.sampling, temperature=0.8))
-    assert kind(free) != kind(hot)
+
+def test_the_kinds_that_were_asked_for_last_are_remembered() -> None:
+    courses = Courses()
+    kinds = [
+        replace(FREE, sampling=replace(FREE.sampling, temperature=n / 100))
+        for n in range(MAX_KINDS + 1)
+    ]
+    often, once = courses.of(kinds[0], 1), courses.of(kinds[1], 1)
+    for kind in kinds[2:]:
+        courses.of(kind, 1)
+        assert courses.of(kinds[0], 1) is often
+    assert courses.of(kinds[1], 1) is not once, "forgotten"
+
+
+def test_only_free_running_coupled_texts_have_a_course() -> None:
+    courses = Courses()
+    assert courses.of(FREE, 1) is not None
     for policy in (synchronous(4), autoregressive(), pipelined(8, 16, rest_after=0)):
-        assert kind(opening(1, 2, policy=policy)) is None
-    assert kind(replace(free, rule=Rule.BLOCK)) is None
+        assert courses.of(opening(1, 2, policy=policy), 1) is None
+    assert courses.of(replace(FREE, rule=Rule.BLOCK), 1) is None
 
 
 def test_a_target_that_is_faster_alone_says_so_and_does_not_wait() -> None:
@@ -146,13 +158,10 @@ def test_a_target_that_is_faster_alone_says_so_and_does_not_wait() -> None:
     target.hears(opening(1, 2, policy=pipelined(8, 16), limits=limits))
     causes: list[Cause] = []
     for token in range(600):
-        (compute,) = target.ticks()
-        assert isinstance(compute, Compute)
+        number = part_of(target.ticks()).number
         # Every pass takes a second; with drafts, of which none is right, two.
-        is_free = target.machine._resting.now
-        causes.append(
-            said(target.computes(compute.ticket, 3 + token % 90, pass_s=2.0 - is_free)).cause
-        )
+        pass_s = 1.0 if target.machine.rests else 2.0
+        causes.append(said(target.computes(number, 3 + token % 90, pass_s=pass_s)).cause)
         assert causes[-1] in (Cause.QUIET, Cause.RESTING, Cause.ALONE)
     assert causes.count(Cause.RESTING) > REST_AFTER
     assert Cause.RESTING not in causes[:REST_AFTER]
@@ -170,26 +179,31 @@ def test_a_drafter_rests_while_verdicts_say_so() -> None:
     assert drafter.ticks()
 
 
+def course_of(target: Target) -> Course:
+    """What the only text goes by."""
+    course = target.machine.course
+    assert course is not None
+    return course
+
+
 def test_a_prefill_has_its_own_price_and_does_not_count() -> None:
     target = Target()
     target.hears(opening(*range(1, 21), policy=pipelined(8, 16)))
     target.ticks()
     target.computes(1, 3, pass_s=100.0)
-    course = target.machine._resting._course
-    assert course is not None
-    assert course.num_passes == 0
     target.ticks()
+    assert course_of(target).num_passes == 0
     target.computes(2, 4, pass_s=1.0)
-    assert course.num_passes == 1
+    assert course_of(target).num_passes == 1
 
 
 def test_a_text_of_a_kind_that_rests_begins_with_a_rest() -> None:
     target = Target()
     first = opening(*range(1, 21), policy=pipelined(8, 16))
-    resting = target.machine._resting
-    resting.opened(kind_of(first), REST_AFTER)
-    run(resting, LONG, with_s=2.0, alone_s=1.0)
-    assert resting.now
+    course = target.known.courses.of(first, 1)
+    assert course is not None
+    run(course, LONG, with_s=2.0, alone_s=1.0)
+    assert course.rests
     target.hears(first)
     target.ticks()
     assert said(target.computes(1, 3)).cause is Cause.RESTING

@@ -89,7 +89,7 @@ def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
     """Passes take three seconds; how long waits are has been seen."""
     waiting, costs = waits(accepted=accepted)
     heard(waiting, 1.0)
-    costs.passed(1, 1, 3.0, 3.0)
+    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     for _ in range(NUM_FIRST):
         assert waiting.reason(2, is_late=False) is None, "nothing is known yet"
         waiting.began()
