@@ -65,7 +65,11 @@ class Pair:
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         self._launcher = make_launcher()
         try:
-            self.service = Service(self._launcher, busy_poll_s=config.busy_poll_us / 1e6)
+            self.service = Service(
+                self._launcher,
+                busy_poll_s=config.busy_poll_us / 1e6,
+                max_num_seqs=config.num_seqs,
+            )
             self.service.start()
             for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
                 self.service.launch(node)
@@ -90,6 +94,7 @@ class Pair:
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
+            max_num_seqs=config.num_seqs,
             fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
             min_forward_ms=config.min_target_pass_ms,
         )
@@ -105,6 +110,7 @@ class Pair:
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
+            max_num_seqs=config.num_seqs,
             min_forward_ms=config.min_draft_step_ms,
             max_candidates=config.max_draft_candidates,
         )
