@@ -23,7 +23,7 @@ from coordinator.cluster.launcher import Launcher, NodeLauncher
 from coordinator.cluster.service import Service
 from coordinator.text.detokenization import Decoder, IdStream
 from coordinator.text.stops import Ending
-from coordinator.text.stream import Stream
+from coordinator.text.stream import Reader, Stream
 from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
@@ -142,6 +142,11 @@ class Pair:
         assert node.hello is not None
         return node.hello
 
+    @property
+    def num_seqs(self) -> int:
+        """Texts that are written at once: of those that were asked for, what the target takes."""
+        return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
+
     def pids(self) -> dict[str, int]:
         """Process ids of the nodes, by role."""
         return self._launcher.pids()
@@ -183,10 +188,13 @@ class Pair:
         request: SamplingParams,
         *,
         sample_index: int = 0,
+        reader: Reader | None = None,
     ) -> tuple[Stream, int]:
         """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
 
         What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
+
+        reader  who waits for it (`Service.submit`); None: whoever iterates the stream
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -208,6 +216,7 @@ class Pair:
             limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
             lookup=lookup,
+            reader=reader,
         )
         return stream, seed
 
