@@ -59,13 +59,24 @@ def generate(
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
-        started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
+        config = _with_room_for(len(asked) * request.n, pair)
+        started = Pair(config, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)
         if not run.every(asked):
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
+    """The nodes make room for no more texts than there are.
+
+    In reproducible mode the shape of every pass would change with it, and so could the text.
+    """
+    if pair.reproducible:
+        return pair
+    return pair.model_copy(update={"max_num_seqs": min(pair.num_seqs, num_texts)})
 
 
 def _writer(

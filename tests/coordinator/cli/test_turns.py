@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 
 import pytest
+import typer
 
-from coordinator.api.config import SpeculationConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.params import SamplingParams
-from coordinator.cli.generate import Asked, Run
+from coordinator.cli.generate import Asked, Run, generate
 from coordinator.cli.writers import JsonWriter, TextWriter, Writer
-from proto.errors import NodeError
+from proto.errors import ConfigurationError, NodeError
 from tests.coordinator.api.scripted import Script, ScriptedPair
 
 TWO = SamplingParams(temperature=1.0, n=2)
@@ -88,3 +89,31 @@ def test_the_error_of_the_only_prompt_is_not_numbered() -> None:
     pair.begin = lambda script: script.fail(NodeError("no more"))
     with pytest.raises(NodeError, match=r"^no more$"):
         run_of(pair, JsonWriter("ar")).every(asked("a"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_seqs"),
+    [
+        ([], 1),
+        (["--n", "3"], 3),
+        (["--n", "20"], 8),
+        (["--n", "3", "--max-num-seqs", "2"], 2),
+        (["--n", "3", "--reproducible"], 1),
+        (["--max-num-seqs", "4", "--reproducible"], 4),
+    ],
+)
+def test_the_nodes_make_room_for_no_more_texts_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], num_seqs: int
+) -> None:
+    seen: list[PairConfig] = []
+
+    def start(config: PairConfig, **_: object) -> None:
+        seen.append(config)
+        raise ConfigurationError("nothing is started here")
+
+    monkeypatch.setattr("coordinator.cli.generate.Pair", start)
+    app = typer.Typer()
+    app.command()(generate)
+    with pytest.raises(ConfigurationError, match="nothing is started"):
+        app(["a", "--temperature", "1", *flags], standalone_mode=False)
+    assert [config.num_seqs for config in seen] == [num_seqs]
