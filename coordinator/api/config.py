@@ -19,6 +19,7 @@ from proto.errors import ConfigurationError
 from proto.messages import (
     MAX_CANDIDATES,
     MAX_NGRAM,
+    MAX_SESSIONS,
     MAX_WINDOW,
     Lookup,
     Policy,
@@ -34,6 +35,10 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
 # would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
+
+# Texts at once if nobody says. In reproducible mode every pass has the rows of all lanes, also of
+# those without a text: more than one is for whoever has many texts.
+NUM_SEQS, REPRODUCIBLE_NUM_SEQS = 8, 1
 
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 
@@ -97,6 +102,14 @@ class PairConfig(Frozen):
         bool,
         Field(description="Same seed, same text in bfloat16 too, whatever the policy (slower)."),
     ] = False
+    max_num_seqs: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_SESSIONS)] | None,
+        Field(
+            description="Most texts at once: passes read the weights once for all of them. "
+            f"Default: {NUM_SEQS}, with --reproducible {REPRODUCIBLE_NUM_SEQS}; at most what fits "
+            "into memory."
+        ),
+    ] = None
     start_timeout_s: Annotated[
         float, Field(gt=0, le=86_400, description="How long the nodes may take to load.")
     ] = 600.0
@@ -138,6 +151,12 @@ class PairConfig(Frozen):
                 f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
             )
         return self
+
+    @property
+    def num_seqs(self) -> int:
+        """Texts at once, as the nodes are asked for it."""
+        default = REPRODUCIBLE_NUM_SEQS if self.reproducible else NUM_SEQS
+        return default if self.max_num_seqs is None else self.max_num_seqs
 
     @property
     def has_draft_model(self) -> bool:

@@ -1,17 +1,18 @@
 """The Python API: `LLM`, in the shapes and names of vLLM.
 
 An `LLM` owns two node processes. Its methods may be called from any thread and from asyncio at the
-same time; the nodes serve one text after another, in the order in which they were asked for.
+same time. The nodes write up to `max_num_seqs` texts at once, and begin with them in the order in
+which they were asked for; a call asks for no more of its own than can be written at once.
 """
 
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from coordinator.api.batch import Batch
 from coordinator.api.chat import Messages
 from coordinator.api.config import (
     NGRAM,
@@ -39,15 +40,6 @@ _SETTINGS = {
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A prompt that fits the target, and how to continue it."""
-
-    prompt: str | None
-    ids: tuple[int, ...]
-    params: SamplingParams
-
-
 class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
@@ -56,7 +48,7 @@ class LLM:
                         "num_speculative_tokens", "window", "adaptive", "verify", "model" as
                         another way to name the drafter; for n-gram drafts "prompt_lookup_max",
                         "prompt_lookup_min", "reference", and "also_ngram" for both kinds
-    settings            any other field of PairConfig
+    settings            any other field of PairConfig: "max_num_seqs", ...
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
     """
@@ -98,75 +90,77 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """Continue one prompt or several, in their order. Raises ConfigurationError, NodeError."""
-        return [self._whole(job) for job in self._jobs(prompts, sampling_params)]
+        """Continue one prompt or several: up to `max_num_seqs` texts at once, results in order.
+
+        The first error ends all texts of this call and is raised: ConfigurationError, NodeError.
+        """
+        return self._answers(self._requests(prompts, sampling_params))
 
     def chat(
         self, messages: Messages | Sequence[Messages], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the target's chat template."""
-        return [self._whole(job) for job in self._chat_jobs(messages, sampling_params)]
+        """Answer one conversation or several, by the target's chat template; as `generate`."""
+        return self._answers(self._chat_requests(messages, sampling_params))
+
+    def _answers(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        with closing(Batch(self.pair, requests).steps()) as steps:
+            for _ in steps:
+                pass
+        return [request.whole() for request in requests]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """What each pass adds, as it comes; the last part is `finished` and carries the metrics.
 
-        Leaving the loop early, or closing the generator, ends the text on both nodes.
+        With `n` > 1 the parts of the texts are mixed, and each names its text (`index`). Leaving
+        the loop early, or closing the generator, ends the texts on both nodes.
         """
-        return self._parts(self._job(prompt, sampling_params))
+        return self._parts(self._request(prompt, sampling_params))
 
-    def _parts(self, job: _Job) -> Generator[RequestOutput, None, None]:
-        with closing(self._request(job).steps()) as steps:
+    def _parts(self, request: Request) -> Generator[RequestOutput, None, None]:
+        self._check_open()
+        with closing(Batch(self.pair, [request]).steps()) as steps:
             for step in steps:
                 yield step.part
-
-    def _whole(self, job: _Job) -> RequestOutput:
-        request = self._request(job)
-        with closing(request.steps()) as steps:
-            for _ in steps:
-                pass
-        return request.whole()
 
     # -- asyncio ----------------------------------------------------------------------------------
 
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """As `generate`; a cancelled task ends its text on both nodes."""
-        jobs = await asyncio.to_thread(self._jobs, prompts, sampling_params)
-        outputs = []
-        for job in jobs:
-            request = self._request(job)
-            async with aclosing(request.steps_async()) as steps:
-                async for _ in steps:
-                    pass
-            outputs.append(request.whole())
-        return outputs
+        """As `generate`; a cancelled task ends its texts on both nodes."""
+        requests = await asyncio.to_thread(self._requests, prompts, sampling_params)
+        async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
+            async for _ in steps:
+                pass
+        return [request.whole() for request in requests]
 
     async def astream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `stream`; closing the iterator or cancelling the task ends the text on both nodes."""
-        job = await asyncio.to_thread(self._job, prompt, sampling_params)
-        async with aclosing(self._request(job).steps_async()) as steps:
+        """As `stream`; closing the iterator or cancelling the task ends the texts on both nodes."""
+        request = await asyncio.to_thread(self._request, prompt, sampling_params)
+        async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
             async for step in steps:
                 yield step.part
 
     # -- prompts ----------------------------------------------------------------------------------
 
-    def _job(self, prompt: Prompt, params: SamplingParams | None) -> _Job:
-        jobs = self._jobs(prompt, params)
-        if len(jobs) != 1:
-            raise ConfigurationError(f"stream takes one prompt, not {len(jobs)}")
-        return jobs[0]
+    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        requests = self._requests(prompt, params)
+        if len(requests) != 1:
+            raise ConfigurationError(f"stream takes one prompt, not {len(requests)}")
+        return requests[0]
 
-    def _jobs(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[_Job]:
+    def _requests(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Request]:
         self._check_open()
         pairs = [self._read(prompt) for prompt in _listed(prompts)]
         return self._with_params(pairs, params)
 
-    def _chat_jobs(self, messages: Messages | Sequence[Messages], params: Params) -> list[_Job]:
+    def _chat_requests(
+        self, messages: Messages | Sequence[Messages], params: Params
+    ) -> list[Request]:
         self._check_open()
         pairs = [self.pair.encode_chat(conversation) for conversation in _conversations(messages)]
         return self._with_params(pairs, params)
@@ -181,7 +175,7 @@ class LLM:
 
     def _with_params(
         self, prompts: Sequence[tuple[str | None, tuple[int, ...]]], params: Params
-    ) -> list[_Job]:
+    ) -> list[Request]:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(prompts)
         elif isinstance(params, Sequence) and not isinstance(params, str):
@@ -198,13 +192,12 @@ class LLM:
         for _, ids in prompts:
             self.pair.check(ids)
         reviewed = [self.pair.reviewed_params(one) for one in each]
-        return [_Job(*prompt, one) for prompt, one in zip(prompts, reviewed, strict=True)]
+        return [
+            Request(self.pair, self._speculation, *prompt, one)
+            for prompt, one in zip(prompts, reviewed, strict=True)
+        ]
 
     # -- the pair ---------------------------------------------------------------------------------
-
-    def _request(self, job: _Job) -> Request:
-        self._check_open()
-        return Request(self.pair, self._speculation, job.prompt, job.ids, job.params)
 
     def _check_open(self) -> None:
         if not self._close.alive:

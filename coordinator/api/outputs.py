@@ -75,9 +75,8 @@ class RequestOutput:
 class Assembly:
     """Puts one text together from its passes, up to its end.
 
-    ending   what ends the text; stop strings are found here and nowhere else
-    index    which of several continuations
-    is_last  whether no other continuation follows
+    ending  what ends the text; stop strings are found here and nowhere else
+    index   which of several continuations
     """
 
     def __init__(
@@ -89,14 +88,12 @@ class Assembly:
         *,
         ending: Ending | None = None,
         index: int = 0,
-        is_last: bool = True,
     ) -> None:
         self._base = RequestOutput(prompt, list(prompt_ids), [], False, seed)
         self._decoder = decoder
         self._ending = ending or Ending()
         self._stops = StopStrings(self._ending.strings, is_shown=self._ending.is_shown)
-        self._is_last = is_last
-        self._index = index
+        self.index = index
         self._parts: list[CompletionOutput] = []
         self._token_ids: list[int] = []  # of all parts
 
@@ -130,7 +127,7 @@ class Assembly:
             if self.is_stopped:
                 emit = emit.first(number)
                 break
-        part = CompletionOutput(self._index, text, list(emit.tokens), token_origins=origins(emit))
+        part = CompletionOutput(self.index, text, list(emit.tokens), token_origins=origins(emit))
         if emit.logprobs is not None:
             rows = self._named(emit.logprobs)
             total = sum(row[token].logprob for row, token in zip(rows, emit.tokens, strict=True))
@@ -138,8 +135,11 @@ class Assembly:
         self._add(part)
         return emit, self._output(part, finished=False)
 
-    def finish(self, reason: str, metrics: Metrics) -> RequestOutput:
-        """The last part: text that was held back, how the text ended and what it cost."""
+    def finish(self, reason: str, metrics: Metrics, *, is_last: bool = True) -> RequestOutput:
+        """The last part: text that was held back, how the text ended and what it cost.
+
+        is_last  no other continuation of the prompt is open
+        """
         text = ""
         if not self.is_stopped:
             may_stop = self.num_tokens > self._ending.min_tokens
@@ -148,7 +148,7 @@ class Assembly:
         if self.is_stopped:
             reason = FinishReason.STOP.value
         part = CompletionOutput(
-            self._index,
+            self.index,
             text,
             [],
             finish_reason=reason,
@@ -156,7 +156,7 @@ class Assembly:
             metrics=metrics,
         )
         self._add(part)
-        return self._output(part, finished=self._is_last)
+        return self._output(part, finished=is_last)
 
     def whole(self) -> RequestOutput:
         """Everything, after `finish`."""

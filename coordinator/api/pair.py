@@ -23,7 +23,7 @@ from coordinator.cluster.launcher import Launcher, NodeLauncher
 from coordinator.cluster.service import Service
 from coordinator.text.detokenization import Decoder, IdStream
 from coordinator.text.stops import Ending
-from coordinator.text.stream import Stream
+from coordinator.text.stream import Reader, Stream
 from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
@@ -65,7 +65,11 @@ class Pair:
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         self._launcher = make_launcher()
         try:
-            self.service = Service(self._launcher, busy_poll_s=config.busy_poll_us / 1e6)
+            self.service = Service(
+                self._launcher,
+                busy_poll_s=config.busy_poll_us / 1e6,
+                max_num_seqs=config.num_seqs,
+            )
             self.service.start()
             for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
                 self.service.launch(node)
@@ -90,6 +94,7 @@ class Pair:
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
+            max_num_seqs=config.num_seqs,
             fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
             min_forward_ms=config.min_target_pass_ms,
         )
@@ -105,6 +110,7 @@ class Pair:
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
+            max_num_seqs=config.num_seqs,
             min_forward_ms=config.min_draft_step_ms,
             max_candidates=config.max_draft_candidates,
         )
@@ -135,6 +141,11 @@ class Pair:
         assert node is not None
         assert node.hello is not None
         return node.hello
+
+    @property
+    def num_seqs(self) -> int:
+        """Texts that are written at once: of those that were asked for, what the target takes."""
+        return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the nodes, by role."""
@@ -177,10 +188,13 @@ class Pair:
         request: SamplingParams,
         *,
         sample_index: int = 0,
+        reader: Reader | None = None,
     ) -> tuple[Stream, int]:
         """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
 
         What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
+
+        reader  who waits for it (`Service.submit`); None: whoever iterates the stream
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -202,6 +216,7 @@ class Pair:
             limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
             lookup=lookup,
+            reader=reader,
         )
         return stream, seed
 

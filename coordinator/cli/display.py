@@ -95,10 +95,11 @@ def figures_in_short(metrics: Metrics) -> str:
 
 
 def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
-    """The figures of several prompts together."""
+    """The figures of several prompts of one call together, from its start."""
     num_tokens = sum(m.num_tokens for m in done)
     num_passes = sum(m.num_target_passes for m in done)
-    elapsed_s = sum(m.elapsed_s for m in done)
+    # Several are written at once. All were queued at the same time.
+    elapsed_s = max(m.queued_s + m.elapsed_s for m in done) - min(m.queued_s for m in done)
     line = (
         f"{len(done)} texts, {num_tokens} tokens in {elapsed_s:.2f} s: "
         f"{num_tokens / elapsed_s:.1f} tokens/s, policy {policy}"

@@ -64,7 +64,8 @@ LAST = (
 class Flags:
     """Which fields of a config a command has flags for: these, or all `but` some.
 
-    defaults  where the command's default is another than the config's
+    defaults  where the command's default is another than the config's; it is fixed where there is
+              no flag
     """
 
     def __init__(self, *names: str, but: tuple[str, ...] = (), **defaults: object) -> None:
@@ -84,7 +85,7 @@ class Flags:
 
         Raises ConfigurationError.
         """
-        given = {}
+        given = dict(self._defaults)
         for name in self._fields(kind):
             value = values.pop(name)
             form = FORMS.get(name)

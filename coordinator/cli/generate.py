@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from coordinator.api import prompts
+from coordinator.api.batch import Batch
 from coordinator.api.config import (
     LaunchConfig,
     PairConfig,
@@ -22,9 +23,10 @@ from coordinator.api.request import Request
 from coordinator.cli import options
 from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, parse_ids, with_settings
+from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.cluster.launcher import ConnectRay, Launcher
-from proto.errors import ConfigurationError, SlipstreamError
+from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.messages import Role
 
 EXIT_SOME_FAILED = 2
@@ -57,13 +59,24 @@ def generate(
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
-        started = Pair(pair, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
+        config = _with_room_for(len(asked) * request.n, pair)
+        started = Pair(config, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
-        run = _Run(running, speculation, request, writer)
+        run = Run(running, speculation, request, writer)
         if not run.every(asked):
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
+    """The nodes make room for no more texts than there are.
+
+    In reproducible mode the shape of every pass would change with it, and so could the text.
+    """
+    if pair.reproducible:
+        return pair
+    return pair.model_copy(update={"max_num_seqs": min(pair.num_seqs, num_texts)})
 
 
 def _writer(
@@ -100,8 +113,27 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Prompts one after another on warm nodes."""
+class _Prompt:
+    """A prompt and what is asked for, or why it does not fit."""
+
+    place: Place
+    request: Request | None
+    misfit: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its texts are there."""
+        return self.request is not None and self.request.is_complete
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of its texts could not be completed."""
+        return self.request is not None and self.request.failure is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Prompts on warm nodes: several texts are written at once, and shown one after another."""
 
     pair: Pair
     speculation: SpeculationConfig
@@ -110,33 +142,53 @@ class _Run:
 
     def every(self, asked: Sequence[Asked]) -> bool:
         """Whether all went well. What fits is generated although other prompts do not fit."""
-        num_failed = 0
-        for index, one in enumerate(asked):
-            place = Place(index, len(asked), one.text, self.pair.decoder)
-            self.writer.begin(place)
-            try:
-                self._one(one)
-            except SlipstreamError as error:
-                if len(asked) == 1:
-                    raise
-                if not isinstance(error, ConfigurationError):
-                    raise type(error)(f"{place}: {error}") from error
-                self.writer.failed(place, str(error))
-                num_failed += 1
+        prompts = [self._prompt(index, len(asked), one) for index, one in enumerate(asked)]
+        requests = [prompt.request for prompt in prompts if prompt.request is not None]
+        with closing(Batch(self.pair, requests).steps()) as steps:
+            self._show(prompts, Turns(steps))
         self.writer.close()
-        return num_failed == 0
+        return len(requests) == len(prompts)
 
-    def _one(self, asked: Asked) -> None:
-        prompt, ids = self._encoded(asked)
-        request = Request(self.pair, self.speculation, prompt, ids, self.request)
+    def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
+        """Raises ConfigurationError if it does not fit and is the only one."""
+        place = Place(index, total, asked.text, self.pair.decoder)
         try:
-            with closing(request.steps()) as steps:
-                for step in steps:
-                    self.writer.add(step.emit, step.part)
+            text, ids = self._encoded(asked)
+            self.pair.check(ids)
+        except ConfigurationError as error:
+            if total == 1:
+                raise
+            return _Prompt(place, None, str(error))
+        return _Prompt(place, Request(self.pair, self.speculation, text, ids, self.request))
+
+    def _show(self, prompts: Sequence[_Prompt], turns: Turns) -> None:
+        """Show each in its turn. Where a text fails, the prompts that are complete still come."""
+        for number, prompt in enumerate(prompts):
+            try:
+                self._show_one(prompt, turns)
+            except OutputError:
+                raise
+            except SlipstreamError as error:
+                for one in prompts[number + 1 :]:
+                    if one.is_complete:
+                        self._show_one(one, turns)
+                if len(prompts) == 1:
+                    raise
+                blamed = next((one for one in prompts if one.has_failed), prompt)
+                raise type(error)(f"{blamed.place}: {error}") from error
+
+    def _show_one(self, prompt: _Prompt, turns: Turns) -> None:
+        self.writer.begin(prompt.place)
+        if prompt.request is None:
+            self.writer.failed(prompt.place, prompt.misfit)
+            return
+        try:
+            for step in turns.of(prompt.request):
+                self.writer.add(step.emit, step.part)
         except (SlipstreamError, KeyboardInterrupt):
             self.writer.break_off()
             raise
-        self.writer.end(request.whole())
+        self.writer.end(prompt.request.whole())
 
     def _encoded(self, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
         if asked.text is None:

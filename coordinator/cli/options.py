@@ -9,7 +9,8 @@ Prompt = Annotated[str | None, typer.Argument(help="The text to continue; - read
 PromptFile = Annotated[
     Path | None,
     typer.Option(
-        help='Several prompts: one per line, or JSON Lines with "prompt" or "turns" (.jsonl).'
+        help='Several prompts: one per line, or JSON Lines with "prompt" or "turns" (.jsonl). '
+        "Up to --max-num-seqs are answered at once, and shown one after another, in their order."
     ),
 ]
 PromptIds = Annotated[str | None, typer.Option(help="Token ids instead of a text: 1,2,3.")]

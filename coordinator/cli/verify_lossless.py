@@ -42,6 +42,7 @@ def verify_lossless(
             *("target", "drafter", "target_device", "drafter_device"),
             *("dtype", "backend", "reproducible"),
             dtype="float32",
+            max_num_seqs=1,
         ),
     ],
     policy: Annotated[

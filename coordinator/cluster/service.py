@@ -35,7 +35,7 @@ from coordinator.cluster.registry import Health, Registry
 from coordinator.cluster.routing import Router
 from coordinator.text.running import Running, check_opening
 from coordinator.text.session import Session
-from coordinator.text.stream import Stream
+from coordinator.text.stream import Reader, Stream
 from proto.codec import decode, kind_of
 from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError
 from proto.messages import (
@@ -75,7 +75,7 @@ class Service:
         # From other threads; told to the router by the loop.
         self._events: deque[TextSubmitted | TextLeft] = deque()
         self._lock = threading.Lock()  # guards the next two
-        # Of the texts that have been submitted and not ended, by session; <= MAX_SESSIONS.
+        # Of the texts that have been submitted and not ended, by session.
         self._streams: dict[int, Stream] = {}
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
         self._last_session = secrets.randbits(30) << 32
@@ -128,17 +128,20 @@ class Service:
         limits: Limits,
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
+        reader: Reader | None = None,
     ) -> Stream:
         """Queue a text; its tokens come through the stream.
 
-        The nodes begin with texts in the order of submission. Raises ConfigurationError if they
-        could not be told of it, NodeError, ClosedError.
+        The nodes begin with texts in the order of submission. A reader waits for them, so its
+        texts have a place in the queue in any case; whoever only submits is refused when
+        MAX_SESSIONS texts have not ended. Raises ConfigurationError if the nodes could not be told
+        of the text, NodeError, ClosedError.
         """
         self.check_alive()
         key = os.urandom(SESSION_KEY_BYTES)
         # Under the lock, because session ids must grow in the order in which texts are served.
         with self._lock:
-            if len(self._streams) >= MAX_SESSIONS:
+            if reader is None and len(self._streams) >= MAX_SESSIONS:
                 raise NodeError(f"{MAX_SESSIONS} texts are queued already; try again later")
             number = self._last_session + 1
             machine = Session(
@@ -157,8 +160,10 @@ class Service:
                 partial(self._tell, TextLeft(number, is_complete=False)),
                 partial(self._tell, TextLeft(number, is_complete=True)),
                 self.check_alive,
+                reader,
             )
-            self._tell(TextSubmitted(Running(machine, time.monotonic())))
+            since = time.monotonic() if reader is None else reader.since
+            self._tell(TextSubmitted(Running(machine, since)))
         return stream
 
     def _tell(self, event: TextSubmitted | TextLeft) -> None:

@@ -57,7 +57,7 @@ class SpeculativeDecoding:
 class Metrics:
     """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
 
-    queued_s                before that, while the nodes were busy with earlier texts
+    queued_s                before that, from the start of the call that asked for it
     mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing

@@ -52,7 +52,7 @@ def main() -> None:
     texts = spread(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20)
     print(f"{len(texts)} prompts, {NUM_TOKENS} tokens each, sync K = {K}, float32")
     print("rule      " + "".join(f"      T = {t:<8g}" for t in TEMPERATURES))
-    with Pair(PairConfig(dtype="float32")) as pair:
+    with Pair(PairConfig(dtype="float32", max_num_seqs=1)) as pair:
         for verify in RULES:
             cells = [measure(pair, texts, verify, t) for t in TEMPERATURES]
             print(

@@ -52,7 +52,8 @@ def bench(
         Path, typer.Option(help='Prompts: one per line, or JSON Lines with "prompt" or "turns".')
     ],
     pair: Annotated[
-        PairConfig, Flags("target", "drafter", "target_device", "drafter_device", "dtype")
+        PairConfig,
+        Flags("target", "drafter", "target_device", "drafter_device", "dtype", max_num_seqs=1),
     ],
     num_prompts: Annotated[
         int, typer.Option(help="How many prompts, spread over the file.", min=1)

@@ -250,6 +250,7 @@ def end_to_end(
         drafter=str(models.drafter),
         target_device=device,
         drafter_device=drafter_device,
+        max_num_seqs=1,
     )
     started = time.monotonic()
     with Pair(config) as pair:

@@ -41,6 +41,7 @@ def profile(
         Flags(
             *("target", "drafter", "target_device", "drafter_device"),
             *("dtype", "backend", "busy_poll_us"),
+            max_num_seqs=1,
         ),
     ],
     speculation: Annotated[

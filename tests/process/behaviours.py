@@ -1,7 +1,10 @@
 """Texts of the embedded pair under every policy, and the target by transformers to hold them to."""
 
+from collections.abc import Generator
+
 import torch
 
+from coordinator.api.batch import Batch
 from coordinator.api.config import (
     PairConfig,
     SpeculationConfig,
@@ -9,7 +12,7 @@ from coordinator.api.config import (
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request
+from coordinator.api.request import Request, Step
 from tests.process.reference import Reference
 
 MAX_MODEL_LEN = 256
@@ -29,12 +32,19 @@ def request(
     return Request(pair, policy, prompt, pair.encode(prompt), params)
 
 
+def steps_of(
+    pair: Pair, params: SamplingParams, policy: SpeculationConfig = SYNC
+) -> Generator[Step, None, None]:
+    """What comes of PROMPT, as it comes."""
+    return Batch(pair, [request(pair, params, policy)]).steps()
+
+
 def answered(
     pair: Pair, params: SamplingParams, policy: SpeculationConfig = SYNC, prompt: str = PROMPT
 ) -> RequestOutput:
     """What comes of it."""
     made = request(pair, params, policy, prompt)
-    for _ in made.steps():
+    for _ in Batch(pair, [made]).steps():
         pass
     return made.whole()
 

@@ -34,7 +34,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     for path in (folder / "config.json", folder / "generation_config.json"):
         values = json.loads(path.read_text()) | {"eos_token_id": list(EOS_IDS)}
         path.write_text(json.dumps(values))
-    with LLM(str(folder), str(folder), dtype="float32", max_model_len=500) as made:
+    with LLM(str(folder), str(folder), dtype="float32", max_model_len=500, max_num_seqs=1) as made:
         yield made
 
 

@@ -29,7 +29,7 @@ from tests.process.behaviours import (
     checked_text,
     logits_of,
     num_accepted,
-    request,
+    steps_of,
 )
 from tests.process.reference import NEAR_TIE, Reference
 
@@ -291,7 +291,7 @@ def test_10_a_stream_never_takes_text_back(pair: Pair, text: list[int]) -> None:
     stop = whole[20:23]
     params = with_(SAMPLED, stop=[stop, "never written"])
     for policy in POLICIES:
-        steps = list(request(pair, params, policy).steps())
+        steps = list(steps_of(pair, params, policy))
         shown = ""
         for step in steps:
             shown += step.part.outputs[0].text
@@ -310,7 +310,7 @@ def test_10_a_character_is_shown_when_all_of_its_bytes_have_come(pair: Pair) -> 
     assert len(ids) > 2, "a character is one token"
     bias = dict.fromkeys(ids, 60.0)
     params = with_(SAMPLED, logit_bias=bias, temperature=1.0, repetition_penalty=1.2)
-    steps = list(request(pair, params, PIPELINED).steps())
+    steps = list(steps_of(pair, params, PIPELINED))
     parts = [step.part.outputs[0].text for step in steps]
     tokens = tuple(t for step in steps for t in step.part.outputs[0].token_ids)
     assert "".join(parts) == pair.tokenization.decode(tokens)
@@ -326,7 +326,7 @@ def test_11_a_chat_follows_the_template_of_the_targets_tokenizer(pair: Pair) -> 
 
 
 def test_12_a_client_that_leaves_closes_its_text_on_both_nodes(pair: Pair, text: list[int]) -> None:
-    steps = request(pair, with_(GREEDY, max_tokens=MAX_MODEL_LEN)).steps()
+    steps = steps_of(pair, with_(GREEDY, max_tokens=MAX_MODEL_LEN))
     next(steps)
     steps.close()
     nodes = [pair.service.registry.of(role) for role in (Role.TARGET, Role.DRAFTER)]

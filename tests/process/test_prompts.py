@@ -85,8 +85,9 @@ def test_texts_that_are_complete_are_kept_when_the_target_dies(
     models: list[str], tmp_path: Path
 ) -> None:
     file = json_lines(tmp_path, *"abcde")
+    slowly = ["--max-num-seqs", "1", "--min-target-pass-ms", "40"]
     process = subprocess.Popen(
-        command("--prompt-file", file, "--json", "--min-target-pass-ms", "40", *models),
+        command("--prompt-file", file, "--json", *slowly, *models),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

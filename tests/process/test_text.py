@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator import LLM, RequestOutput, SamplingParams
+from coordinator.api.batch import Batch
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.request import Request
 from coordinator.api.tokenization import Tokenization
@@ -87,7 +88,7 @@ def test_the_speculation_in_sight_shows_the_same_text(
         writer = TextWriter(speculation.policy, params, show_speculation=True)
         writer.begin(Place(0, 1, PROMPT, llm.pair.decoder))
         request = Request(llm.pair, speculation, PROMPT, ids, params)
-        for step in request.steps():
+        for step in Batch(llm.pair, [request]).steps():
             writer.add(step.emit, step.part)
         shown = re.sub(r"\[-.*?-\]|\{\+|\+\}", "", capsys.readouterr().out)
         (made,) = request.whole().outputs

@@ -84,6 +84,8 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
         ({"reproducible": "perhaps"}, "reproducible: Input should be a valid boolean"),
         ({"target_device": 0}, "target_device: Input should be a valid string"),
         ({"max_model_len": 10**5000}, "max_model_len: "),
+        ({"max_num_seqs": 0}, "max_num_seqs: Input should be greater than or equal to 1"),
+        ({"max_num_seqs": 65}, "max_num_seqs: Input should be less than or equal to 64"),
         ({"target_revision": ""}, "target_revision: String should have at least 1 character"),
         (
             {"drafter": "ngram", "drafter_revision": "main"},
@@ -112,6 +114,13 @@ def test_a_folder_has_no_revision(tmp_path: Path, role: str) -> None:
     assert str(caught.value) == f"--{role}-{rest}"
     with pytest.raises(ModelError, match="is a folder, which has no revision 'main'; leave it out"):
         find_checkpoint(str(tmp_path), "main")
+
+
+def test_eight_texts_at_once_are_asked_for_and_one_in_reproducible_mode() -> None:
+    assert PairConfig().num_seqs == 8
+    assert PairConfig(reproducible=True).num_seqs == 1
+    assert PairConfig(max_num_seqs=3).num_seqs == 3
+    assert PairConfig(max_num_seqs=3, reproducible=True).num_seqs == 3
 
 
 def test_one_string_and_nothing_stand_for_lists() -> None:

@@ -60,11 +60,13 @@ def test_what_is_given_comes_as_configs_and_what_is_not_has_its_default() -> Non
 def test_a_command_may_have_some_fields_and_defaults_of_its_own() -> None:
     seen: list[PairConfig] = []
 
-    def command(*, pair: Annotated[PairConfig, Flags("dtype", "backend", dtype="float32")]) -> None:
+    flags = Flags("dtype", "backend", dtype="float32", max_num_seqs=1)
+
+    def command(*, pair: Annotated[PairConfig, flags]) -> None:
         seen.append(pair)
 
     called(command, "--backend", "fused")
-    assert seen == [PairConfig(dtype="float32", backend="fused")]
+    assert seen == [PairConfig(dtype="float32", backend="fused", max_num_seqs=1)]
     with pytest.raises(typer.TyperException, match="--max-model-len"):
         called(command, "--max-model-len", "8")
 

@@ -1,0 +1,119 @@
+"""Several prompts on the command line: written at once, and shown one after another."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import typer
+
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.params import SamplingParams
+from coordinator.cli.generate import Asked, Run, generate
+from coordinator.cli.writers import JsonWriter, TextWriter, Writer
+from proto.errors import ConfigurationError, NodeError
+from tests.coordinator.api.scripted import Script, ScriptedPair
+
+TWO = SamplingParams(temperature=1.0, n=2)
+
+
+def run_of(pair: ScriptedPair, writer: Writer, params: SamplingParams | None = None) -> Run:
+    return Run(pair.as_pair(), SpeculationConfig(), params or SamplingParams(), writer)
+
+
+def asked(*prompts: str) -> Sequence[Asked]:
+    return [Asked(prompt) for prompt in prompts]
+
+
+def written_backwards(pair: ScriptedPair, number: int) -> None:
+    """When so many texts are asked for, the last is complete first, then the one before it."""
+
+    def begin(script: Script) -> None:
+        scripts = [*pair.asked, script]
+        if len(scripts) == number:
+            for place, one in enumerate(scripts):
+                one.add(place)
+            for one in reversed(scripts):
+                one.end()
+
+    pair.begin = begin
+
+
+def test_lines_come_in_the_order_of_the_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ScriptedPair(num_seqs=3)
+    written_backwards(pair, 3)
+    assert not run_of(pair, JsonWriter("ar")).every(asked("a", "b", "too long", "d"))
+    output = capsys.readouterr()
+    made = [json.loads(line) for line in output.out.splitlines()]
+    assert [record["index"] for record in made] == [0, 1, 2, 3]
+    assert [record.get("token_ids") for record in made] == [[0], [1], None, [2]]
+    assert made[2]["error"] == "the prompt has 8 tokens"
+    assert output.err == "error: prompt 3 of 4: the prompt has 8 tokens\n"
+
+
+def test_texts_of_a_prompt_are_shown_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ScriptedPair(num_seqs=4)
+    written_backwards(pair, 4)
+    writer = TextWriter("ar", TWO, show_speculation=True)
+    assert run_of(pair, writer, TWO).every(asked("a", "b"))
+    output = capsys.readouterr()
+    assert output.out == "{+0+}\n{+1+}\n{+2+}\n{+3+}\n"
+    order = [line for line in output.err.splitlines() if " of 2" in line]
+    assert [line.split(" ──")[0] for line in order] == [
+        *("── 1 of 2", "text 1 of 2", "text 2 of 2", "── 2 of 2", "text 1 of 2", "text 2 of 2")
+    ]
+    assert "4 texts" in output.err
+
+
+def test_where_a_text_fails_its_prompt_is_named_and_what_is_complete_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = ScriptedPair(num_seqs=4)
+
+    def begin(script: Script) -> None:
+        if len(pair.asked) == 3:
+            pair.asked[0].add(5)
+            pair.asked[1].add(6)
+            pair.asked[1].end()
+            pair.asked[2].fail(NodeError("no more"))
+
+    pair.begin = begin
+    with pytest.raises(NodeError, match=r"^prompt 3 of 4: no more$"):
+        run_of(pair, JsonWriter("ar")).every(asked("a", "b", "c", "d"))
+    made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(record["index"], record["token_ids"]) for record in made] == [(1, [6])]
+    assert [script.is_cancelled for script in pair.asked] == [True, False, True, True]
+
+
+def test_the_error_of_the_only_prompt_is_not_numbered() -> None:
+    pair = ScriptedPair(num_seqs=1)
+    pair.begin = lambda script: script.fail(NodeError("no more"))
+    with pytest.raises(NodeError, match=r"^no more$"):
+        run_of(pair, JsonWriter("ar")).every(asked("a"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_seqs"),
+    [
+        ([], 1),
+        (["--n", "3"], 3),
+        (["--n", "20"], 8),
+        (["--n", "3", "--max-num-seqs", "2"], 2),
+        (["--n", "3", "--reproducible"], 1),
+        (["--max-num-seqs", "4", "--reproducible"], 4),
+    ],
+)
+def test_the_nodes_make_room_for_no_more_texts_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], num_seqs: int
+) -> None:
+    seen: list[PairConfig] = []
+
+    def start(config: PairConfig, **_: object) -> None:
+        seen.append(config)
+        raise ConfigurationError("nothing is started here")
+
+    monkeypatch.setattr("coordinator.cli.generate.Pair", start)
+    app = typer.Typer()
+    app.command()(generate)
+    with pytest.raises(ConfigurationError, match="nothing is started"):
+        app(["a", "--temperature", "1", *flags], standalone_mode=False)
+    assert [config.num_seqs for config in seen] == [num_seqs]
