@@ -184,9 +184,9 @@ class Follower(Generic[Text, Result, Action]):
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         assert len(self._newest) <= MAX_REMEMBERED
+        self._lanes.check()
         assert len(self._texts) == len(self._lanes) - self._lanes.num_free
         assert len({id(text.lane) for text in self._texts.values()}) == len(self._texts)
-        self._lanes.check()
         for text in self._texts.values():
             assert text.lane.text is text.tree.text, "a lane holds another text"
             text.check()

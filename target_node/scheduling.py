@@ -12,7 +12,8 @@ A pass reads the weights once for the rows of all its texts, so whoever can use 
 
 While one text has a reason to start and drafts for another are expected, the pass is held if they
 bring more tokens than the time costs (`price.worth_holding_s`). When it starts, those that would
-have waited go along with what they have: a token for the price of a row.
+have waited go along with what they have: a token for the price of a row. But not twice in a row:
+drafts that always come during the pass would never be of use.
 
 How many drafts of each are verified is one decision too (`price.rows_worth`): the likeliest of all.
 
@@ -135,7 +136,10 @@ class Schedule:
     def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
         """A pass of those with a reason, and of who else has room; by turn."""
         self._was_chunk = False
-        texts = tuple(sorted(causes, key=lambda text: causes[text] is None)[: self._num_per_pass])
+        able = [text for text in causes if causes[text] is not None or not text.went_along]
+        texts = tuple(sorted(able, key=lambda text: causes[text] is None)[: self._num_per_pass])
+        for text in texts:
+            text.went_along = causes[text] is None
         at_hand = [text.at_hand() for text in texts]
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))

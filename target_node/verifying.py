@@ -77,6 +77,7 @@ class Verifying:
 
     course   what is known of texts like this one; None: its drafter never rests
     served   when it was last computed for, by the schedule's count
+    went_along  it was in its last pass because others had a reason to start
     reports  what may have to be said again, over all lives of the text
     """
 
@@ -87,6 +88,7 @@ class Verifying:
         self.lane = lane
         self.course: Course | None = None
         self.served = 0
+        self.went_along = False
         self._known = known
         self._rested = False  # when a pass was last thought of
         self.reports: Reports = Reports() if earlier is None else earlier.reports

@@ -390,6 +390,7 @@ def a_text_that_is_opened_again_is_indexed_behind_what_was_there(patch: Patch) -
 
 
 NO_SPEED = "no draft is accepted"
+CLOSED_AGAIN = "a closed text is open again|an old Open has been obeyed"
 
 FAULTS = (
     Fault(a_draft_is_known_by_the_length_of_its_parent, NOT_DRAFTED_THERE),
@@ -406,9 +407,9 @@ FAULTS = (
     Fault(the_session_does_not_look_for_stop_tokens, f"{NOT_THE_TEXT}|still missing"),
     Fault(drafts_go_past_the_longest_text, "past the longest text"),
     Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed"),
-    Fault(a_late_open_revives_a_closed_text, "a closed text is open again", first_seed=800),
-    Fault(the_target_uses_the_result_of_an_earlier_life, BAD_CACHE),
-    Fault(the_drafter_uses_the_result_of_an_earlier_life, BAD_CACHE),
+    Fault(a_late_open_revives_a_closed_text, CLOSED_AGAIN),
+    Fault(the_target_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|never came"),
+    Fault(the_drafter_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs"),
     Fault(all_texts_lie_in_one_lane, f"{BAD_CACHE}|in one lane"),
     Fault(a_lane_that_is_taken_is_given_away, "a lane is given to two texts"),
     Fault(another_text_is_copied_by_its_length, BAD_CACHE),

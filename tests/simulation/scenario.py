@@ -116,32 +116,49 @@ class Scenario:
         return 2 * (costs.drafter_hop_s + costs.target_hop_s + 2 * costs.jitter_s)
 
     @property
+    def at_once(self) -> int:
+        """Texts that may share a node."""
+        return min(self.max_num_seqs, len(self.texts))
+
+    @property
+    def turns(self) -> int:
+        """Passes that each of them has a part of one of, at least; every other one may be missed."""
+        return 1 if self.at_once == 1 else 2 * -(-self.at_once // self.num_per_pass)
+
+    @property
+    def step_s(self) -> float:
+        """What a draft takes, with those of other texts."""
+        return (self.costs.draft_s + (self.at_once - 1) * self.costs.row_s) * self.turns
+
+    @property
     def can_keep_up(self) -> bool:
         """Whether a drafter that has fallen behind can get ahead of the target again."""
-        policy, costs = self.policy, self.costs
-        if not policy.has_drafter or costs.draft_s >= costs.pass_s:
+        policy, pass_s, step_s = self.policy, self.costs.pass_s, self.step_s
+        if not policy.has_drafter or step_s >= pass_s:
             return False
         if policy.window <= policy.launch_min:
-            return self.round_trip_s + policy.launch_min * costs.draft_s < WAIT_S_MAX
+            return self.round_trip_s + policy.launch_min * step_s < WAIT_S_MAX
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
-        ahead_s = (window - policy.group) * costs.pass_s
-        return ahead_s > self.round_trip_s and costs.pass_s > 1.25 * costs.draft_s
+        ahead_s = (window - policy.group) * pass_s
+        return ahead_s > self.round_trip_s and pass_s > 1.25 * step_s
 
     @property
     def token_s(self) -> float:
         """What a token costs at worst: a pass, and the longest wait that is worth it."""
         policy, costs = self.policy, self.costs
-        pass_s = costs.pass_s + policy.num_speculative_tokens * costs.row_s
+        num_rows = self.at_once * (1 + policy.num_speculative_tokens)
+        pass_s = (costs.pass_s + (num_rows - 1) * costs.row_s) * self.turns
         if policy.window > policy.launch_min:
             return (1 + policy.launch_min) * pass_s
-        step_s = costs.draft_s + costs.row_s
+        step_s = self.step_s + costs.row_s
         return pass_s + self.round_trip_s + policy.launch_min * step_s
 
     def prefill_s(self, length: int) -> float:
-        """What both nodes need at most to read a text."""
+        """What both nodes need at most to read a text, and others meanwhile."""
         num_chunks = -(-length // 256)
         costs = self.costs
-        return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
+        alone_s = num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
+        return alone_s * self.at_once
 
 
 def draw(
