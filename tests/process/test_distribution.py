@@ -5,7 +5,7 @@ Every text has a seed of its own. One sample against the exact joint distributio
 chi-square test at a level of 1e-4; the planted mistakes show that it has power.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -21,6 +21,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.cluster import launcher
 from coordinator.lossless.chi_square import p_value
+from coordinator.text.stream import Stream
 from engine.sampling import Sampling, process
 from proto.messages import Role
 from tests.process.biased_target import BIASES
@@ -69,19 +70,29 @@ def joint(models: PairConfig) -> Joint:
 def sample(
     pair: Pair, speculation: SpeculationConfig, num_texts: int, num_drafts: int = 0
 ) -> tuple[Counter[tuple[int, ...]], float]:
-    """Texts of as many seeds, or more, until as many drafts are judged; the share accepted."""
+    """Texts of as many seeds, or more, until as many drafts are judged; the share accepted.
+
+    Several are written at once, as many as the nodes have room for.
+    """
     counts: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = seed = 0
-    while seed < num_texts or (drafted < num_drafts and seed < NUM_TEXTS_MAX):
-        request = SamplingParams(
-            temperature=TEMPERATURE, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True
-        )
-        stream, _ = pair.generate(PROMPT, speculation, request)
+    streams: deque[Stream] = deque()
+    while True:
+        is_more = seed < num_texts or (drafted < num_drafts and seed < NUM_TEXTS_MAX)
+        if not streams and not is_more:
+            break
+        if is_more and len(streams) < pair.config.num_seqs:
+            request = SamplingParams(
+                temperature=TEMPERATURE, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True
+            )
+            streams.append(pair.generate(PROMPT, speculation, request)[0])
+            seed += 1
+            continue
+        stream = streams.popleft()
         counts[tuple(token for emit in stream for token in emit.tokens)] += 1
         assert stream.result is not None
         drafted += stream.result.metrics.num_draft_tokens
         accepted += stream.result.metrics.num_accepted_tokens
-        seed += 1
     return counts, accepted / max(1, drafted)
 
 

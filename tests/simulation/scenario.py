@@ -122,7 +122,7 @@ class Scenario:
 
     @property
     def turns(self) -> int:
-        """Passes that each of them has a part of one of, at least; every other one may be missed."""
+        """Passes of which each of them has a part in one; every other one may be missed."""
         return 1 if self.at_once == 1 else 2 * -(-self.at_once // self.num_per_pass)
 
     @property
