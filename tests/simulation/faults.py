@@ -12,12 +12,12 @@ from drafter_node.drafting import Drafting
 from engine.slots import Feed, SlotMap
 from node.costs import Costs
 from node.follower import CLOSED, Follower
-from node.lanes import Lane, Lanes
+from node.lanes import Lane
 from proto.messages import FinishReason, Limits, Open, Policy
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import scheduling as target_scheduling
 from target_node import waiting
-from target_node.events import Computed, Outcome
+from target_node.events import Outcome
 from target_node.lookup import LookupSource
 from target_node.received import _Source
 from target_node.verifying import Verifying
@@ -225,60 +225,6 @@ def the_drafter_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
     _of_whichever_life(patch, drafter_scheduling)
 
 
-# -- several texts --------------------------------------------------------------------------------
-
-
-def all_texts_lie_in_one_lane(patch: Patch) -> None:
-    begin = Lane.__init__
-    patch.setattr(Lane, "__init__", lambda self, number, num_slots: begin(self, 0, num_slots))
-
-
-def a_lane_that_is_taken_is_given_away(patch: Patch) -> None:
-    take = Lanes.take
-
-    def any_lane(self: Lanes, tokens: Sequence[int], key: bytes) -> Lane:
-        taken, self._taken = self._taken, []
-        lane = take(self, tokens, key)
-        self._taken = [*taken, lane]
-        return lane
-
-    patch.setattr(Lanes, "take", any_lane)
-
-
-def another_text_is_copied_by_its_length(patch: Patch) -> None:
-    def by_length(self: Lane, tokens: Sequence[int]) -> int:
-        return min(self.slots.prefix_len, len(tokens))
-
-    patch.setattr(Lane, "num_cached_of", by_length)
-
-
-def the_outcomes_of_a_pass_reach_each_other(patch: Patch) -> None:
-    done = target_scheduling.Schedule.done
-
-    def turned(self: Any, result: Computed, texts: Any, now: float) -> Any:
-        return done(self, replace(result, outcomes=result.outcomes[::-1]), texts, now)
-
-    patch.setattr(target_scheduling.Schedule, "done", turned)
-
-
-def a_text_is_never_scheduled_again(patch: Patch) -> None:
-    tick = target_scheduling.Schedule.tick
-
-    def forgetful(self: Any, texts: Any, now: float) -> Any:
-        some = {key: text for key, text in texts.items() if not text.served or key % 2}
-        return tick(self, some, now)
-
-    patch.setattr(target_scheduling.Schedule, "tick", forgetful)
-
-
-def whoever_was_served_last_comes_first(patch: Patch) -> None:
-    patch.setattr(Verifying, "served", property(lambda self: -self._served, _serve), raising=False)
-
-
-def _serve(self: Verifying, ticket: int) -> None:
-    self._served = ticket  # type: ignore[attr-defined]
-
-
 # -- speed: the text stays right ------------------------------------------------------------------
 
 
@@ -410,13 +356,7 @@ FAULTS = (
     Fault(a_late_open_revives_a_closed_text, CLOSED_AGAIN),
     Fault(the_target_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|never came"),
     Fault(the_drafter_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs"),
-    Fault(all_texts_lie_in_one_lane, f"{BAD_CACHE}|in one lane"),
-    Fault(a_lane_that_is_taken_is_given_away, "a lane is given to two texts"),
-    Fault(another_text_is_copied_by_its_length, BAD_CACHE),
-    Fault(the_outcomes_of_a_pass_reach_each_other, NOT_THE_TEXT),
-    Fault(a_text_is_never_scheduled_again, "still missing|without a deadline"),
-    Fault(whoever_was_served_last_comes_first, "still missing"),
-    Fault(what_was_lost_is_not_sent_again, NO_SPEED, oracle=True),
+    Fault(what_was_lost_is_not_sent_again, f"{NO_SPEED}|did not continue", oracle=True),
     Fault(a_draft_that_comes_too_early_is_dropped, f"{NO_SPEED}|still missing", oracle=True),
     Fault(an_ack_counts_over_a_gap, "never came"),
     Fault(the_later_child_wins, "hangs nowhere"),
