@@ -77,11 +77,13 @@ def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:
 PAST_FAULTS = (
     Fault(a_full_tree_is_expanded, "IndexError", oracle=True),
     Fault(a_text_is_closed_with_a_reason_that_is_no_plain_text, "LocalProtocolError: Close"),
-    Fault(answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True),
-    Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing"),
+    Fault(
+        answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True, first_seed=32
+    ),
+    Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
     Fault(two_children_count_as_two_drafts_of_a_chain, "still missing"),
     Fault(
-        the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=200
+        the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=206
     ),
     Fault(
         a_drafter_that_gets_no_answer_says_nothing_again,
