@@ -81,7 +81,7 @@ PAST_FAULTS = (
         answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True, first_seed=32
     ),
     Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
-    Fault(two_children_count_as_two_drafts_of_a_chain, "still missing"),
+    Fault(two_children_count_as_two_drafts_of_a_chain, "still missing", first_seed=4024),
     Fault(
         the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=206
     ),
