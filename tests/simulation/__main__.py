@@ -13,13 +13,14 @@ def main() -> None:
     parser.add_argument("--policy", choices=POLICIES, help="instead of the one that the seed draws")
     parser.add_argument("--oracle", action="store_true", help="with a drafter that is always right")
     parser.add_argument("--plain", action="store_true", help="two texts and one drafter")
+    parser.add_argument("--alone", action="store_true", help="one text at a time")
     parser.add_argument("--quiet", action="store_true", help="only say whether it holds")
     arguments = parser.parse_args()
     seed, policy = arguments.seed, arguments.policy
-    oracle, plain = arguments.oracle, arguments.plain
-    print(draw(seed, policy, oracle=oracle, plain=plain))
+    options = {name: getattr(arguments, name) for name in ("oracle", "plain", "alone")}
+    print(draw(seed, policy, **options))
     tell = None if arguments.quiet else print
-    stats = simulate(seed, policy, oracle=oracle, plain=plain, tell=tell)
+    stats = simulate(seed, policy, tell=tell, **options)
     print(dict(stats))
 
 

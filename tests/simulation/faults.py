@@ -30,6 +30,7 @@ class Fault:
     """A mistake, what the simulator must say about it, and where it shows soonest.
 
     oracle      with a drafter that is always right, as for most of what costs only speed
+    alone       one text at a time, where others would hide it
     first_seed  where to begin, for what shows only now and then
     """
 
@@ -37,6 +38,7 @@ class Fault:
     symptom: str
     policy: str | None = None
     oracle: bool = False
+    alone: bool = False
     first_seed: int = 0
 
     @property

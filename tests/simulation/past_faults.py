@@ -90,6 +90,7 @@ PAST_FAULTS = (
         NO_SPEED,
         "sync",
         oracle=True,
-        first_seed=380,
+        alone=True,
+        first_seed=386,
     ),
 )

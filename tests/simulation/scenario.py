@@ -162,12 +162,18 @@ class Scenario:
 
 
 def draw(
-    seed: int, policy: str | None = None, *, oracle: bool = False, plain: bool = False
+    seed: int,
+    policy: str | None = None,
+    *,
+    oracle: bool = False,
+    plain: bool = False,
+    alone: bool = False,
 ) -> Scenario:
     """The scenario of a seed, with another policy if one is given.
 
     oracle  the drafter is always right and the texts are longer: what costs only speed shows
     plain   two texts and one drafter, all else being equal
+    alone   one text at a time, all else being equal
     """
     random = Random(seed)
     model = _model(random)
@@ -213,6 +219,8 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
+    if alone:
+        scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))

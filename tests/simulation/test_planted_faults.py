@@ -17,9 +17,9 @@ ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS
 
 
 @cache
-def _holds(seed: int, policy: str | None, *, oracle: bool) -> bool:
-    num_texts = len(draw(seed, policy, oracle=oracle).texts)
-    return simulate(seed, policy, oracle=oracle)["texts"] == num_texts
+def _holds(seed: int, policy: str | None, *, oracle: bool, alone: bool) -> bool:
+    num_texts = len(draw(seed, policy, oracle=oracle, alone=alone).texts)
+    return simulate(seed, policy, oracle=oracle, alone=alone)["texts"] == num_texts
 
 
 @pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.name)
@@ -29,12 +29,12 @@ def test_a_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch
         fault.plant(patch)
         for seed in range(fault.first_seed, fault.first_seed + NUM_SEEDS):
             try:
-                simulate(seed, fault.policy, oracle=fault.oracle)
+                simulate(seed, fault.policy, oracle=fault.oracle, alone=fault.alone)
             except SimulationFailure as failure:
                 said, caught_by = str(failure).split("\n", 1)[0], seed
                 break
     assert caught_by is not None, f"{NUM_SEEDS} seeds did not see it"
     assert re.search(fault.symptom, said), said
-    assert _holds(caught_by, fault.policy, oracle=fault.oracle), (
+    assert _holds(caught_by, fault.policy, oracle=fault.oracle, alone=fault.alone), (
         "the seed fails without the fault too"
     )
