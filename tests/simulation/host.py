@@ -120,7 +120,8 @@ class Host:
             raise self.router.mishap
         self.router.check()
         # One after another, as they were begun; some may be complete already.
-        for session in [one for one in self._texts if one not in self.router.queued]:
+        queued = set(self.router.queued)
+        for session in [one for one in self._texts if one not in queued]:
             self.world.judge.begun(*self._texts.pop(session))
         for action in actions:
             self.world.tell("router", "does", action)

@@ -184,6 +184,7 @@ def _scenario(case: Case, num_texts: int, seed: int) -> Scenario:
         temperature=1.0,
         blocking=True,
         lookup=case.lookup,
+        submit_every_s=None,
     )
 
 
