@@ -71,6 +71,7 @@ class Schedule:
         self._num_served = 0  # parts of passes, so far
         self._was_chunk = False  # it read a prompt
         self._ended_at = 0.0  # when it was done
+        self._held_since: float | None = None  # when the next one could have started
 
     def make(self, message: Open, lane: Lane, earlier: Verifying | None, now: float) -> Verifying:
         """The machine of a text; `earlier`: of its life before."""
@@ -127,15 +128,18 @@ class Schedule:
         costs = self._known.costs
         if not costs.reply.num:
             return now
-        num_more = sum(text.num_expected - 1.0 for text in waiting)
-        num_tokens = len(waiting) + sum(text.num_expected for text in ready)
-        worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
+        num_more = sum(text.num_awaited for text in waiting)
+        num_tokens = len(waiting) + sum(1.0 + text.num_at_hand for text in ready)
         due_at = [text.ready_at + costs.reply.value for text in waiting]
-        return now if max(due_at) > now + worth_s else min(late_at, min(due_at) + worth_s)
+        self._held_since = now if self._held_since is None else self._held_since
+        worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
+        until = min(self._held_since, *due_at) + worth_s
+        return now if max(due_at) > until else min(late_at, until)
 
     def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
         """A pass of those with a reason, and of who else has room; by turn."""
         self._was_chunk = False
+        self._held_since = None
         able = [text for text in causes if causes[text] is not None or not text.went_along]
         texts = tuple(sorted(able, key=lambda text: causes[text] is None)[: self._num_per_pass])
         for text in texts:
@@ -143,9 +147,8 @@ class Schedule:
         at_hand = [text.at_hand() for text in texts]
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))
-        along = Cause.CHEAP  # of those that would have waited
         parts = tuple(
-            text.launch(nodes, count, along if (cause := causes[text]) is None else cause, now)
+            text.launch(nodes, count, causes[text], now)
             for text, nodes, count in zip(texts, at_hand, counts, strict=True)
         )
         is_usual = all(part.num_asked for part in parts)

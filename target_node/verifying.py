@@ -215,10 +215,17 @@ class Verifying:
         return self.ready_at + self._waiting.limit_s
 
     @property
-    def num_expected(self) -> float:
-        """Tokens that a pass with drafts is expected to make of this text."""
-        chance = self._known.acceptance.chance(FIRST_OF_MODEL)
-        return num_expected([chance] * self._num_drafts_max())
+    def num_awaited(self) -> float:
+        """Tokens that the drafts that are waited for are expected to bring."""
+        return self._num_right(min(self.opened.policy.launch_min, self._num_drafts_max()))
+
+    @property
+    def num_at_hand(self) -> float:
+        """Tokens that the drafts that are here are expected to bring."""
+        return self._num_right(len(self.tree.best_chain(self._num_drafts_max())))
+
+    def _num_right(self, num_drafts: int) -> float:
+        return num_expected([self._known.acceptance.chance(FIRST_OF_MODEL)] * num_drafts) - 1.0
 
     def waits(self) -> None:
         """There was no reason to start."""
@@ -258,14 +265,23 @@ class Verifying:
         """That each is right, given that those before it are."""
         return [self._known.acceptance.chance(self._lookup.kind_of(node)) for node in nodes]
 
-    def launch(self, at_hand: Sequence[Node], num_drafts: int, cause: Cause, now: float) -> Part:
-        """Verify the first so many of what is at hand."""
+    def launch(
+        self, at_hand: Sequence[Node], num_drafts: int, cause: Cause | None, now: float
+    ) -> Part:
+        """Verify the first so many of what is at hand.
+
+        cause  why the pass starts; None: others have a reason, and this text goes along
+        """
         missing = self.tree.text.tokens[self.slots.prefix_len :]
+        if cause is None:
+            self._waiting.went_along()
+            cause = Cause.CHEAP
+        else:
+            self._waiting.started(cause, self.ready_at)
         if self.is_catching_up:
             assert self._known.fixed_rows is not None
             feed = self.slots.feed(missing[: min(self._known.fixed_rows, len(missing) - 1)])
             return self._part(feed, None, cause, now)
-        self._waiting.started(cause, now - self.ready_at)
         chain = at_hand[:num_drafts]
         if chain and cause is Cause.ALONE:
             cause = Cause.READY

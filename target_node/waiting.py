@@ -35,6 +35,7 @@ class Waiting:
         self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
         self._is_waiting = False  # a wait has begun: it is not given up before its limit
         self._num_in_vain = 0  # passes begun alone since one had drafts
+        self._heard_at = 0.0  # when the last draft came
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -75,15 +76,20 @@ class Waiting:
         """There was no reason to start."""
         self._is_waiting = True
 
-    def started(self, cause: Cause, waited_s: float) -> None:
-        """A pass that verifies drafts, or could have, begins after so long a wait."""
+    def went_along(self) -> None:
+        """The wait is cut short by a pass that others have a reason for: nothing is learnt."""
+        self._is_waiting = False
+
+    def started(self, cause: Cause, ready_at: float) -> None:
+        """A pass begins that verifies drafts, or could have; it could have begun at `ready_at`."""
         if cause is Cause.LATE:
             self._num_late += 1
         elif cause is Cause.CHEAP:
             self._costs.skipped()
             self._num_in_vain += 1
         elif cause is Cause.READY and self._is_waiting:
-            self._costs.waited(waited_s)
+            # What came after the last draft was for the sake of other texts.
+            self._costs.waited(max(0.0, self._heard_at - ready_at))
         self._is_waiting = False
 
     def had_drafts(self) -> None:
@@ -99,6 +105,7 @@ class Waiting:
     def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
         """A draft has come, whatever becomes of it."""
         self._num_late = 0
+        self._heard_at = now
         if draft.tokens and draft.first_number == draft.number:  # else it was said again, for free
             self._costs.draft.add(draft.model_us / 1e6 / len(draft.tokens))
         told_at = self._told_at.pop(draft.parent_hash, None)  # the first one is the answer

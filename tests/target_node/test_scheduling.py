@@ -9,7 +9,7 @@ import pytest
 from engine.slots import Move, SlotMap
 from node.acceptance import FIRST_OF_MODEL
 from node.events import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
-from node.price import num_expected, worth_holding_s
+from node.price import WAIT_S_MAX, num_expected, worth_holding_s
 from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
 from target_node.events import Action, Compute, Outcome
 from target_node.reading import PREFILL_CHUNK
@@ -199,14 +199,17 @@ def test_who_waits_for_drafts_takes_no_room_from_who_has_them() -> None:
 
 # -- holding a pass -------------------------------------------------------------------------------
 
-EXPECTED = num_expected([0.7] * 8)  # tokens of a pass with drafts, before anything is known
+# What two drafts bring before anything is known, and how long they are worth to a pass of a second.
+TWO = num_expected([0.7] * 2) - 1.0
+WORTH_S = worth_holding_s(2.0 + TWO, TWO, 1.0)
 
 
-def beside_one_that_waits(policy: Policy = PIPELINED, *, num_per_pass: int | None = None) -> Target:
-    """At second 1, just after a pass of one second: 2 has its drafts, those of 1 are expected."""
-    target = target_of(opens(1, policy=policy), opens(2, policy=policy), num_per_pass=num_per_pass)
+def beside_one_that_waits(*, num_per_pass: int | None = None, pass_s: float = 1.0) -> Target:
+    """Just after a pass of one second: 2 has its drafts, those of 1 are expected."""
+    messages = [opens(n, policy=PIPELINED) for n in (1, 2)]
+    target = target_of(*messages, num_per_pass=num_per_pass)
     num_passes = 2 if num_per_pass == 1 else 1
-    passes(target, num_passes, pass_s=1.0 / num_passes)
+    passes(target, num_passes, pass_s=pass_s / num_passes)
     target.hears(
         draft((9,), 9, session=1),  # a sign of life, and nothing that fits
         draft((*text(2), 50), 60, 61, session=2),
@@ -217,12 +220,11 @@ def beside_one_that_waits(policy: Policy = PIPELINED, *, num_per_pass: int | Non
 def test_a_pass_is_held_for_drafts_that_are_expected_soon() -> None:
     target = beside_one_that_waits()
     target.known.costs.reply.add(0.2)
-    worth_s = worth_holding_s(1 + EXPECTED, EXPECTED - 1, 1.0)
     (wait,) = target.ticks()
     assert isinstance(wait, WaitUntil)
-    assert wait.deadline == pytest.approx(1.2 + worth_s)
+    assert wait.deadline == pytest.approx(1.0 + WORTH_S)
     target.now = 1.2
-    assert [type(action) for action in target.ticks()] == [WaitUntil]
+    assert target.ticks() == [wait], "as long as from the start"
     target.hears(draft((*text(1), 50), 60, 61, session=1, number=2))
     assert drafts(target.ticks()) == {1: (60, 61), 2: (60, 61)}
     actions = target.answers(2, Outcome((60, 61, 62)), Outcome((60, 70, 71)))
@@ -262,11 +264,10 @@ def test_nor_before_it_is_known_how_long_they_take() -> None:
 
 
 def test_nor_beyond_the_deadline_of_who_waits() -> None:
-    target = beside_one_that_waits(replace(PIPELINED, launch_min=1))
+    target = beside_one_that_waits(pass_s=10.0)
     target.known.costs.reply.add(0.5)
-    worth_s = worth_holding_s(1 + EXPECTED, EXPECTED - 1, 1.0)
-    assert 1.5 + worth_s > 2.0
-    assert target.ticks() == [WaitUntil(2.0)]
+    assert 10.0 * WORTH_S > WAIT_S_MAX
+    assert target.ticks() == [WaitUntil(10.0 + WAIT_S_MAX)]
 
 
 def test_where_all_wait_the_first_deadline_starts_a_pass_of_all() -> None:

@@ -85,6 +85,13 @@ def test_what_is_said_again_was_not_drafted_for_nothing() -> None:
     assert costs.draft.value == 0.01
 
 
+def ends_after(waiting: Waiting, wait_s: float) -> None:
+    """A wait of so long ends with a draft."""
+    waiting.began()
+    heard(waiting, 100.0)
+    waiting.started(Cause.READY, 100.0 - wait_s)
+
+
 def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
     """Passes take three seconds; how long waits are has been seen."""
     waiting, costs = waits(accepted=accepted)
@@ -92,8 +99,7 @@ def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
     costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     for _ in range(NUM_FIRST):
         assert waiting.reason(2, is_late=False) is None, "nothing is known yet"
-        waiting.began()
-        waiting.started(Cause.READY, wait_s)
+        ends_after(waiting, wait_s)
     return waiting, costs
 
 
@@ -109,8 +115,7 @@ def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
         waiting.started(Cause.CHEAP, 0.0)
         waiting.had_drafts()
     assert waiting.reason(2, is_late=False) is None
-    waiting.began()
-    waiting.started(Cause.READY, 0.01)
+    ends_after(waiting, 0.01)
     assert is_cheap(waiting), "one short wait among long ones"
     for _ in range(60):
         costs.waited(0.01)
@@ -138,6 +143,16 @@ def test_drafts_that_should_have_been_there_are_waited_for(
     assert least <= num_skipped <= most
     waiting.had_drafts()
     assert is_cheap(waiting)
+
+
+def test_what_others_decide_teaches_a_text_nothing() -> None:
+    waiting, costs = learnt(2.0, 0.6)
+    for _ in range(2 * NUM_SKIPPED_MAX):
+        waiting.began()
+        waiting.went_along()
+    assert is_cheap(waiting), "neither skipped nor in vain"
+    ends_after(waiting, 2.0)
+    assert costs.wait.value == pytest.approx(2.0), "up to the draft, not to the pass"
 
 
 def test_drafts_that_are_hardly_ever_right_are_not_missed() -> None:
