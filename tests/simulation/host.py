@@ -118,7 +118,7 @@ class Host:
         self.world.tell("router", "handles", event)
         if self.router.mishap is not None:
             raise self.router.mishap
-        self.router.check()
+        self.world.judge.routed(self.router)
         # One after another, as they were begun; some may be complete already.
         queued = set(self.router.queued)
         for session in [one for one in self._texts if one not in queued]:

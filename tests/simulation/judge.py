@@ -197,8 +197,13 @@ class Judge:
             case _:
                 pass
 
+    def routed(self, router: Router) -> None:
+        """The router has handled an event."""
+        router.check()
+
     def handled(self, node: "Node", event: Any) -> None:
         """A node has handled an event and its actions are done."""
+        node.follower.check()
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Close):
             self._closed.add((node.name, node.life, message.session))

@@ -114,7 +114,7 @@ class Recorder:
     def _ignore(self, *_: Any) -> None:
         pass
 
-    launched = sent = handled = rested = disturbed = told = passed_on = ended = _ignore
+    launched = sent = handled = routed = rested = disturbed = told = passed_on = ended = _ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,6 @@ class Node:
         self.world.tell(self.name, "handles", event)
         for action in actions:
             self._perform(action)
-        self.follower.check()
         self.world.judge.handled(self, event)
 
     def _perform(self, action: Any) -> None:
