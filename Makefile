@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 SEED ?= 1
+JOBS ?= 2
 
 PROMPT ?= def read_lines(path, encoding="utf-8"):
 
 PROMPTS ?= ../shared/data/humaneval.jsonl
 
-.PHONY: setup demo test check gpu sim bench clean
+.PHONY: setup demo test long check gpu sim bench clean
 
 setup: $(VENV)/.ready
 
@@ -26,14 +27,21 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(RUN) -m coordinator generate '$(PROMPT)'
 
+# Tests of real processes run one by one: each has the machine for itself.
 test: setup
-	$(RUN) -m pytest -m 'not slow and not gpu'
+	$(RUN) -m pytest -n $(JOBS) -m 'not process and not long and not slow and not gpu'
+	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
+
+# What `make test` has no time for.
+long: setup
+	$(RUN) -m pytest -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) -m pytest -m 'not gpu'
+	$(RUN) -m pytest -n $(JOBS) -m 'not process and not gpu'
+	$(RUN) -m pytest -m 'process and not gpu'
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

@@ -301,6 +301,7 @@ def test_a_hundred_texts_leave_the_memory_of_all_three_processes_flat(llm: LLM) 
     assert all(kib <= SLACK_KIB for kib in grown.values()), grown
 
 
+@pytest.mark.long
 def test_two_llms_live_side_by_side(llm: LLM, texts: list[str], folders: tuple[str, str]) -> None:
     config = {"method": "sync", "num_speculative_tokens": 2}
     with LLM(*folders, dtype="float32", max_model_len=1000, speculative_config=config) as other:
@@ -328,6 +329,7 @@ def test_two_llms_live_side_by_side(llm: LLM, texts: list[str], folders: tuple[s
     assert llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text == texts[0]
 
 
+@pytest.mark.long
 def test_the_example_of_the_documentation_runs(folders: tuple[str, str]) -> None:
     pages = [path for path in (ROOT / "README.md", ROOT / "docs/python-api.md") if path.exists()]
     blocks = [re.search(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S) for page in pages]

@@ -58,12 +58,14 @@ def test_a_closed_descriptor_is_one_line(redirection: str, prompt: str, line: st
     assert line in only_line(in_shell(redirection, *GENERATE, prompt))
 
 
+@pytest.mark.long
 def test_without_standard_input_and_error_the_text_comes_all_the_same(tiny: list[str]) -> None:
     done = in_shell("<&- 2>&-", *GENERATE, *tiny, "--max-tokens", "5")
     assert done.returncode == 0
     assert len(done.stdout.decode().split(",")) == 5
 
 
+@pytest.mark.long
 def test_a_full_device_ends_the_run_with_one_line(tiny: list[str]) -> None:
     done = in_shell(">/dev/full", *GENERATE, *tiny)
     errors = [line for line in done.stderr.decode().splitlines() if line.startswith("error: ")]
@@ -171,12 +173,14 @@ def test_impatience_does_not_cut_the_cleaning_up_short(started: Started) -> None
     started.check_end()
 
 
+@pytest.mark.long
 def test_a_hang_up_while_text_comes_leaves_nothing(started: Started) -> None:
     started.wait_for_text()
     os.kill(started.process.pid, signal.SIGHUP)
     started.check_end()
 
 
+@pytest.mark.long
 def test_a_run_that_nohup_started_survives_the_hang_up(tiny: list[str], tmp_path: Path) -> None:
     command = [*GENERATE, *tiny, "--max-tokens", "40", "--min-target-pass-ms", "20"]
     process = subprocess.Popen(
@@ -194,6 +198,7 @@ def test_a_run_that_nohup_started_survives_the_hang_up(tiny: list[str], tmp_path
     assert len((first + rest).split(b",")) == 40
 
 
+@pytest.mark.long
 def test_a_background_job_ignores_ctrl_c_and_ends_on_sigterm(
     tiny: list[str], tmp_path: Path
 ) -> None:

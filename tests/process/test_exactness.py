@@ -49,8 +49,12 @@ def check_greedy(pair: Pair, reference: Reference, prompt: tuple[int, ...]) -> t
 
 @pytest.mark.parametrize(
     "prompts",
-    [PROMPTS[:4], pytest.param(PROMPTS[4:], marks=pytest.mark.slow)],
-    ids=["some", "others"],
+    [
+        PROMPTS[:2],
+        pytest.param(PROMPTS[2:4], marks=pytest.mark.long),
+        pytest.param(PROMPTS[4:], marks=pytest.mark.slow),
+    ],
+    ids=["two", "more", "others"],
 )
 def test_greedy_text_of_the_embedded_pair_equals_transformers_generate(
     embedded: Pair, prompts: Sequence[str]
@@ -67,7 +71,7 @@ def test_greedy_text_of_the_embedded_pair_equals_transformers_generate(
 
 
 def test_every_policy_gives_the_same_sampled_text_run_after_run(embedded: Pair) -> None:
-    for prompt in PROMPTS[:2]:
+    for prompt in PROMPTS[:1]:
         ids = embedded.encode(prompt)
         texts = [
             generate(embedded, ids, speculation, SAMPLED).tokens
@@ -83,6 +87,7 @@ def test_sampled_drafts_are_accepted_because_the_noise_is_shared(embedded: Pair)
     assert got.metrics.num_accepted_tokens > 0.2 * got.metrics.num_draft_tokens
 
 
+@pytest.mark.long
 def test_reproducible_bfloat16_gives_the_same_text_under_every_policy() -> None:
     config = PairConfig(dtype="bfloat16", reproducible=True)
     with Pair(config) as pair:
@@ -136,6 +141,7 @@ def check_architecture(architecture: str, folder: Path) -> None:
             assert num_accepted > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES[:1])
 def test_greedy_text_of_a_random_model_equals_transformers_generate(
     architecture: str, tmp_path: Path

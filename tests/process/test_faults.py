@@ -27,6 +27,7 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = (sys.executable, "-m", "coordinator", "generate")
 PROMPT = (5, 6, 7)
+LONG = pytest.mark.long
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 PIPELINED = SpeculationConfig(adaptive=False)  # where it is slow, it may rest
 
@@ -88,8 +89,11 @@ def check_drafter_killed(config: PairConfig, counts: list[int]) -> None:
         assert lost_at >= count
 
 
-def test_the_text_is_complete_when_the_drafter_is_killed(tiny: PairConfig) -> None:
-    check_drafter_killed(tiny, [1, 60, 120])
+@pytest.mark.parametrize("counts", [[60], pytest.param([1, 120], marks=pytest.mark.long)])
+def test_the_text_is_complete_when_the_drafter_is_killed(
+    tiny: PairConfig, counts: list[int]
+) -> None:
+    check_drafter_killed(tiny, counts)
     assert GREEDY.max_tokens == 200
 
 
@@ -109,6 +113,7 @@ def test_a_killed_target_is_one_clear_line(tiny: PairConfig) -> None:
             list(tokens)
 
 
+@pytest.mark.long
 def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(tiny: PairConfig) -> None:
     with Pair(tiny.model_copy(update={"min_target_pass_ms": 5.0})) as pair:
         whole = generate(pair, PROMPT, PIPELINED, GREEDY)
@@ -139,6 +144,7 @@ def test_a_coordinator_that_was_stopped_for_long_goes_on(tiny: PairConfig) -> No
     assert len((first + rest).split(",")) == 40
 
 
+@pytest.mark.long
 def test_a_drafter_fills_its_window_and_stops(tiny: PairConfig) -> None:
     config = tiny.model_copy(update={"min_target_pass_ms": 1000.0})
     with Pair(config) as pair:
@@ -208,12 +214,14 @@ def test_ctrl_c_ends_all_three_processes_within_two_seconds(tiny: PairConfig) ->
     assert "Traceback" not in errors
 
 
+@pytest.mark.long
 def test_another_tokenizer_is_refused_at_the_handshake(tiny: PairConfig, tmp_path: Path) -> None:
     other = make_model("llama", tmp_path / "other", vocab=150)
     with pytest.raises(IncompatibleError, match=r"vocabulary has \d+ tokens"):
         Pair(tiny.model_copy(update={"drafter": str(other)}))
 
 
+@pytest.mark.long
 def test_garbage_on_the_socket_of_a_stranger_is_ignored(tiny: PairConfig) -> None:
     # Drafts are worth waiting for only if the target is slower than its drafter.
     with Pair(tiny.model_copy(update={"min_target_pass_ms": 5.0})) as pair:
@@ -230,14 +238,16 @@ def test_garbage_on_the_socket_of_a_stranger_is_ignored(tiny: PairConfig) -> Non
     ("arguments", "line"),
     [
         (["--target", "./nowhere"], "no such folder"),
-        (["--drafter", "./nowhere"], "no such folder"),
-        (["--target", "."], "no config.json"),
-        (["--target-device", "tpu:0"], "unknown device"),
-        (["--target-device", "cpu:999"], "cpu:999"),
+        pytest.param(["--drafter", "./nowhere"], "no such folder", marks=LONG),
+        pytest.param(["--target", "."], "no config.json", marks=LONG),
+        pytest.param(["--target-device", "tpu:0"], "unknown device", marks=LONG),
+        pytest.param(["--target-device", "cpu:999"], "cpu:999", marks=LONG),
         (["--num-speculative-tokens", "0"], "--num-speculative-tokens"),
         (["--num-speculative-tokens", "16", "--reproducible"], "num_speculative_tokens is 16"),
-        (["--prompt-ids", ",".join(["5"] * 700)], "the prompt has 700 tokens"),
-        (["--prompt-ids", "5,9999"], "prompt ids must lie in"),
+        pytest.param(
+            ["--prompt-ids", ",".join(["5"] * 700)], "the prompt has 700 tokens", marks=LONG
+        ),
+        pytest.param(["--prompt-ids", "5,9999"], "prompt ids must lie in", marks=LONG),
         (["--prompt-ids", "a,b"], "expected numbers"),
         (["--temperature", "-1"], "--temperature"),
         (["--nonsense"], "No such option"),
@@ -264,6 +274,7 @@ def test_bad_input_is_one_line_and_a_nonzero_exit(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None:
     done = subprocess.run(
         [
@@ -282,6 +293,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None
     assert record["metrics"]["tokens_per_second"] > 0
 
 
+@pytest.mark.long
 def test_use_after_close_is_a_clear_error(tiny: PairConfig) -> None:
     pair = Pair(tiny)
     pids = pair.pids()

@@ -12,7 +12,7 @@ from coordinator.cluster import launcher
 from proto.messages import Role
 from tests.tiny_models import make_model, make_noised
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,7 @@ def test_the_classical_rules_judge_copies_too(alone: Pair, verify: str) -> None:
     assert got.metrics.num_accepted_tokens > 20
 
 
+@pytest.mark.long
 def test_a_draft_model_and_ngrams_feed_one_tree() -> None:
     speculation = COPYING.model_copy(update={"also_ngram": True})
     with Pair(FLOAT32) as pair:

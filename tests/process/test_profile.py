@@ -26,6 +26,7 @@ def run(*options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path: Path) -> None:
     target = make_model("llama", tmp_path / "target")
     drafter = make_noised(target, tmp_path / "drafter", 0.1)
@@ -49,6 +50,7 @@ def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path
         assert share["ms"]["send"] > 0
 
 
+@pytest.mark.long
 def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     target = make_model("llama", tmp_path / "target")
     pair = ["--target", str(target), "--policy", "ar", "--max-tokens", "8"]

@@ -81,6 +81,7 @@ def test_a_prompt_that_does_not_fit_loses_nothing_of_the_others(
         assert figures["num_accepted_draft_tokens"] == accepted
 
 
+@pytest.mark.long
 def test_texts_that_are_complete_are_kept_when_the_target_dies(
     models: list[str], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_texts_that_are_complete_are_kept_when_the_target_dies(
     assert wait_for(lambda: not any(map(alive, nodes)), 5.0)
 
 
+@pytest.mark.long
 def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")
@@ -122,6 +124,7 @@ def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Pat
     assert "2 texts, 48 tokens" in done.stderr
 
 
+@pytest.mark.long
 def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str]) -> None:
     done = run("one\ntwo", "--show-speculation", *models)
     assert done.returncode == 0
@@ -132,11 +135,13 @@ def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str])
     assert "{+" in done.stdout
 
 
+@pytest.mark.long
 def test_a_prompt_on_standard_input_may_have_several_lines(models: list[str]) -> None:
     plain = records(run("-", "--json", *models, standard_input="one\ntwo").stdout)[0]
     assert plain["prompt"] == "one\ntwo"
 
 
+@pytest.mark.long
 def test_a_chat_says_that_its_template_is_plain(models: list[str]) -> None:
     done = run("Why?", "--chat", "--json", *models)
     assert done.returncode == 0
@@ -144,6 +149,7 @@ def test_a_chat_says_that_its_template_is_plain(models: list[str]) -> None:
     assert records(done.stdout)[0]["prompt"] == "User: Why?\n\nAssistant:"
 
 
+@pytest.mark.long
 def test_every_sampling_parameter_is_a_flag_and_what_it_gives_is_in_the_object(
     models: list[str],
 ) -> None:
@@ -169,6 +175,7 @@ def test_every_sampling_parameter_is_a_flag_and_what_it_gives_is_in_the_object(
     assert (last["finish_reason"], last["stop_reason"]) == ("stop", last["token_ids"][-1])
 
 
+@pytest.mark.long
 def test_several_texts_of_a_prompt_are_told_apart(models: list[str]) -> None:
     flags = ["--temperature", "1", "--seed", "1", "--n", "2"]
     (made,) = records(run("one", "--json", *flags, *models).stdout)

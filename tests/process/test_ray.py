@@ -166,6 +166,7 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", line: str) -> None
     assert done.stderr.startswith("error: ")
 
 
+@pytest.mark.long
 def test_the_text_is_the_same_as_without_ray(
     cluster: Cluster, arguments: list[str], alone: "subprocess.CompletedProcess[str]"
 ) -> None:
@@ -178,6 +179,7 @@ def test_the_text_is_the_same_as_without_ray(
     assert_nothing_left(cluster)
 
 
+@pytest.mark.long
 def test_each_node_runs_under_its_own_ray_node_and_ctrl_c_leaves_nothing(
     cluster: Cluster, arguments: list[str]
 ) -> None:
@@ -196,6 +198,7 @@ def test_each_node_runs_under_its_own_ray_node_and_ctrl_c_leaves_nothing(
     assert_nothing_left(cluster)
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_the_coordinator_is_killed(
     cluster: Cluster, arguments: list[str]
 ) -> None:
@@ -217,12 +220,14 @@ def test_a_second_coordinator_is_told_that_the_place_is_taken(
     assert_one_line(done, line)
 
 
+@pytest.mark.long
 def test_a_cluster_without_a_role_is_one_line(arguments: list[str]) -> None:
     with ray_cluster(("target",)) as half:
         done = run([*arguments, "--ray", half.address], half.env)
     assert_one_line(done, "the Ray cluster has no node with the resource `drafter`")
 
 
+@pytest.mark.long
 def test_a_cluster_that_wants_another_token_is_one_line(
     cluster: Cluster, arguments: list[str]
 ) -> None:
@@ -230,6 +235,7 @@ def test_a_cluster_that_wants_another_token_is_one_line(
     assert_one_line(run([*arguments, "--ray", cluster.address], env), "wants a token")
 
 
+@pytest.mark.long
 def test_an_address_where_nobody_answers_is_one_line_in_time(arguments: list[str]) -> None:
     started = time.monotonic()
     done = run([*arguments, "--ray", f"127.0.0.1:{free_port()}"])
