@@ -29,7 +29,7 @@ demo: setup
 
 # Tests of real processes run one by one: each has the machine for itself.
 test: setup
-	$(RUN) -m pytest -n $(JOBS) -m 'not process and not long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) -m 'not process and not long and not slow and not gpu'
 	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
 
 # What `make test` has no time for.
@@ -40,7 +40,7 @@ check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) -m pytest -n $(JOBS) -m 'not process and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) -m 'not process and not gpu'
 	$(RUN) -m pytest -m 'process and not gpu'
 
 gpu: setup

@@ -33,6 +33,7 @@ def pair(folder: Path, dtype: str = "float32") -> tuple[Executor, Executor]:
 
 
 @needs_compiler
+@pytest.mark.long
 def test_sessions_get_the_logits_of_the_reference_from_two_programs(tmp_path: Path) -> None:
     # Passes of up to 6 rows: some fit a program, some are filled up, some run without one.
     reference, compiled = pair(make_model("llama", tmp_path, scale=0.5))

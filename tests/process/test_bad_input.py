@@ -165,6 +165,7 @@ def test_a_signal_while_the_nodes_load_leaves_nothing(
     started.check_end()
 
 
+@pytest.mark.long
 def test_impatience_does_not_cut_the_cleaning_up_short(started: Started) -> None:
     started.wait_for_text()
     for _ in range(3):

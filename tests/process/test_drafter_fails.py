@@ -24,7 +24,7 @@ from tests.process.reference import generate
 from tests.process.test_faults import children, start_cli, wait_for
 from tests.tiny_models import make_model
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROMPT = (5, 6, 7)
 GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
@@ -65,16 +65,8 @@ def only_warning(caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize(
     ("way", "line"),
     [
-        pytest.param(
-            "memory_error",
-            "the drafter process exited with status 1; its last words: MemoryError",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "too_large",
-            "the drafter failed: the drafter's weights do not fit on cuda:0",
-            marks=pytest.mark.long,
-        ),
+        ("memory_error", "the drafter process exited with status 1; its last words: MemoryError"),
+        ("too_large", "the drafter failed: the drafter's weights do not fit on cuda:0"),
         ("killed", r"the drafter process was ended by signal 9 \(SIGKILL\)"),
     ],
 )
@@ -101,8 +93,8 @@ def test_a_drafter_that_fails_while_it_loads_is_done_without(
     ("way", "line"),
     [
         ("fault", "the drafter failed: the device has been taken away"),
-        pytest.param("exit_", "the drafter process exited with status 3", marks=pytest.mark.long),
-        pytest.param("garbage", "the drafter keeps sending garbled frames", marks=pytest.mark.long),
+        ("exit_", "the drafter process exited with status 3"),
+        ("garbage", "the drafter keeps sending garbled frames"),
     ],
 )
 def test_a_drafter_that_fails_in_the_middle_of_a_text_is_done_without(
@@ -133,7 +125,6 @@ def test_a_drafter_that_cannot_be_used_is_an_error_from_the_start(
         Pair(nowhere)
 
 
-@pytest.mark.long
 def test_the_command_line_says_it_in_one_line_and_in_the_figures(tiny: PairConfig) -> None:
     process = start_cli(tiny, "--max-tokens", "20")
     drafter: list[int] = []
@@ -153,7 +144,6 @@ def test_the_command_line_says_it_in_one_line_and_in_the_figures(tiny: PairConfi
     assert "drafter lost after 0 tokens" in said
 
 
-@pytest.mark.long
 def test_a_profile_tells_how_many_texts_had_no_drafter(
     tiny: PairConfig, failing: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def children(pid: int) -> list[int]:
     return sorted({int(child) for child in " ".join([text, *tasks]).split()})
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_the_coordinator_is_killed(tiny: PairConfig) -> None:
     for round_number in range(5 if os.environ.get("SLIPSTREAM_FULL") else 2):
         coordinator = start_cli(tiny)

@@ -20,7 +20,7 @@ from coordinator.text.origins import origins
 from proto.errors import ConfigurationError
 from tests.process.reference import Generated, generate
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 FUNCTION = '''\
 def monthrange(year, month):
@@ -86,7 +86,6 @@ def test_the_classical_rules_judge_copies_too(alone: Pair, verify: str) -> None:
     assert got.metrics.num_accepted_tokens > 20
 
 
-@pytest.mark.long
 def test_a_draft_model_and_ngrams_feed_one_tree() -> None:
     speculation = COPYING.model_copy(update={"also_ngram": True})
     with Pair(FLOAT32) as pair:

@@ -21,12 +21,16 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """A mistake, as a change of the models and of the machines, and the case where it shows."""
+    """A mistake, as a change of the models and of the machines, and the case where it shows.
+
+    num_texts  that show it
+    """
 
     name: str
     models: Callable[[], Sampling]
     case: Case
     plant: Callable[[Patch], None] = lambda patch: None
+    num_texts: int = 4_000
 
 
 class LeavesOutUnlikely(Sampling):
@@ -117,15 +121,26 @@ SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
 # Passes start often while the drafter is at work.
 AT_ONCE = replace(PIPELINED, launch_min=1, min_score=-0.8)
 BIASES = [
-    Bias("drafts of low q left out", LeavesOutUnlikely, Case(Rule.TOKEN, SYNC, False)),
+    Bias(
+        "drafts of low q left out",
+        LeavesOutUnlikely,
+        Case(Rule.TOKEN, SYNC, False),
+        num_texts=2_000,
+    ),
     Bias("noise of the position", NoiseOfPosition, Case(Rule.BLOCK, SYNC, False)),
     Bias("one noise for draft and residual", OneNoise, Case(Rule.TOKEN, PIPELINED, False)),
-    Bias("a draft judged twice", JudgesTwice, Case(Rule.BLOCK, PIPELINED, False)),
+    Bias(
+        "a draft judged twice",
+        JudgesTwice,
+        Case(Rule.BLOCK, PIPELINED, False),
+        num_texts=1_000,
+    ),
     Bias(
         "the later of two drafts preferred",
         DraftsAgain,
         Case(Rule.TOKEN, SYNC, False),
         the_later_child_is_preferred,
+        num_texts=2_000,
     ),
     Bias(
         "unlikely drafts go first",
@@ -138,5 +153,6 @@ BIASES = [
         Sampling,
         Case(Rule.TOKEN, PIPELINED, False, row_s=DEAR_S),
         rows_are_chosen_by_the_drafts,
+        num_texts=1_000,
     ),
 ]

@@ -10,7 +10,7 @@ from tests.simulation.run import simulate
 from tests.simulation.scenario import draw
 from tests.simulation.story import Line
 
-NUM_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "200"))
+NUM_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "120"))
 NUM_SLOW_SEEDS = 3000
 NUM_ORACLE_SEEDS = 60
 BLOCK = 20
@@ -22,8 +22,13 @@ def test_every_seed_ends_with_the_text_of_the_target_alone(first: int) -> None:
         assert simulate(seed)["texts"] == len(draw(seed).texts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(NUM_SEEDS, NUM_SLOW_SEEDS, 10 * BLOCK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.slow if first > NUM_SEEDS else pytest.mark.long)
+        for first in range(NUM_SEEDS, NUM_SLOW_SEEDS, 10 * BLOCK)
+    ],
+)
 def test_many_more_seeds_do(first: int) -> None:
     for seed in range(first, min(first + 10 * BLOCK, NUM_SLOW_SEEDS)):
         assert simulate(seed)["texts"] == len(draw(seed).texts)
