@@ -65,6 +65,24 @@ def _tokens(p: float, num_drafts: int) -> float:
     return sum(p**i for i in range(num_drafts + 1))
 
 
+def verifying_pays(p: float, num_drafts: int, num_texts: int, passes: Passes) -> bool:
+    """Whether so many drafts of one text are worth their rows, in a pass that several texts share.
+
+    p  chance that each is right, given that those before it are
+
+    Drafts that would not be verified are not worth a wait. As in `rows_worth`.
+    """
+    alone_s = passes.of(num_texts)
+    more_s = passes.of(num_texts + num_drafts) - alone_s
+    return (_tokens(p, num_drafts) - 1.0) * _token_s(alone_s, num_texts, passes) >= more_s
+
+
+def _token_s(alone_s: float, num_texts: int, passes: Passes) -> float:
+    """Seconds of a token: at most those of a pass without drafts, which are always to be had."""
+    least_s = alone_s / num_texts
+    return min(passes.token.value or least_s, least_s)
+
+
 def worth_holding_s(num_tokens: float, num_more: float, pass_s: float) -> float:
     """How long to hold a pass that could start, because drafts for some of its texts are expected.
 
@@ -102,8 +120,7 @@ def rows_worth(
         return lengths
     if passes.num_since_plain >= NUM_BETWEEN:
         return [0] * len(chains)
-    least_s = alone_s / num_texts  # of a token: so many a pass are always to be had
-    token_s = min(passes.token.value or least_s, least_s)
+    token_s = _token_s(alone_s, num_texts, passes)
     # Likeliest first; those of one chain stay in order, since their chances never grow.
     by_chance = sorted(
         (

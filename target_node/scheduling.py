@@ -88,8 +88,9 @@ class Schedule:
         )
         readers = [text for text in by_turn if text.chunk]
         writers = [text for text in by_turn if not text.chunk]
+        num_texts = min(max(1, len(writers)), self._num_per_pass)
         for text in by_turn:
-            text.follow(self._known.courses.of(text.opened, max(1, len(writers))))
+            text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
         reader = next_reader(readers)
         if reader is not None and not self._was_chunk:
             return self._read(reader, texts, now)

@@ -26,11 +26,10 @@ There the text is the target's only if no draft is judged twice and none is pref
 is (docs/adr/0003): after a rejection a new *attempt* begins, for which the drafter drafts anew, and
 a node has one child, the first.
 
-The reasons to start: the launch rule is met (enough drafts under the root, or the drafter has no
-more, or what `lookup.py` has found is as good: READY); a deadline made of measured costs has passed
-(LATE); no drafter is expected (ALONE, QUIET), to wait costs more than it brings (CHEAP, see
-`node/price.py`), or to draft at all does (RESTING, see `resting.py`). A drafter that let two
-deadlines pass is not waited for until it is heard again: a dead one costs nothing.
+The reasons to start: the launch rule is met (READY: enough drafts under the root, or all that are
+to come, or `lookup.py` has some as good); a deadline of measured costs has passed (LATE); nobody
+is expected (ALONE; QUIET: it has let two deadlines pass, until it is heard again); to wait costs
+more than it brings (CHEAP, see `node/price.py`), or to draft at all does (RESTING, `resting.py`).
 """
 
 from collections.abc import Sequence
@@ -90,6 +89,7 @@ class Verifying:
         self.served = 0
         self.went_along = False
         self._known = known
+        self._num_texts = 1  # that share the passes, when one was last thought of
         self._rested = False  # when a pass was last thought of
         self.reports: Reports = Reports() if earlier is None else earlier.reports
         before = CommittedText(opened.key) if earlier is None else earlier.tree.text
@@ -161,9 +161,9 @@ class Verifying:
 
     # -- when to start ----------------------------------------------------------------------------
 
-    def follow(self, course: Course | None) -> None:
-        """From now on what is known of texts like this one is kept there."""
-        self.course = course
+    def follow(self, course: Course | None, num_texts: int) -> None:
+        """What is known of texts like this one is kept there; so many share the passes."""
+        self.course, self._num_texts = course, num_texts
         if self._rested and not self.rests:
             self._waiting.woke()
         self._rested = self.rests
@@ -207,7 +207,7 @@ class Verifying:
             return Cause.READY
         if self._lookup.is_worth_starting(wanted):
             return Cause.READY
-        return self._waiting.reason(wanted, is_late=now >= self.deadline)
+        return self._waiting.reason(wanted, self._num_texts, is_late=now >= self.deadline)
 
     @property
     def deadline(self) -> float:

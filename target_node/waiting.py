@@ -13,7 +13,7 @@ explains: then the drafter is too far away to get ahead while the target goes on
 
 from node.acceptance import FIRST_OF_MODEL, Acceptance
 from node.costs import Costs
-from node.price import wait_limit_s, waiting_pays
+from node.price import verifying_pays, wait_limit_s, waiting_pays
 from proto.messages import Cause, Draft, Open, Rule
 
 NUM_LATE_UNTIL_QUIET = 2
@@ -49,26 +49,33 @@ class Waiting:
         """How long a wait may take."""
         return wait_limit_s(self._opened.policy, self._costs)
 
-    def reason(self, wanted: int, *, is_late: bool) -> Cause | None:
-        """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`."""
+    def reason(self, wanted: int, num_texts: int = 1, *, is_late: bool) -> Cause | None:
+        """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`.
+
+        num_texts  that share the passes
+        """
         policy = self._opened.policy
         if self.is_over:
             return Cause.QUIET
         # One that waits for every verdict brings nothing meanwhile, and under the classical rules
         # what the target samples alone is hardly ever what was drafted.
         is_ahead = policy.window > policy.launch_min and self._opened.rule is Rule.COUPLED
-        if is_ahead and not self._is_waiting and not self._pays(wanted):
+        if is_ahead and not self._is_waiting and not self._pays(wanted, num_texts):
             return Cause.CHEAP
         return Cause.LATE if is_late else None
 
-    def _pays(self, wanted: int) -> bool:
+    def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs
         if costs.wait.num < NUM_FIRST or costs.num_skipped >= NUM_SKIPPED_MAX:
             return True
         p = self._acceptance.chance(FIRST_OF_MODEL)
         if (1 - p) ** self._num_in_vain < UNLIKELY:
             return True
-        return waiting_pays(p, wanted, self._opened.policy.num_speculative_tokens, costs)
+        policy = self._opened.policy
+        is_priced = policy.rest_after > 0  # drafts are verified where that pays
+        if is_priced and not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
+            return False
+        return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ The sampled check is Pearson's chi-square test. It is also run against a target 
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -22,6 +22,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.session import Emit
+from coordinator.text.stream import Stream
 from proto.messages import Role, Rule
 from proto.sampling import Logprobs
 
@@ -72,7 +73,23 @@ class _Written:
 def _write(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, params: SamplingParams
 ) -> _Written:
-    stream, _ = pair.generate(prompt, speculation, params)
+    (written,) = _write_each(pair, prompt, speculation, [params])
+    return written
+
+
+def _write_each(
+    pair: Pair, prompt: Text, speculation: SpeculationConfig, each: Iterable[SamplingParams]
+) -> Iterator[_Written]:
+    """A text for each parameters, in order; as many at once as the pair has room for."""
+    streams: deque[Stream] = deque()
+    for params in each:
+        if len(streams) == pair.num_seqs:
+            yield _end_of(streams.popleft())
+        streams.append(pair.generate(prompt, speculation, params)[0])
+    yield from map(_end_of, streams)
+
+
+def _end_of(stream: Stream) -> _Written:
     tokens: list[int] = []
     best: list[dict[int, float]] = []
     for emit in stream:
@@ -167,11 +184,11 @@ def sampled(
     """Texts of `num_texts` seeds against their exact chances."""
     counts: Counter[Text] = Counter()
     drafted = accepted = 0
-    for seed in range(num_texts):
-        params = SamplingParams(
-            temperature=TEMPERATURE, top_k=TOP_K, seed=seed, max_tokens=LENGTH, ignore_eos=True
-        )
-        got = _write(pair, prompt, speculation, params)
+    params = SamplingParams(
+        temperature=TEMPERATURE, top_k=TOP_K, max_tokens=LENGTH, ignore_eos=True
+    )
+    each = (params.model_copy(update={"seed": seed}) for seed in range(num_texts))
+    for got in _write_each(pair, prompt, speculation, each):
         counts[got.tokens] += 1
         drafted += got.num_drafted
         accepted += got.num_accepted

@@ -15,6 +15,7 @@ from node.price import (
     num_texts_worth,
     rows_worth,
     tokens_per_second,
+    verifying_pays,
     wait_limit_s,
     waiting_pays,
     worth_holding_s,
@@ -215,3 +216,13 @@ def test_as_many_texts_share_a_step_as_make_the_most_of_it() -> None:
 
 def test_where_no_step_was_timed_all_texts_share_one() -> None:
     assert num_texts_worth([0.9, 0.1, 0.01], Passes(NOTHING_KNOWN)) == 3
+
+
+def test_drafts_pay_where_their_rows_cost_less_than_the_tokens_they_bring() -> None:
+    passes = Passes({1: 1.0, 8: 1.6, 10: 1.8, 12: 3.0})
+    assert verifying_pays(0.9, 2, 1, passes), "1.7 tokens for hardly more than nothing"
+    # A token of eight costs a fifth of a second; so do two more rows, and four cost 1.4.
+    assert verifying_pays(0.7, 2, 8, passes)
+    assert not verifying_pays(0.5, 2, 8, passes)
+    assert not verifying_pays(0.9, 4, 8, passes)
+    assert verifying_pays(0.0, 2, 1, Passes({})), "nothing is known"

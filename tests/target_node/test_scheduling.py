@@ -379,9 +379,9 @@ def test_who_wakes_up_is_not_waited_for_though_it_had_no_part_in_the_pass() -> N
     messages = [opens(n, policy=FREE) for n in (1, 2)]
     target = target_of(*messages, num_per_pass=1)
     target.hears(*(draft((9,), 9, session=n) for n in (1, 2)))
-    rest(target, messages[0], 2)
+    rest(target, messages[0], 1)
     assert passes(target, 2) == [[1], [2]]
-    rest(target, messages[0], 2, rests=False)
+    rest(target, messages[0], 1, rests=False)
     target.ticks()
     assert causes(target.answers(3, Outcome((50,)))) == {1: Cause.QUIET}
     target.ticks()
