@@ -19,8 +19,8 @@ from tests.tiny_models import make_model, make_noised
 pytestmark = pytest.mark.process
 
 PROMPTS = tuple((5, 6 + number, 7) for number in range(8))
-GREEDY = SamplingParams(max_tokens=64, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=64, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
 PIPELINED = SpeculationConfig(adaptive=False)
 POLICIES = (*EVERY_POLICY[:-1], PIPELINED)
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
