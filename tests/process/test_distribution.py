@@ -133,11 +133,8 @@ def assert_exact(
     assert 0.1 < rate < 0.95, "speculation is dead, or there is nothing to verify"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*(pytest.param(case, marks=pytest.mark.long) for case in CASES[:5]), CASES[5]],
-    ids=str,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES[:6], ids=str)
 def test_texts_are_distributed_as_the_targets(
     pair_of: Callable[[int], Pair],
     joint: Joint,

@@ -12,7 +12,7 @@ import pytest
 from tests.process.test_faults import ROOT, alive, wait_for
 from tests.tiny_models import make_model
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 # A program of a user: `fork` is Python's, or a C library's, which runs no hook of Python.
 BEGIN = """
@@ -89,7 +89,7 @@ def program(code: str, how: str, folder: str) -> Iterator["subprocess.Popen[str]
         process.communicate()
 
 
-@pytest.mark.parametrize("how", [pytest.param("python", marks=pytest.mark.long), "c"])
+@pytest.mark.parametrize("how", ["python", "c"])
 def test_no_node_outlives_a_killed_coordinator_while_its_child_lives(how: str, folder: str) -> None:
     with program(A_CHILD_THAT_LIVES_ON, how, folder) as process:
         assert process.stdout is not None
@@ -104,7 +104,6 @@ def test_no_node_outlives_a_killed_coordinator_while_its_child_lives(how: str, f
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.long
 def test_what_a_forked_child_does_leaves_its_parent_alone(folder: str) -> None:
     with program(A_CHILD_THAT_ENDS, "python", folder) as process:
         said, errors = process.communicate(timeout=120)
