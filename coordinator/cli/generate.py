@@ -162,17 +162,17 @@ class Run:
         return _Prompt(place, Request(self.pair, self.speculation, text, ids, self.request))
 
     def _show(self, prompts: Sequence[_Prompt], turns: Turns) -> None:
-        """Show each in its turn. Where a text fails, the prompts that are complete still come."""
+        """Show each in its turn. Where one fails, or on Ctrl-C, what is complete still comes."""
         for number, prompt in enumerate(prompts):
             try:
                 self._show_one(prompt, turns)
             except OutputError:
                 raise
-            except SlipstreamError as error:
+            except (SlipstreamError, KeyboardInterrupt) as error:
                 for one in prompts[number + 1 :]:
                     if one.is_complete:
                         self._show_one(one, turns)
-                if len(prompts) == 1:
+                if len(prompts) == 1 or isinstance(error, KeyboardInterrupt):
                     raise
                 blamed = next((one for one in prompts if one.has_failed), prompt)
                 raise type(error)(f"{blamed.place}: {error}") from error

@@ -109,6 +109,28 @@ def test_texts_that_are_complete_are_kept_when_the_target_dies(
 
 
 @pytest.mark.long
+def test_ctrl_c_loses_no_text_that_is_complete(models: list[str], tmp_path: Path) -> None:
+    # The others end where the context does, before the first is half done.
+    file = json_lines(tmp_path, "one", "b" * 192, "c" * 192)
+    slowly = ["--max-num-seqs", "3", "--min-target-pass-ms", "60"]
+    arguments = ["--prompt-file", file, *slowly, *models]
+    texts = [record["text"] for record in records(run("--json", *arguments).stdout)]
+    process = subprocess.Popen(
+        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(len(texts[0]) * 2 // 3)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=30)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert errors.splitlines()[-1] == "interrupted"
+    assert len(texts[0]) > len(texts[1]) > 0
+    lines = [text if text.endswith("\n") else text + "\n" for text in texts]
+    assert (first + rest).endswith("".join(lines[1:]))
+    assert not (first + rest).startswith(lines[0])
+
+
+@pytest.mark.long
 def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")
