@@ -13,7 +13,8 @@ alike, trials go on as often as at first: they cost nothing there, and the next 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
 one comes at all. What is known is kept for each kind of text (policy and temperature), since they
-accept differently, and by how many share the passes.
+accept differently, and by how many share the passes; where drafts did not pay for few texts, more
+texts begin without.
 
 Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
 texts ask, whose tokens do not depend on what is drafted.
@@ -52,6 +53,11 @@ class Course:
     num_passes: int = 0  # of this stretch
     num_tokens: float = 0.0  # of its passes that count
     seconds: float = 0.0  # likewise
+
+    @property
+    def is_faster_alone(self) -> bool:
+        """Whether that is what is known, whatever is being tried now."""
+        return self.rests is not bool(self.other)
 
     @property
     def length(self) -> int:
@@ -109,7 +115,7 @@ class Courses:
     """What is known of all kinds of texts, of those that were asked for last at least."""
 
     def __init__(self) -> None:
-        self._courses: dict[Hashable, Course] = {}
+        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
         """What is known of texts of this kind where so many share the passes.
@@ -120,8 +126,18 @@ class Courses:
         if kind is None:
             return None
         key, first = (kind, crowd(num_texts)), opened.policy.rest_after
-        course = self._courses.pop(key, None) or Course(first, first)
+        course = self._courses.pop(key, None) or Course(first, first, self._rests_below(*key))
         self._courses[key] = course  # the newest comes last
         if len(self._courses) > MAX_KINDS:
             del self._courses[next(iter(self._courses))]
         return course
+
+    def _rests_below(self, kind: Hashable, size: int) -> bool:
+        """Whether drafts of this kind do not pay in smaller crowds.
+
+        Then they hardly will in a larger one, where each of its rows is one more beside many.
+        """
+        return any(
+            known == kind and smaller < size and course.is_faster_alone
+            for (known, smaller), course in self._courses.items()
+        )

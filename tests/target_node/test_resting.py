@@ -131,6 +131,21 @@ def test_so_has_each_number_of_texts_that_share_the_passes() -> None:
     assert not alone.rests
 
 
+def test_where_one_text_is_faster_alone_several_begin_so_but_not_the_other_way_round() -> None:
+    courses = Courses()
+    two = courses.of(FREE, 2)
+    assert two is not None
+    run(two, LONG, with_s=2.0, alone_s=1.0)
+    assert two.is_faster_alone
+    eight, one = courses.of(FREE, 8), courses.of(FREE, 1)
+    assert eight is not None
+    assert eight.rests
+    assert one is not None
+    assert not one.rests
+    run(eight, LONG, with_s=1.0, alone_s=2.0)
+    assert not eight.is_faster_alone, "that was only a guess"
+
+
 def test_the_kinds_that_were_asked_for_last_are_remembered() -> None:
     courses = Courses()
     kinds = [
