@@ -14,6 +14,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from tests.process.reference import EVERY_POLICY, generate
 from tests.process.test_exactness import ARCHITECTURES
+from tests.process.test_faults import wait_for
 from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process
@@ -24,6 +25,7 @@ SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
 PIPELINED = SpeculationConfig(adaptive=False)
 POLICIES = (*EVERY_POLICY[:-1], PIPELINED)
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+SOON_S = 3.0
 Texts = list[list[int]]
 
 
@@ -120,18 +122,18 @@ def check_killed(folder: Path, counts: list[int]) -> None:
     for count in counts:
         with Pair(config) as pair:
             texts, num_accepted = together(pair, PIPELINED, LONG, kill_after=count)
-            assert pair.pids().keys() == {"target"}
+            assert wait_for(lambda: pair.pids().keys() == {"target"}, SOON_S)
         assert texts == whole, f"killed at {count}"
-        assert num_accepted > 0
+        assert num_accepted > 0 or count < 20, "speculation is dead"
 
 
 @pytest.mark.parametrize(
     "counts",
     [
         pytest.param([60], marks=pytest.mark.long),
-        pytest.param(list(range(1, 181, 20)), marks=pytest.mark.slow),
+        pytest.param(list(range(1, 200, 20)), marks=pytest.mark.slow),
     ],
-    ids=["once", "nine times"],
+    ids=["once", "ten times"],
 )
 def test_eight_texts_are_complete_when_the_drafter_is_killed(
     tmp_path: Path, counts: list[int]
