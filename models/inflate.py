@@ -24,9 +24,7 @@ size, upper case the destination's.
 Everything else is drawn from a normal distribution, so that the hardware multiplies real data: new
 heads, columns and layers, and whatever reads only zeros. In float32 the logits are the source's
 but for the order of summation; in half precision scaled weights round anew, and the two differ as
-two roundings of one model do.
-
-Tensors are made a few layers at a time: memory never holds the model.
+two roundings of one model do. Memory holds a few layers at a time, and never the model.
 """
 
 import argparse
@@ -75,12 +73,19 @@ class Shape:
 
 
 def inflate(
-    source_folder: Path, target_folder: Path, shape: Shape, *, device: str = "cpu", seed: int = 0
+    source_folder: Path,
+    target_folder: Path,
+    shape: Shape,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    dtype: str = "",
 ) -> None:
     """Write the model of `source_folder` in another shape, and its tokenizer, to `target_folder`.
 
     device  where random numbers are drawn and tensors put together
     seed    of the random weights; they also depend on the kind of device
+    dtype   of what is written, by its name in torch; empty: the source's
 
     config.json comes last: a folder that has it is complete.
 
@@ -88,12 +93,12 @@ def inflate(
         ValueError: one line; this model or this shape is not supported, or the destination is not
             empty.
     """
-    config = _read_config(source_folder)
+    config = read_config(source_folder)
     old = shape_of(config)
     check_growth(old, shape)
     if (target_folder / "config.json").exists():
         raise ValueError(f"{target_folder}: there is a model already; remove it, or name another")
-    source = _Source(source_folder)
+    source = _Source(source_folder, dtype)
     new_config = _grown_config(config, old, shape)
     new_config.dtype = source.dtype
     inflation = _Inflation(source, old, shape, _generator(device, seed))
@@ -145,8 +150,8 @@ def check_growth(old: Shape, new: Shape) -> None:
         )
 
 
-def _read_config(folder: Path) -> LlamaConfig:
-    """Raises ValueError if the model is of a kind that is not supported."""
+def read_config(folder: Path) -> LlamaConfig:
+    """Of a model that can grow. Raises ValueError if it is of a kind that is not supported."""
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{folder}: no config.json; give the folder of a model")
@@ -193,7 +198,7 @@ def _generator(device: str, seed: int) -> torch.Generator:
 class _Source:
     """The tensors of a folder, read one at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str) -> None:
         self._folder = folder
         self._files: dict[str, Any] = {}  # by the name of a tensor
         for path in sorted(folder.glob("*.safetensors")):
@@ -202,7 +207,7 @@ class _Source:
             except SafetensorError as error:
                 raise ValueError(f"{path}: cannot be read: {error}") from error
             self._files |= dict.fromkeys(file.keys(), file)
-        self.dtype = self.read(EMBEDDINGS).dtype
+        self.dtype = getattr(torch, dtype) if dtype else self.read(EMBEDDINGS).dtype
         if self.dtype not in DTYPES:
             raise ValueError(f"{folder}: weights in {self.dtype} are not supported")
 
@@ -347,11 +352,8 @@ def _layer_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 def _write_shards(inflation: _Inflation, folder: Path, *, is_tied: bool) -> None:
     """Write the weights and their index."""
-    num_layers = inflation.new.num_layers
-    groups = [
-        range(first, min(first + LAYERS_PER_SHARD, num_layers))
-        for first in range(0, num_layers, LAYERS_PER_SHARD)
-    ]
+    layers = range(inflation.new.num_layers)
+    groups = [layers[first : first + LAYERS_PER_SHARD] for first in layers[::LAYERS_PER_SHARD]]
 
     def shards() -> Iterator[dict[str, Tensor]]:
         yield inflation.ends(is_tied=is_tied)
@@ -366,7 +368,7 @@ def _write_shards(inflation: _Inflation, folder: Path, *, is_tied: bool) -> None
         files |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": num_bytes}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -379,10 +381,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="where random numbers are drawn")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    given = {field.name: getattr(options, field.name) for field in fields(Shape)}
-    given = {name: size for name, size in given.items() if size is not None}
+    sizes = {field.name: getattr(options, field.name) for field in fields(Shape)}
+    given = {name: size for name, size in sizes.items() if size is not None}
     try:
-        shape = replace(shape_of(_read_config(options.source)), **given)
+        shape = replace(shape_of(read_config(options.source)), **given)
         inflate(
             options.source, options.destination, shape, device=options.device, seed=options.seed
         )

@@ -1,26 +1,24 @@
-"""Makes the embedded pair: a small target and a much smaller drafter for Python source.
+"""Makes the embedded models: a small target and much smaller drafters for Python source.
 
-Owns the corpus, the tokenizer, both training runs, and the figures in models/README.md. It imports
-nothing of Slipstream: what it writes is an ordinary pair of Hugging Face folders.
+Owns the tokenizer and all training runs; `corpus` owns the text and `evaluate` the figures of
+models/README.md. It imports nothing of Slipstream: it writes ordinary Hugging Face folders.
 
-    python models/train.py prepare                  corpus and tokenizer
-    python models/train.py target --minutes 50      cross entropy on the corpus
-    python models/train.py teach --minutes 5        the target's distributions, kept for the drafter
-    python models/train.py drafter --minutes 12     distillation on them
-    python models/train.py export                   models/target and models/drafter
-    python models/train.py evaluate                 the table of models/README.md
+    python -m models.train prepare                  corpus and tokenizer
+    python -m models.train target --minutes 50      cross entropy on the corpus
+    python -m models.train teach --minutes 5        its distributions, kept for the drafters
+    python -m models.train drafter --minutes 12     distillation on them
+    python -m models.train export                   models/target and models/drafter
 
 Work in progress lies under models/work/. `target` and `drafter` go on from their checkpoint: stop
-them at any time, start them again with the same or a longer budget.
+them at any time, start them again with the same or another budget.
 """
 
 import argparse
-import hashlib
 import os
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -30,25 +28,26 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from models.corpus import library_texts, package_texts
+
 HERE = Path(__file__).resolve().parent
 WORK = HERE / "work"
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 4096
 CONTEXT = 512  # tokens in a training window
 SEED = 20
-HELD_OUT_PERCENT = 5
 TOP_K = 64  # entries of the target's distribution that are kept for each position
 PROMPT_LEN = 64  # corpus tokens before the target's own text
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# On a CPU that has the instructions, 2.6 times as fast as float32.
-BFLOAT16 = torch.autocast(DEVICE.type, torch.bfloat16)
+# On a CPU that has the instructions, 2.6 times as fast as float32; on another, 2.6 times as slow.
+HAS_BFLOAT16 = DEVICE.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+BFLOAT16 = torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_BFLOAT16)
 BATCH_SIZE = 32 if DEVICE.type == "cuda" else 8  # windows in a training step
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Shape and peak learning rate of one of the two models."""
+    """Shape of one of the models, and its peak learning rates: from nothing, from weights."""
 
     name: str
     hidden_size: int
@@ -57,6 +56,7 @@ class Recipe:
     num_heads: int
     num_kv_heads: int
     lr_max: float
+    lr_restart: float
 
     def new_model(self) -> LlamaForCausalLM:
         torch.manual_seed(SEED)
@@ -79,32 +79,15 @@ class Recipe:
         return WORK / f"{self.name}.pt"
 
 
-TARGET = Recipe("target", 384, 1024, 8, 6, 3, lr_max=1.5e-3)
-DRAFTER = Recipe("drafter", 128, 384, 2, 4, 2, lr_max=4e-3)
-PAIR = (TARGET, DRAFTER)
+TARGET = Recipe("target", 384, 1024, 8, 6, 3, lr_max=1.5e-3, lr_restart=7e-4)
+DRAFTER = Recipe("drafter", 128, 384, 2, 4, 2, lr_max=4e-3, lr_restart=1e-3)
+SHALLOW_DRAFTER = Recipe("drafter-shallow", 128, 384, 1, 4, 2, lr_max=4e-3, lr_restart=1.5e-3)
+DRAFTERS = {recipe.name: recipe for recipe in (DRAFTER, SHALLOW_DRAFTER)}
 LossAt = Callable[[LlamaForCausalLM, int], Tensor]  # of a model at a step
 
 
-def is_held_out(relative_path: str) -> bool:
-    digest = hashlib.sha256(relative_path.encode()).hexdigest()
-    return int(digest[:8], 16) % 100 < HELD_OUT_PERCENT
-
-
-def corpus_texts(*, held_out: bool) -> list[str]:
-    """The standard library's files in the order of their paths, without its tests."""
-    root, texts = Path(sysconfig.get_paths()["stdlib"]), []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        skipped = SKIPPED_FOLDERS.intersection(relative.parts)
-        # The build settings of one installation are not source, and hold that machine's paths.
-        generated = relative.name.startswith("_sysconfigdata") or "config-" in relative.parts[0]
-        if not skipped and not generated and is_held_out(relative.as_posix()) == held_out:
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-    return list(filter(None, texts))
-
-
 def prepare() -> None:
-    """Train the tokenizer on the training files and store both parts of the corpus as tokens."""
+    """Train the tokenizer on the library's training files and store the corpus as tokens."""
     WORK.mkdir(exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -115,12 +98,17 @@ def prepare() -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    training = corpus_texts(held_out=False)
-    tokenizer.train_from_iterator(training, trainer)
+    library = library_texts(held_out=False)
+    tokenizer.train_from_iterator(library, trainer)
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     tokenizer.save(str(WORK / "tokenizer.json"))
-    for name, texts in (("train", training), ("held_out", corpus_texts(held_out=True))):
+    held_out = library_texts(held_out=True)
+    for name, texts in (
+        ("library", library),
+        ("held_out", held_out),
+        ("packages", package_texts()),
+    ):
         encodings = tokenizer.encode_batch(texts)
         tokens = np.concatenate([np.array([*e.ids, 0], dtype=np.uint16) for e in encodings])
         np.save(WORK / f"{name}.npy", tokens)
@@ -132,21 +120,32 @@ def corpus_tokens(name: str) -> Tensor:
     return torch.from_numpy(np.load(WORK / f"{name}.npy").astype(np.int64))
 
 
-def batch_rows(step: int, num_windows: int) -> tuple[int, np.ndarray]:
+def corpus_parts() -> tuple[Tensor, ...]:
+    """The library's training files, of whose kind the held-out files are, and the packages'."""
+    return corpus_tokens("library"), corpus_tokens("packages")
+
+
+def batch_rows(step: int, num_windows: int, batch_size: int) -> tuple[int, np.ndarray]:
     """The epoch of a step, and the windows of its batch; a function of the step alone, so that a
     resumed run sees what an unbroken one would have seen."""
-    epoch, index = divmod(step, num_windows // BATCH_SIZE)
+    epoch, index = divmod(step, num_windows // batch_size)
     order = np.random.default_rng([SEED, epoch]).permutation(num_windows)
-    return epoch, order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
+    return epoch, order[index * batch_size : (index + 1) * batch_size]
 
 
-def corpus_batch(tokens: Tensor, step: int) -> Tensor:
-    """Int64[B, CONTEXT + 1] of the corpus; the cuts between windows move from epoch to epoch."""
+def corpus_batch(tokens: Tensor, step: int, batch_size: int) -> Tensor:
+    """Int64[B, CONTEXT + 1] of a part of the corpus; the cuts between windows move from epoch to
+    epoch."""
     num_windows = (len(tokens) - 1) // CONTEXT - 1
-    epoch, rows = batch_rows(step, num_windows)
+    epoch, rows = batch_rows(step, num_windows, batch_size)
     phase = int(np.random.default_rng([SEED, epoch, 1]).integers(CONTEXT))
     starts = torch.from_numpy(rows * CONTEXT + phase)
     return tokens[starts[:, None] + torch.arange(CONTEXT + 1)].to(DEVICE)
+
+
+def mixed_batch(parts: tuple[Tensor, ...], step: int) -> Tensor:
+    """Int64[BATCH_SIZE, CONTEXT + 1], the same number of windows from every part."""
+    return torch.cat([corpus_batch(tokens, step, BATCH_SIZE // len(parts)) for tokens in parts])
 
 
 def logits_of(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
@@ -183,16 +182,26 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def current_model(recipe: Recipe) -> LlamaForCausalLM:
-    """The model of the last checkpoint, or an untrained one before the first."""
+    """The model of the last checkpoint."""
     model = recipe.new_model()
-    if recipe.checkpoint.exists():
-        model.load_state_dict(torch.load(recipe.checkpoint, map_location=DEVICE)["model"])
+    model.load_state_dict(torch.load(recipe.checkpoint, map_location=DEVICE)["model"])
     return model.eval()
 
 
+def load_written(folder: Path) -> LlamaForCausalLM:
+    """A model of `export`, in float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
+
+
+def start_from(model: LlamaForCausalLM, folder: Path) -> None:
+    """Take over the weights in `folder`; a model of fewer layers takes the first ones."""
+    written = load_written(folder).state_dict()
+    model.load_state_dict({name: written[name] for name in model.state_dict()})
+
+
 def learning_rate(lr_max: float, step: int, progress: float) -> float:
-    """Warm-up over 100 steps, then flat, then from 40% of the time budget linearly to zero."""
-    return lr_max * min((step + 1) / 100, 1.0, (1.0 - progress) / 0.6)
+    """Warm-up over 50 steps, then flat, then from 40% of the time budget linearly to zero."""
+    return lr_max * min((step + 1) / 50, 1.0, (1.0 - progress) / 0.6)
 
 
 def computing_s() -> float:
@@ -211,11 +220,15 @@ def optimizer_for(model: LlamaForCausalLM, lr: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
-def train(recipe: Recipe, minutes: float, loss_at: LossAt) -> None:
-    """Train until the model has had `minutes` of computing in all its runs together."""
+def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) -> None:
+    """Train until the model has had `minutes` of computing in all its runs together; the first of
+    them begins with the weights in the folder `init`, if one is named."""
     model = recipe.new_model()
+    if init is not None:
+        start_from(model, init)
+    lr_max = recipe.lr_max if init is None else recipe.lr_restart
     model.compile()  # in place: the names of the parameters stay as they are
-    optimizer = optimizer_for(model, recipe.lr_max)
+    optimizer = optimizer_for(model, lr_max)
     step, spent_s, budget_s = 0, 0.0, minutes * 60
     if recipe.checkpoint.exists():
         state = torch.load(recipe.checkpoint, map_location=DEVICE)
@@ -231,7 +244,7 @@ def train(recipe: Recipe, minutes: float, loss_at: LossAt) -> None:
     while spent_s < budget_s:
         started = computing_s()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe.lr_max, step, spent_s / budget_s)
+            group["lr"] = learning_rate(lr_max, step, spent_s / budget_s)
         with BFLOAT16:
             loss = loss_at(model, step)
         loss.backward()
@@ -240,16 +253,16 @@ def train(recipe: Recipe, minutes: float, loss_at: LossAt) -> None:
         optimizer.zero_grad()
         step += 1
         spent_s += computing_s() - started
-        if step % 20 == 0:
+        if step % 10 == 0:
             print(f"{recipe.name} {step=} {spent_s=:.0f} loss={loss.item():.3f}", flush=True)
-        if step % 100 == 0:
+        if step % 50 == 0:
             save()
     save()
 
 
-def train_target(minutes: float) -> None:
-    tokens = corpus_tokens("train")
-    train(TARGET, minutes, lambda model, step: next_token_loss(model, corpus_batch(tokens, step)))
+def train_target(minutes: float, init: Path | None) -> None:
+    parts = corpus_parts()
+    train(TARGET, minutes, init, lambda m, step: next_token_loss(m, mixed_batch(parts, step)))
 
 
 def own_windows(model: LlamaForCausalLM, tokens: Tensor, minutes: float) -> Iterator[Tensor]:
@@ -260,29 +273,29 @@ def own_windows(model: LlamaForCausalLM, tokens: Tensor, minutes: float) -> Iter
     while computing_s() - begun_s < minutes * 60:
         starts = torch.randint(len(tokens) - PROMPT_LEN, (64, 1))
         prompts = tokens[starts + torch.arange(PROMPT_LEN)].to(DEVICE)
-        yield generate(model, prompts, CONTEXT + 1, temperature).cpu()
+        yield generate(model, prompts, CONTEXT + 1, temperature)
 
 
 @torch.inference_mode()
 @BFLOAT16
-def teach(minutes: float) -> None:
-    """Store windows of the corpus and of the target's own text with the largest TOP_K probabilities
-    of the target at each position, so that the drafter's epochs need no pass of the target."""
-    model, tokens = current_model(TARGET), corpus_tokens("train")
-    own = list(own_windows(model, tokens, minutes))
-    windows = torch.cat([tokens.unfold(0, CONTEXT + 1, CONTEXT), *own])
-    shape = (len(windows), CONTEXT, TOP_K)
-    top_ids, top_logp = np.empty(shape, dtype=np.uint16), np.empty(shape, dtype=np.float16)
-    for start in range(0, len(windows), 16):
-        rows = slice(start, start + 16)
-        logits = logits_of(model, windows[rows, :-1].to(DEVICE))
-        top = logits.log_softmax(dim=-1).topk(TOP_K, dim=-1)
-        top_ids[rows] = top.indices.cpu().numpy()
-        top_logp[rows] = top.values.cpu().numpy()
-    np.save(WORK / "teach_windows.npy", windows.numpy().astype(np.uint16))
-    np.save(WORK / "teach_ids.npy", top_ids)
-    np.save(WORK / "teach_logp.npy", top_logp)
-    print(f"teach: {len(windows)} windows, of them {64 * len(own)} of the target's own text")
+def teach(minutes: float, init: Path | None) -> None:
+    """Store windows with the largest TOP_K probabilities of the target at each position, so that
+    the drafters' epochs need no pass of the target: its own text for a third of the time, then the
+    corpus as the target's training sees it."""
+    model, parts = load_written(init) if init else current_model(TARGET), corpus_parts()
+    own = own_windows(model, parts[0], minutes / 3)
+    stored: list[tuple[np.ndarray, ...]] = []
+    begun_s = computing_s()
+    for windows in chain(own, (mixed_batch(parts, step) for step in count())):
+        for batch in windows.split(BATCH_SIZE):
+            top = logits_of(model, batch[:, :-1]).log_softmax(dim=-1).topk(TOP_K, dim=-1)
+            rows = (batch.short(), top.indices.short(), top.values.half())
+            stored.append(tuple(tensor.cpu().numpy() for tensor in rows))
+        if computing_s() - begun_s > minutes * 60:
+            break
+    for name, arrays in zip(("windows", "ids", "logp"), zip(*stored, strict=True), strict=True):
+        np.save(WORK / f"teach_{name}.npy", np.concatenate(arrays))
+    print(f"teach: {len(stored) * BATCH_SIZE} windows")
 
 
 def distillation_loss(logits: Tensor, top_ids: Tensor, top_logp: Tensor, text: Tensor) -> Tensor:
@@ -299,75 +312,29 @@ def distillation_loss(logits: Tensor, top_ids: Tensor, top_logp: Tensor, text: T
     return (kl + distance + 0.1 * cross_entropy).mean()
 
 
-def train_drafter(minutes: float) -> None:
+def train_drafter(minutes: float, init: Path | None, name: str) -> None:
     windows, ids, logp = (np.load(WORK / f"teach_{n}.npy") for n in ("windows", "ids", "logp"))
     loss_of = torch.compile(distillation_loss)
 
     def loss_at(model: LlamaForCausalLM, step: int) -> Tensor:
-        rows = batch_rows(step, len(windows))[1]
+        rows = batch_rows(step, len(windows), BATCH_SIZE)[1]
         text = torch.from_numpy(windows[rows].astype(np.int64)).to(DEVICE)
         top_ids = torch.from_numpy(ids[rows].astype(np.int64)).to(DEVICE)
         top_logp = torch.from_numpy(logp[rows].astype(np.float32)).to(DEVICE)
         return loss_of(logits_of(model, text[:, :-1]), top_ids, top_logp, text[:, 1:])
 
-    train(DRAFTER, minutes, loss_at)
-
-
-@torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM) -> float:
-    """Nats per token over the held-out files, in windows of CONTEXT tokens."""
-    windows = corpus_tokens("held_out").unfold(0, CONTEXT + 1, CONTEXT).to(DEVICE)
-    return float(sum(next_token_loss(model, w[None]) for w in windows)) / len(windows)
-
-
-@torch.inference_mode()
-def distributions(pair: list[LlamaForCausalLM], temperature: float) -> list[Tensor]:
-    """Log p and log q, [N, V], of the target's own text at a temperature (0: greedy, p and q as at
-    1): 128 tokens after each of 128 held-out prompts of 128 tokens."""
-    tokens = corpus_tokens("held_out")
-    starts = torch.linspace(0, len(tokens) - 128, 128).long()
-    prompts = tokens[starts[:, None] + torch.arange(128)].to(DEVICE)
-    text = generate(pair[0], prompts, 256, torch.full((128,), temperature, device=DEVICE))
-    batches = text.split(16)
-    logits = [torch.cat([logits_of(m, batch)[:, 127:-1] for batch in batches]) for m in pair]
-    return [(x.flatten(0, 1) / (temperature or 1.0)).log_softmax(dim=-1) for x in logits]
-
-
-def evaluate(folder: Path) -> None:
-    """Print the table of models/README.md for the pair as written in `folder`."""
-    torch.manual_seed(SEED)
-    pair = [
-        LlamaForCausalLM.from_pretrained(folder / recipe.name, dtype=torch.float32).to(DEVICE)
-        for recipe in PAIR
-    ]
-    table: dict[str, str] = {}
-    for recipe, model in zip(PAIR, pair, strict=True):
-        table[f"{recipe.name}, parameters"] = f"{model.num_parameters():,}"
-        table[f"{recipe.name}, held-out nats per token"] = f"{held_out_loss(model):.3f}"
-    logp, logq = distributions(pair, temperature=0.0)
-    agreement = (logp.argmax(dim=1) == logq.argmax(dim=1)).float().mean()
-    table["agreement, greedy"] = f"{agreement:.3f}"
-    for temperature in (0.7, 1.0):
-        logp, logq = distributions(pair, temperature)
-        overlap = torch.minimum(logp.exp(), logq.exp()).sum(dim=1).mean()
-        table[f"acceptance at {temperature}, ratio test"] = f"{overlap:.3f}"
-        gumbel = -torch.empty_like(logp).exponential_().log()
-        drafts = (logq + gumbel).topk(3, dim=1).indices  # [N, 3], the best first
-        hits = (drafts == (logp + gumbel).argmax(dim=1, keepdim=True)).float().mean(dim=0)
-        for num_drafts, rate in enumerate(hits.cumsum(dim=0), start=1):
-            table[f"acceptance at {temperature}, coupling, best of {num_drafts}"] = f"{rate:.3f}"
-    print("\n".join(f"{name:40} {value:>12}" for name, value in table.items()))
+    train(DRAFTERS[name], minutes, init, loss_at)
 
 
 def export(folder: Path) -> None:
-    """Write both models as they stand, in bfloat16, each with the tokenizer."""
+    """Write the trained models as they stand, in bfloat16, each with the tokenizer."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(WORK / "tokenizer.json"),
         eos_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
-    for recipe in PAIR:
+    for recipe in filter(lambda r: r.checkpoint.exists(), (TARGET, *DRAFTERS.values())):
         model = current_model(recipe).to(torch.bfloat16)
         model.generation_config = GenerationConfig(eos_token_id=0)
         partial = WORK / f"export-{recipe.name}"
@@ -381,17 +348,19 @@ def export(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes the embedded pair.")
+    parser = argparse.ArgumentParser(description="Makes the embedded models.")
     commands = parser.add_subparsers(required=True)
     commands.add_parser("prepare").set_defaults(run=prepare)
     for name, run in (("target", train_target), ("teach", teach), ("drafter", train_drafter)):
         command = commands.add_parser(name)
         command.add_argument("--minutes", type=float, required=True)
+        command.add_argument("--init", type=Path, help="folder of written weights to begin with")
+        if run is train_drafter:
+            command.add_argument("--name", choices=DRAFTERS, default=DRAFTER.name)
         command.set_defaults(run=run)
-    for name, act in (("export", export), ("evaluate", evaluate)):
-        command = commands.add_parser(name)
-        command.add_argument("--folder", type=Path, default=HERE)
-        command.set_defaults(run=act)
+    command = commands.add_parser("export")
+    command.add_argument("--folder", type=Path, default=HERE)
+    command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
     arguments.pop("run")(**arguments)
 
