@@ -28,11 +28,15 @@ g falls as `bits` grows. With the best score of a few likely tokens in hand, a t
 at most b can only win with noise of at least best - b, which is a limit on its bits: nearly all of
 a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
 
+The noise of a position is the same for all nodes of a tree there, and the next time that something
+is chosen there. So rows of noise are kept: computing one takes as long as a small forward.
+
 Logits on a GPU are not brought here: `device_choice.py` computes the same there.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,12 +44,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.device_choice import FACTORS, GOLDEN, choose_there
-from engine.sampling import LOWEST, Floats, Ids, Sampling, candidates, most_likely, scaled, to_host
+from engine.device_choice import FACTORS, GOLDEN, choose_there, rank_there
+from engine.sampling import LOWEST, Floats, Ids, Sampling, candidates, scaled, to_host
 
 Words = npt.NDArray[np.uint64]
 
-# Sharpness of `choose_scored`, fitted on drafts of a small pair at temperature 0.8 and at 0.
+# Sharpness of `rank_scored`, fitted on drafts of a small pair at temperature 0.8 and at 0.
 BETA_SAMPLED = 1.5
 BETA_GREEDY = 2.0
 
@@ -53,6 +57,7 @@ _MASK = (1 << 64) - 1
 _TILE = 8192  # elements hashed at a time: larger temporaries cost page faults
 _LARGE = 16384  # vocabularies from here on are searched by limit
 _NUM_LIKELY = 64
+_KEPT_NOISE = 1 << 23  # elements of rows of noise that are kept: 32 MiB
 
 
 def choose(
@@ -97,32 +102,6 @@ def choose(
     return _add_noise(scores, keys).argmax(axis=1).tolist()  # type: ignore[no-any-return]
 
 
-def choose_scored(
-    logits: torch.Tensor,
-    sampling: Sampling,
-    seed: int,
-    sample_index: int,
-    positions: Sequence[int],
-    *,
-    num_valid: int | None = None,
-    beta: float | None = None,
-) -> tuple[list[int], list[float]]:
-    """Return what `choose` returns, and how likely a better model is to choose the same.
-
-    The score of a token is log softmax(beta (s + g)) in natural logarithm, over the tokens that
-    stay after the cuts; greedy: log softmax(beta logits). It is a drafter's value of a node, and
-    finite whatever the logits.
-    """
-    if logits.device.type != "cpu":
-        keys = row_keys(seed, sample_index, positions)
-        sharpness = beta or (BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED)
-        return choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
-    ids, scores = rank_scored(
-        logits, sampling, seed, sample_index, positions, 1, num_valid=num_valid, beta=beta
-    )
-    return [row[0] for row in ids], [row[0] for row in scores]
-
-
 def rank_scored(
     logits: torch.Tensor,
     sampling: Sampling,
@@ -137,26 +116,37 @@ def rank_scored(
     """Return, per row, the `num_ranked` tokens that come first, best first, and their scores.
 
     The first is the token of `choose`, the others are what it would have chosen without the ones
-    before. There are fewer where the cuts leave fewer. Scores as in `choose_scored`.
+    before. There are fewer where the cuts, or logits of -inf, leave fewer.
+
+    The score of a token says how likely a better model is to choose it: log softmax(beta (s + g))
+    in natural logarithm, over the tokens that stay after the cuts; greedy: log softmax(beta
+    logits). It is a drafter's value of a node, and finite whatever the logits.
     """
+    assert len(positions) == logits.shape[0]
+    if logits.device.type != "cpu":
+        sharpness = beta or (BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED)
+        keys = row_keys(seed, sample_index, positions)
+        if num_ranked == 1:
+            best, values = choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
+            return [[token] for token in best], [[value] for value in values]
+        return rank_there(logits, sampling, keys, num_ranked, beta=sharpness, num_valid=num_valid)
     rows = to_host(logits, num_valid)
-    assert len(positions) == rows.shape[0]
     if sampling.is_greedy:
-        ranked = [_rank(row, num_ranked, beta or BETA_GREEDY) for row in rows]
-        return [ids for ids, _ in ranked], [scores for _, scores in ranked]
+        return _rank(rows.copy() if num_ranked > 1 else rows, num_ranked, beta or BETA_GREEDY)
     sharpness = beta or BETA_SAMPLED
     keys = row_keys(seed, sample_index, positions)
     scores = scaled(rows, sampling)
     if not sampling.cuts:
-        ranked = [_rank(row, num_ranked, sharpness) for row in _add_noise(scores, keys)]
-    else:
-        ranked = []
-        for key, (ids, kept) in zip(keys, candidates(scores, sampling), strict=True):
-            by_id = np.argsort(ids)
-            ids, kept = ids[by_id], kept[by_id]
-            first, values = _rank(kept + _gumbel(_bits(key, ids)), num_ranked, sharpness)
-            ranked.append((ids[first].tolist(), values))
-    return [ids for ids, _ in ranked], [values for _, values in ranked]
+        return _rank(_add_noise(scores, keys), num_ranked, sharpness)
+    ranked: list[list[int]] = []
+    scored: list[list[float]] = []
+    for key, (ids, kept) in zip(keys, candidates(scores, sampling), strict=True):
+        by_id = np.argsort(ids)
+        ids, kept = ids[by_id], kept[by_id]
+        (first,), (values,) = _rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
+        ranked.append(ids[first].tolist())
+        scored.append(values)
+    return ranked, scored
 
 
 def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:
@@ -194,37 +184,74 @@ def _limit(best: float, bound: float) -> np.uint64:
     return np.uint64(int(v * 2.0**52 * (1 + 1e-9)) + 2)
 
 
+class _Noise:
+    """Rows of noise, the newest ones that were asked for."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[int, int], Floats] = OrderedDict()
+
+    def of(self, key: int, vocab_size: int) -> Floats:
+        """Return the noise [V] of a row, which must not be written."""
+        rows, name = self._rows, (key, vocab_size)
+        row = rows.get(name)
+        if row is None:
+            row = rows[name] = self._made(key, vocab_size)
+            while len(rows) > 1 and len(rows) * vocab_size > _KEPT_NOISE:
+                rows.popitem(last=False)
+        else:
+            rows.move_to_end(name)
+        return row
+
+    @staticmethod
+    def _made(key: int, vocab_size: int) -> Floats:
+        offsets, row = _offsets(vocab_size), np.empty(vocab_size, dtype=np.float32)
+        for start in range(0, vocab_size, _TILE):
+            part = slice(start, start + _TILE)
+            row[part] = _gumbel(_mix(offsets[part] + np.uint64(key)) >> np.uint64(12))
+        return row
+
+
+_noise = _Noise()
+
+
 def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
     """Return scores + noise, [n, V] float32."""
     total = np.empty_like(scores)
-    offsets = _offsets(scores.shape[1])
-    words = np.array(keys, dtype=np.uint64)[:, None]
-    for rows, columns in _tiles(*scores.shape):
-        bits = _mix(offsets[columns] + words[rows]) >> np.uint64(12)
-        np.add(scores[rows, columns], _gumbel(bits), out=total[rows, columns])
+    for row, key in enumerate(keys):
+        np.add(scores[row], _noise.of(key, scores.shape[1]), out=total[row])
     return total
 
 
-def _tiles(num_rows: int, num_columns: int) -> Iterator[tuple[slice, slice]]:
-    rows_each = max(1, _TILE // num_columns)
-    for row in range(0, num_rows, rows_each):
-        for column in range(0, num_columns, _TILE):
-            yield slice(row, row + rows_each), slice(column, column + _TILE)
+def _rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list[list[float]]]:
+    """Return indices and log softmax(beta total) of the `count` largest of each row [n, V].
 
-
-def _rank(total: Floats, count: int, beta: float) -> tuple[list[int], list[float]]:
-    """Return indices and log softmax(beta total) of the `count` largest of one row."""
-    # What is done after a forward finds the caches full of weights: few calls, few temporaries.
-    best = int(total.argmax())
+    What is ruled out, at -inf, is nobody's next token. `total` is spoilt if several are
+    asked for.
+    """
     with np.errstate(over="ignore"):  # to -inf: a weight of zero
-        weights = np.subtract(total, total[best])
-        np.multiply(weights, np.float32(beta), out=weights)
-        log_sum = math.log(np.exp(weights, out=weights).sum())
-        if count == 1:
-            return [best], [-log_sum]
-        first = most_likely(total, count)
-        values = beta * (total[first] - total[best]).astype(np.float64) - log_sum
-    return first.tolist(), values.clip(min=LOWEST).tolist()
+        found = [_rank_row(row, min(count, total.shape[1]), beta) for row in total]
+    return [ids for ids, _ in found], [scores for _, scores in found]
+
+
+def _rank_row(row: Floats, count: int, beta: float) -> tuple[list[int], list[float]]:
+    """Return the same of one row [V]."""
+    # What is done after a forward finds the caches full of weights, and then an array of two
+    # dimensions takes three times as long as its rows one by one (docs/LOG.md).
+    first = int(row.argmax())
+    best = float(row[first])
+    weights = row - best
+    weights *= beta
+    log = -math.log(np.exp(weights, out=weights).sum())
+    ids, scores = [first], [max(log, LOWEST)]
+    for _ in range(1, count):
+        row[ids[-1]] = -np.inf
+        following = int(row.argmax())
+        score = beta * (float(row[following]) - best) + log
+        if score == -math.inf:
+            break
+        ids.append(following)
+        scores.append(max(score, LOWEST))
+    return ids, scores
 
 
 def _best(ids: Ids, scores: Floats) -> int:

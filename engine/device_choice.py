@@ -13,7 +13,7 @@ import torch
 
 from engine.device import send
 from engine.errors import EngineError
-from engine.sampling import LARGEST, NOT_FINITE, Sampling
+from engine.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
 
 # Of the noise's format, which `coupling.py` specifies.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -28,7 +28,7 @@ def choose_there(
     beta: float = 1.0,
     num_valid: int | None = None,
 ) -> tuple[list[int], list[float]]:
-    """Return each row's token and log softmax(beta * score) of it, as `coupling.choose_scored`.
+    """Return each row's token and log softmax(beta * score) of it, as `coupling.rank_scored`.
 
     logits  [n, V] float32, any device
     keys    [n] 64-bit keys of the rows' noise
@@ -38,25 +38,70 @@ def choose_there(
         EngineError: the logits are not finite.
     """
     with torch.inference_mode():
-        rows = logits[:, :num_valid]
-        top = rows.amax(dim=1)
-        ids = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-        scores = rows
-        if not sampling.is_greedy:
-            scores = rows - (top - top.clamp(-LARGEST, LARGEST))[:, None]  # as `scaled` does
-            # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
-            scores /= torch.full((), sampling.temperature, device=rows.device)
-            if sampling.cuts:
-                scores, ids = _cut(scores, sampling)
-            scores = scores + _gumbel(_bits(keys, ids))
+        scores, ids, top = _scores(logits, sampling, keys, num_valid)
         best = scores.amax(dim=1, keepdim=True)
-        tokens = ids.masked_fill(scores != best, rows.shape[1]).amin(dim=1)
+        tokens = ids.masked_fill(scores != best, logits.shape[1]).amin(dim=1)
         values = -((scores - best) * beta).exp().sum(dim=1).log()
         there = torch.stack((tokens.double(), values.double(), top.double()))
         chosen, logs, tops = there.tolist()
+    _check(tops)
+    return [int(token) for token in chosen], logs
+
+
+def rank_there(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    keys: Sequence[int],
+    num_ranked: int,
+    *,
+    beta: float,
+    num_valid: int | None = None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return what `coupling.rank_scored` returns, but for which of equal scores come last.
+
+    Raises:
+        EngineError: the logits are not finite.
+    """
+    with torch.inference_mode():
+        scores, ids, top = _scores(logits, sampling, keys, num_valid)
+        best, where = scores.topk(min(num_ranked, scores.shape[1]), dim=1)
+        total = ((scores - best[:, :1]) * beta).exp().sum(dim=1, keepdim=True).log()
+        values = (best - best[:, :1]) * beta - total
+        there = torch.cat(
+            (ids.gather(1, where).double(), values.double(), top.double()[:, None]), 1
+        )
+        rows = there.tolist()
+    _check([row[-1] for row in rows])
+    num = len(rows[0]) // 2 if rows else 0
+    tokens, logs = [], []
+    for row in rows:
+        # Of equal ones the lowest id comes first, as far as they are here.
+        kept = sorted((-row[num + i], row[i]) for i in range(num) if row[num + i] > -math.inf)
+        tokens.append([int(token) for _, token in kept])
+        logs.append([max(-value, LOWEST) for value, _ in kept])
+    return tokens, logs
+
+
+def _scores(
+    logits: torch.Tensor, sampling: Sampling, keys: Sequence[int], num_valid: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scaled logits plus noise [n, m], the ids that they are of [n, m], the top logits."""
+    rows = logits[:, :num_valid]
+    top = rows.amax(dim=1)
+    ids = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    if sampling.is_greedy:
+        return rows, ids, top
+    scores = rows - (top - top.clamp(-LARGEST, LARGEST))[:, None]  # as `scaled` does
+    # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
+    scores /= torch.full((), sampling.temperature, device=rows.device)
+    if sampling.cuts:
+        scores, ids = _cut(scores, sampling)
+    return scores + _gumbel(_bits(keys, ids)), ids, top
+
+
+def _check(tops: Sequence[float]) -> None:
     if not all(map(math.isfinite, tops)):
         raise EngineError(NOT_FINITE)
-    return [int(token) for token in chosen], logs
 
 
 def _cut(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,9 +120,8 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
     assert logits.dim() == 2
     assert logits.dtype == torch.float32
     rows: Floats = logits.detach().cpu().numpy()[:, :num_valid]
-    # NaN and infinity show in the maximum. One row, the usual case, needs no array of them.
-    tops = rows.max(axis=1).tolist() if len(rows) != 1 else (float(rows.max()),)
-    if not all(map(math.isfinite, tops)):
+    # NaN and infinity show in the maximum.
+    if not all(math.isfinite(row.max()) for row in rows):
         raise EngineError(NOT_FINITE)
     return rows
 
@@ -134,11 +133,11 @@ def scaled(rows: Floats, sampling: Sampling) -> Floats:
     distribution as it is: so the largest score is finite whatever the logits.
     """
     assert not sampling.is_greedy
-    tops = rows.max(axis=1, keepdims=True)
-    shifts = tops - tops.clip(-LARGEST, LARGEST)
     with np.errstate(over="ignore"):  # what is that much less likely is never chosen: -inf
-        shifted = rows - shifts if shifts.any() else rows
-        return shifted / np.float32(sampling.temperature)
+        if any(abs(row.max()) > LARGEST for row in rows):
+            tops = rows.max(axis=1, keepdims=True)
+            rows = rows - (tops - tops.clip(-LARGEST, LARGEST))
+        return rows / np.float32(sampling.temperature)
 
 
 def candidates(scores: Floats, sampling: Sampling) -> Iterator[tuple[Ids, Floats]]:

@@ -142,23 +142,32 @@ class SlotMap(Generic[K]):
         """
         start, count = self.prefix_len, len(missing)
         assert count == 0 or not self._places, "nodes exist although committed tokens are missing"
+        assert count or nodes, "a pass has no rows"
         assert count + len(nodes) <= self.num_tree_slots, "the rows of a pass share one mask word"
         masks = [(1 << (i + 1)) - 1 for i in range(count)]
         tokens, positions = list(missing), list(range(start, start + count))
         slots = list(positions)
         self.prefix_len = start + count
+        taken = sum(1 << (place.slot - self.prefix_len) for place in self._places.values())
         for key, parent, token, position in nodes:
-            place = self._allocate(key, parent)
+            place = self._allocate(key, parent, taken)
+            taken |= 1 << (place.slot - self.prefix_len)
             masks.append(place.mask << count | (1 << count) - 1)
             tokens.append(token)
             positions.append(position)
             slots.append(place.slot)
         return Feed(tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks), self.lane)
 
-    def _allocate(self, key: K, parent: K | None) -> _Place:
+    def rename(self, key: K, to: K | None) -> None:
+        """A node that was fed before it had a name gets it; None: it was not fed after all."""
+        place = self._places.pop(key, None)
+        if to is not None and place is not None:
+            self._places[to] = place
+
+    def _allocate(self, key: K, parent: K | None, taken: int) -> _Place:
+        """Give a node the lowest slot whose bit is not in `taken`."""
         assert key not in self._places, "a node is fed once"
-        taken = {place.slot - self.prefix_len for place in self._places.values()}
-        index = next(i for i in range(self.num_tree_slots + 1) if i not in taken)
+        index = (~taken & (taken + 1)).bit_length() - 1
         assert index < self.num_tree_slots, "no free tree slot"
         assert self.prefix_len + index < self.capacity, "the cache is full"
         inherited = 0 if parent is None else self._places[parent].mask

@@ -1,6 +1,7 @@
 """How often drafts are right, by who made them (pure): the one estimator of it on a node."""
 
 from dataclasses import dataclass
+from math import exp
 
 from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
 
@@ -9,10 +10,16 @@ MAX_TRIES = 64.0  # beyond them older tries count less and less
 PRIOR_OF_MODEL = 0.7
 
 Kind = tuple[int, int]
-"""(source, rank): a model's children by their rank, 0 for the likeliest; copies by the length of
-the n-gram that was found"""
+"""(source, rank): the first children of a model, of whatever score, have rank 0, and each child has
+that of its score besides; copies have the length of the n-gram that was found"""
 
 FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
+SCORES_PER_NAT, NUM_SCORES = 4, 20
+
+
+def kind_of_score(score: float) -> Kind:
+    """What a model's child counts as by its score, which is an estimate of its chance."""
+    return MODEL_SOURCE, 1 + min(int(-score * SCORES_PER_NAT), NUM_SCORES - 1)
 
 
 @dataclass(slots=True)
@@ -63,4 +70,6 @@ def _prior(kind: Kind) -> float:
     source, rank = kind
     if source == NGRAM_SOURCE:
         return rank / (rank + 1)
-    return PRIOR_OF_MODEL / (rank + 1)
+    if rank == 0:
+        return PRIOR_OF_MODEL
+    return exp(-(rank - 0.5) / SCORES_PER_NAT)  # as the score says

@@ -87,7 +87,7 @@ class Costs:
 
     measured  passes by their rows, timed before the first text
 
-    draft     of one drafted token, at the drafter
+    draft     of a draft step
     reply     from a verdict to the drafts that answer it
     wait      of the waits that ended with drafts
     """

@@ -9,6 +9,7 @@ from engine.executor import Executor
 from engine.processors import ProcessorsByText
 from engine.slots import Feed
 from node.process import Heart
+from node.simulated_device import SimulatedDevice
 from proto.messages import Open
 from proto.stopwatch import Phase
 
@@ -16,18 +17,19 @@ from proto.stopwatch import Phase
 class Forwards:
     """Runs one forward after another: `run`, whatever is chosen from its logits, `done`."""
 
-    def __init__(self, executor: Executor, heart: Heart, least_s: float) -> None:
-        """`least_s`: so long a forward takes at least, to emulate a slower device."""
+    def __init__(self, executor: Executor, heart: Heart, device: SimulatedDevice) -> None:
         self._executor = executor
         self._heart = heart
-        self._least_s = least_s
+        self._device = device
         self._started = 0.0
+        self._num_rows = 0
         self._processors = ProcessorsByText()
 
     def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
         """Run a forward; returns the logits of the rows named in `asks`, feed by feed, on the
         device: [sum of their lengths, V]."""
         self._started = time.perf_counter()
+        self._num_rows = sum(len(feed.tokens) for feed in feeds)
         self._heart.watch.enter(Phase.PREPARE)
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
@@ -54,8 +56,8 @@ class Forwards:
         """The choice is made; returns the microseconds since `run` began."""
         self._heart.progress += 1
         self._heart.num_uncaptured = self._executor.num_uncaptured
-        elapsed_s = time.perf_counter() - self._started
-        if self._least_s > elapsed_s:
-            time.sleep(self._least_s - elapsed_s)
-            elapsed_s = time.perf_counter() - self._started
-        return round(elapsed_s * 1e6)
+        if self._device.is_simulated:
+            self._heart.watch.enter(Phase.MODEL)
+            if not self._device.await_end(self._started, self._num_rows):
+                self._heart.overran()
+        return round((time.perf_counter() - self._started) * 1e6)

@@ -10,24 +10,25 @@ from itertools import accumulate
 from operator import mul
 
 from node.costs import Costs, Passes
-from proto.messages import Policy
 
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
 REPLY_MARGIN = 4.0
 NUM_BETWEEN = 256  # passes with drafts in a row, at most
 
 
-def wait_limit_s(policy: Policy, costs: Costs) -> float:
-    """How long to wait for drafts: amply what they usually take, at least a pass.
+def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
+    """How long to wait for so many drafts: amply what they usually take, at least a pass.
+
+    is_ahead  the drafter goes on meanwhile
 
     So many drafts save so many passes at most, and a drafter that runs ahead can catch up while the
     target goes on alone: for it, no wait is longer than that. One that waits for every verdict
     (`sync`) could never catch up.
     """
-    expected_s = max(costs.reply.value, policy.launch_min * costs.draft.value)
+    expected_s = max(costs.reply.value, wanted * costs.draft.value)
     limit_s = max(REPLY_MARGIN * expected_s, costs.pass_s)
-    if policy.window > policy.launch_min:
-        limit_s = min(limit_s, policy.launch_min * costs.pass_s)
+    if is_ahead:
+        limit_s = min(limit_s, wanted * costs.pass_s)
     return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
 
@@ -54,10 +55,41 @@ def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: fl
     1 + p + ... + p^k tokens, and drafts are there afterwards if all k and one more are right:
     p^(k+1).
     """
+    return _rate(p, first, most, pass_s + wait_s, pass_s)
+
+
+def _rate(p: float, first: int, most: int, first_s: float, most_s: float) -> float:
+    """The same where each kind of pass takes its own time, with what is waited before it."""
     enters, stays = p ** (first + 1), p ** (most + 1)
     share = enters / (enters + 1 - stays)  # of the passes that find drafts at hand
     tokens = (1 - share) * _tokens(p, first) + share * _tokens(p, most)
-    return tokens / (pass_s + (1 - share) * wait_s)
+    return tokens / ((1 - share) * first_s + share * most_s)
+
+
+def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
+    """How many drafts in a row to wait for where none is at hand; 0: to go on alone is better.
+
+    p     chance that the first draft of a token is right
+    most  drafts in a row that a pass verifies at most
+
+    The first comes with the answer to a verdict, each other one after another step. Meanwhile the
+    drafter runs on: when a pass ends, as many steps are there as fit into it. Of a tree the price
+    is that of its first children: what the others add at the top is missing further down, and with
+    the chance of any child this rule waited too long or not at all (docs/LOG.md).
+    """
+    step_s, passes = costs.draft.value, costs.passes(1)
+    deepest = min(most, int(costs.pass_s / step_s)) if step_s > 0 else most
+
+    def rate(first: int) -> float:
+        """At the number of drafts that is best where they are at hand."""
+        wait_s = costs.reply.value + (first - 1) * step_s if first else 0.0
+        first_s = (passes.of(1 + first) or costs.pass_s) + wait_s
+        return max(
+            _rate(p, first, depth, first_s, passes.of(1 + depth) or costs.pass_s)
+            for depth in range(first, max(first, deepest) + 1)
+        )
+
+    return max(range(most + 1), key=rate)
 
 
 def _tokens(p: float, num_drafts: int) -> float:
@@ -98,13 +130,13 @@ def num_expected(chances: Sequence[float]) -> float:
 
 
 def rows_worth(
-    chains: Sequence[Sequence[float]], num_fixed: int, num_texts: int, passes: Passes
+    chances: Sequence[Sequence[float]], num_fixed: int, num_texts: int, passes: Passes
 ) -> list[int]:
-    """How many drafts of each chain to verify together: as many as make the most of
+    """How many drafts of each text to verify together: as many as make the most of
 
-        (p1 + p1 p2 + ...) of all of them - lambda T(num_fixed + their number)
+        sum of their chances - lambda T(num_fixed + their number)
 
-    chains     for each text p1, p2 ...: that each is right, given that those before it are
+    chances    for each text: that it comes to each of its drafts, the likeliest first
     num_fixed  rows of the pass besides: committed tokens, and drafts that are not asked about
     num_texts  that the pass makes a token of whatever is drafted
 
@@ -114,20 +146,15 @@ def rows_worth(
     time may go into passes whose rows do not seem to pay, and where drafts always pay a pass
     without them is made now and then.
     """
-    lengths = [len(chain) for chain in chains]
+    lengths = [len(drafts) for drafts in chances]
     alone_s, num_drafts = passes.of(num_fixed), sum(lengths)
     if not num_drafts or not alone_s:
         return lengths
     if passes.num_since_plain >= NUM_BETWEEN:
-        return [0] * len(chains)
+        return [0] * len(chances)
     token_s = _token_s(alone_s, num_texts, passes)
-    # Likeliest first; those of one chain stay in order, since their chances never grow.
     by_chance = sorted(
-        (
-            (chance, which)
-            for which, chain in enumerate(chains)
-            for chance in accumulate(chain, mul)
-        ),
+        ((chance, which) for which, drafts in enumerate(chances) for chance in drafts),
         key=lambda pair: -pair[0],
     )
     values = [
@@ -138,13 +165,13 @@ def rows_worth(
     if best == 0 and passes.for_trials_s >= passes.of(num_fixed + num_drafts) - alone_s:
         return lengths
     chosen = Counter(which for _, which in by_chance[:best])
-    return [chosen[which] for which in range(len(chains))]
+    return [chosen[which] for which in range(len(chances))]
 
 
-def num_texts_worth(chances: Sequence[float], passes: Passes) -> int:
-    """How many texts share a draft step: as many as make the most useful drafts a second.
+def num_rows_worth(chances: Sequence[float], passes: Passes) -> int:
+    """How many nodes share a draft step: as many as make the most useful drafts a second.
 
-    chances  that the text will need its draft, descending; one row each
+    chances  that a text will come to the node, descending; one row each
     """
     gains = list(accumulate(chances))
     steps_s = [passes.of(num_rows) or 1.0 for num_rows in range(1, len(gains) + 1)]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from engine import coupling
-from engine.coupling import choose, choose_scored, gumbel, rank_scored
+from engine.coupling import choose, gumbel, rank_scored
 from engine.errors import EngineError
 from engine.sampling import Sampling, process
 
@@ -169,7 +170,7 @@ def test_the_choice_equals_that_with_all_the_noise(
         positions = range(start, start + 3)
         want = dumb_choice(logits, sampling, 7, positions)
         assert choose(logits, sampling, 7, 0, positions) == want
-        assert choose_scored(logits, sampling, 7, 0, positions)[0] == want
+        assert rank_scored(logits, sampling, 7, 0, positions, 1)[0] == [[id_] for id_ in want]
 
 
 def test_the_limit_lets_nothing_pass_that_could_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_a_padded_tail_is_never_chosen(sampling: Sampling) -> None:
     logits = torch.randn(50, 100, generator=torch.Generator().manual_seed(3))
     logits[:, 60:] += 20.0
     cut = logits[:, :60].contiguous()
-    for function in (choose, choose_scored):
+    for function in (choose, partial(rank_scored, num_ranked=2)):
         got = function(logits, sampling, 3, 0, range(50), num_valid=60)
         assert got == function(cut, sampling, 3, 0, range(50))
 
@@ -251,7 +252,7 @@ def test_scores_are_a_log_softmax_of_what_was_compared(sampling: Sampling, vocab
 
 def test_the_sharpness_of_scores_can_be_set() -> None:
     logits = torch.tensor([[1.0, 0.0]])
-    _, (score,) = choose_scored(logits, Sampling(), 0, 0, [0], beta=1.0)
+    _, ((score,),) = rank_scored(logits, Sampling(), 0, 0, [0], 1, beta=1.0)
     assert score == pytest.approx(-math.log(1 + math.exp(-1.0)))
 
 
@@ -260,3 +261,25 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
     for sampling in (Sampling(), Sampling(1.0)):
         with pytest.raises(EngineError, match="not finite"):
             choose(logits, sampling, 0, 0, [0])
+
+
+def test_noise_that_is_kept_is_that_which_is_computed_and_not_too_much_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits, sampling = (
+        torch.randn(6, 100, generator=torch.Generator().manual_seed(5)),
+        Sampling(1.0),
+    )
+    monkeypatch.setattr(coupling, "_KEPT_NOISE", 250)
+    kept = coupling._Noise()
+    monkeypatch.setattr(coupling, "_noise", kept)
+    for start in (0, 3, 0, 1):
+        positions = range(start, start + 6)
+        want = dumb_choice(logits, sampling, 7, positions)
+        assert choose(logits, sampling, 7, 0, positions) == want
+        ids, _ = rank_scored(logits, sampling, 7, 0, positions, 3)
+        assert [row[0] for row in ids] == want
+        assert len(kept._rows) == 2
+    assert choose(logits[:, :60], sampling, 7, 0, range(6)) == dumb_choice(
+        logits[:, :60], sampling, 7, range(6)
+    )

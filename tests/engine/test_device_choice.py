@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from engine.coupling import choose, choose_scored, row_keys
-from engine.device_choice import choose_there
+from engine.coupling import choose, rank_scored, row_keys
+from engine.device_choice import choose_there, rank_there
 from engine.errors import EngineError
 from engine.sampling import Sampling
 
@@ -31,6 +31,11 @@ def some_logits(num_rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, vocab, generator=generator) * 3
 
 
+def approx(rows: list[list[float]]) -> list[object]:
+    """Lists of scores that are as near as float32 allows."""
+    return [pytest.approx(row, abs=1e-4) for row in rows]
+
+
 @pytest.mark.parametrize("vocab", [7, 4096, 20_000])
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_tokens_and_scores_are_those_of_the_host(sampling: Sampling, vocab: int) -> None:
@@ -40,12 +45,49 @@ def test_tokens_and_scores_are_those_of_the_host(sampling: Sampling, vocab: int)
     keys = row_keys(SEED, SAMPLE, positions)
     assert any(key >> 63 for key in keys)
     tokens, scores = choose_there(logits, sampling, keys, beta=1.5)
-    wanted, values = choose_scored(logits, sampling, SEED, SAMPLE, positions, beta=1.5)
-    assert tokens == wanted == choose(logits, sampling, SEED, SAMPLE, positions)
-    assert scores == pytest.approx(values, abs=1e-4)
+    wanted, values = rank_scored(logits, sampling, SEED, SAMPLE, positions, 1, beta=1.5)
+    assert tokens == choose(logits, sampling, SEED, SAMPLE, positions)
+    assert [[token] for token in tokens] == wanted
+    assert [[score] for score in scores] == approx(values)
     if sampling.temperature and not sampling.cuts:
         other_keys = row_keys(SEED + 1, SAMPLE, positions)
         assert choose_there(logits, sampling, other_keys)[0] != tokens
+
+
+@pytest.mark.parametrize("num_ranked", [2, 4, 30])
+@pytest.mark.parametrize("vocab", [7, 4096])
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_the_ranks_are_those_of_the_host(sampling: Sampling, vocab: int, num_ranked: int) -> None:
+    logits, positions = some_logits(32, vocab, seed=vocab), range(1000, 1032)
+    keys = row_keys(SEED, SAMPLE, positions)
+    tokens, scores = rank_there(logits, sampling, keys, num_ranked, beta=1.5)
+    wanted, values = rank_scored(logits, sampling, SEED, SAMPLE, positions, num_ranked, beta=1.5)
+    assert tokens == wanted
+    assert scores == approx(values)
+    assert all(1 <= len(row) <= min(num_ranked, vocab, sampling.top_k or vocab) for row in tokens)
+    assert [row[0] for row in tokens] == choose(logits, sampling, SEED, SAMPLE, positions)
+
+
+def test_ranks_of_ties_rows_ruled_out_and_a_padded_tail() -> None:
+    logits = some_logits(32, 300).round()  # many are equal
+    logits[:, 100:200] = -math.inf
+    logits[0] = -math.inf
+    logits[0, 17] = 0.0
+    logits[:, 250:] += 1000
+    keys = row_keys(SEED, SAMPLE, range(32))
+    tokens, scores = rank_there(logits, Sampling(), keys, 4, beta=2.0, num_valid=250)
+    wanted, values = rank_scored(
+        logits, Sampling(), SEED, SAMPLE, range(32), 4, beta=2.0, num_valid=250
+    )
+    assert scores == approx(values)
+    assert (tokens[0], wanted[0]) == ([17], [17])
+    for row, (got, there, value) in enumerate(zip(tokens, wanted, values, strict=True)):
+        # Of those that equal the last one any may be there.
+        num_sure = sum(v > value[-1] for v in value)
+        assert got[:num_sure] == there[:num_sure]
+        assert logits[row, got].tolist() == logits[row, there].tolist()
+        assert len(set(got)) == len(got)
+        assert max(got) < 250
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
@@ -71,3 +113,5 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
         choose_there(logits, Sampling(0.5), (1, 2, 3))
     with pytest.raises(EngineError, match="not finite"):
         choose_there(torch.full((1, 4), -math.inf), Sampling(), (1,))
+    with pytest.raises(EngineError, match="not finite"):
+        rank_there(logits, Sampling(0.5), (1, 2, 3), 2, beta=1.0)

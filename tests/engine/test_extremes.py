@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from coordinator.api.params import SamplingParams
 from coordinator.text.session import Session
-from engine.coupling import choose, choose_scored, rank_scored, row_keys
+from engine.coupling import choose, rank_scored, row_keys
 from engine.device_choice import choose_there
 from engine.judging import distributions, judge, sample_draft
 from engine.logprobs import LOWEST, report
@@ -78,7 +78,7 @@ def test_a_tiny_temperature_chooses_the_likeliest_token(
     best = [int(logits[0].argmax())]
     keys = row_keys(SEED, 0, (POSITION,))
     assert choose(logits, sampling, SEED, 0, (POSITION,)) == best
-    assert choose_scored(logits, sampling, SEED, 0, (POSITION,))[0] == best
+    assert rank_scored(logits, sampling, SEED, 0, (POSITION,), 1)[0] == [best]
     assert choose_there(logits, sampling, keys)[0] == best
     assert process(logits, sampling)[0].isfinite().nonzero().tolist() == [best]
 
@@ -88,7 +88,7 @@ def test_a_draft_of_any_logits_is_what_the_protocol_allows(
     logits: torch.Tensor, temperature: float, cut: dict[str, float]
 ) -> None:
     sampling = Sampling(temperature, **cut)  # type: ignore[arg-type]
-    (token,), (score,) = choose_scored(logits, sampling, SEED, 0, (POSITION,))
+    ((token,),), ((score,),) = rank_scored(logits, sampling, SEED, 0, (POSITION,), 1)
     sent(draft_of(token, score))
     ids, scores = rank_scored(logits, sampling, SEED, 0, (POSITION,), VOCAB)
     assert ids[0][0] == token

@@ -1,10 +1,18 @@
 """What is measured, and what follows of it where nothing was."""
 
+from math import exp
+
 import pytest
 
-from node.acceptance import FIRST_OF_MODEL, MAX_TRIES, PRIOR_OF_MODEL, Acceptance
+from node.acceptance import (
+    FIRST_OF_MODEL,
+    MAX_TRIES,
+    PRIOR_OF_MODEL,
+    Acceptance,
+    kind_of_score,
+)
 from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd
-from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
+from proto.messages import NGRAM_SOURCE
 
 
 def test_a_mean_begins_as_the_plain_mean_and_then_follows_what_changes() -> None:
@@ -71,7 +79,7 @@ def test_longer_matches_are_trusted_more_until_it_is_known() -> None:
     chances = [acceptance.chance((NGRAM_SOURCE, n)) for n in (1, 2, 3)]
     assert chances == [1 / 2, 2 / 3, 3 / 4]
     assert acceptance.chance(FIRST_OF_MODEL) == PRIOR_OF_MODEL
-    assert acceptance.chance((MODEL_SOURCE, 1)) == PRIOR_OF_MODEL / 2
+    assert acceptance.chance(kind_of_score(-2.0)) == pytest.approx(exp(-2.0), rel=0.2)
 
 
 def test_kinds_are_learnt_apart_and_old_tries_fade() -> None:
@@ -80,7 +88,7 @@ def test_kinds_are_learnt_apart_and_old_tries_fade() -> None:
         acceptance.add(FIRST_OF_MODEL, right=False)
         acceptance.check()
     assert acceptance.chance(FIRST_OF_MODEL) < 0.01
-    assert acceptance.chance((MODEL_SOURCE, 1)) == PRIOR_OF_MODEL / 2
+    assert acceptance.chance(kind_of_score(-2.0)) == pytest.approx(exp(-2.0), rel=0.2)
     for _ in range(int(MAX_TRIES)):
         acceptance.add(FIRST_OF_MODEL, right=True)
     assert acceptance.chance(FIRST_OF_MODEL) > 0.6

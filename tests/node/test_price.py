@@ -3,6 +3,8 @@
 import itertools
 import random
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import pytest
 
@@ -12,7 +14,7 @@ from node.price import (
     WAIT_S_MAX,
     WAIT_S_MIN,
     num_expected,
-    num_texts_worth,
+    num_rows_worth,
     rows_worth,
     tokens_per_second,
     verifying_pays,
@@ -20,7 +22,6 @@ from node.price import (
     waiting_pays,
     worth_holding_s,
 )
-from tests.texts import PIPELINED, SYNC_4
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -56,21 +57,21 @@ def test_a_wait_that_is_short_beside_a_pass_pays_and_a_long_one_does_not() -> No
 
 def test_a_wait_is_at_least_a_pass_and_grows_with_the_cost_of_drafting() -> None:
     costs = Costs()
-    assert wait_limit_s(SYNC_4, costs) == WAIT_S_MIN
+    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MIN
     costs.passed(1, 1, 1, 0.05, 0.05, is_plain=True)
-    assert wait_limit_s(SYNC_4, costs) == 0.05
+    assert wait_limit_s(4, costs, is_ahead=False) == 0.05
     costs.draft.add(0.01)
-    assert wait_limit_s(SYNC_4, costs) == 4 * 4 * 0.01
+    assert wait_limit_s(4, costs, is_ahead=False) == 4 * 4 * 0.01
     costs.reply.add(9.0)
-    assert wait_limit_s(SYNC_4, costs) == WAIT_S_MAX
+    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MAX
 
 
 def test_a_drafter_that_runs_ahead_is_worth_the_passes_that_it_can_save() -> None:
     costs = Costs()
     costs.passed(1, 1, 1, 0.01, 0.01, is_plain=True)
     costs.reply.add(1.0)
-    assert wait_limit_s(PIPELINED, costs) == 0.02
-    assert wait_limit_s(SYNC_4, costs) == WAIT_S_MAX
+    assert wait_limit_s(2, costs, is_ahead=True) == 0.02
+    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MAX
 
 
 def known(took: dict[int, float], *, token_s: float | None = None) -> Passes:
@@ -83,8 +84,8 @@ def known(took: dict[int, float], *, token_s: float | None = None) -> Passes:
 
 
 def num_worth(chances: Sequence[float], num_fixed: int, passes: Passes) -> int:
-    """How many drafts of the only text are worth their rows."""
-    (number,) = rows_worth([chances], num_fixed, 1, passes)
+    """How many of a chain of drafts of the only text are worth their rows."""
+    (number,) = rows_worth([list(accumulate(chances, mul))], num_fixed, 1, passes)
     return number
 
 
@@ -141,7 +142,12 @@ def test_for_several_texts_it_is_the_best_of_all_ways_to_share_the_rows() -> Non
             [draw.choice((0.05, 0.3, 0.5, 0.9, 1.0)) for _ in range(draw.randint(0, 3))]
             for _ in range(num_texts)
         ]
-        best = rows_worth(chains, num_texts, num_texts, known(took, token_s=0.3))
+        best = rows_worth(
+            [list(accumulate(chain, mul)) for chain in chains],
+            num_texts,
+            num_texts,
+            known(took, token_s=0.3),
+        )
         every = itertools.product(*(range(len(chain) + 1) for chain in chains))
         token_s = min(0.3, 1.0 / num_texts)
         most = max(worth(chains, counts, took, token_s) for counts in every)
@@ -161,8 +167,8 @@ def worth(
 
 def test_the_likeliest_drafts_of_all_texts_have_the_rows() -> None:
     passes = known({2: 1.0, 3: 1.01, 4: 1.02, 9: 9.0})
-    assert rows_worth([[0.9, 0.9], [0.5, 0.9]], 2, 2, passes) == [2, 0]
-    assert rows_worth([[0.4, 0.9], [0.9, 0.2]], 2, 2, passes) == [1, 1]
+    assert rows_worth([[0.9, 0.81], [0.5, 0.45]], 2, 2, passes) == [2, 0]
+    assert rows_worth([[0.4, 0.36], [0.9, 0.18]], 2, 2, passes) == [1, 1]
 
 
 def test_plain_decoding_is_the_least_that_rows_are_compared_with() -> None:
@@ -208,14 +214,14 @@ def test_as_many_texts_share_a_step_as_make_the_most_of_it() -> None:
             took[num_rows] = took[num_rows - 1] + draw.choice((0.0, 0.1, 0.4, 1.0))
         chances = sorted((draw.random() for _ in range(draw.randint(1, 8))), reverse=True)
         rates = [sum(chances[:n]) / took[n] for n in range(1, len(chances) + 1)]
-        number = num_texts_worth(chances, Passes(took))
+        number = num_rows_worth(chances, Passes(took))
         assert rates[number - 1] == pytest.approx(max(rates))
         seen.add(number)
     assert seen == set(range(1, 9))
 
 
 def test_where_no_step_was_timed_all_texts_share_one() -> None:
-    assert num_texts_worth([0.9, 0.1, 0.01], Passes(NOTHING_KNOWN)) == 3
+    assert num_rows_worth([0.9, 0.1, 0.01], Passes(NOTHING_KNOWN)) == 3
 
 
 def test_drafts_pay_where_their_rows_cost_less_than_the_tokens_they_bring() -> None:
