@@ -5,10 +5,10 @@ Theory of operation
 The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows.
 When it computes, and for which texts, `scheduling.py` decides; here is what a text has to say:
 
-    tip               the node to expand next, if there is one
+    tips              the nodes that could be expanded next, if there are any
     chunk, read       the prompt, or what is missing of a text, to be prefilled first   -> Part
-    expand            feed the tip and what its path lacks                              -> Part
-    proposed          the model's choice becomes a child: a draft            -> Send(Draft)
+    expand            feed such nodes, and what the text lacks                          -> Part
+    proposed          the model's choices become their children: drafts      -> Send(Draft)
     idle              nothing to expand, and no answer: say it again, in time -> WaitUntil
     Arrived(Verdict)  move the root along the committed tokens; all else dies -> MoveRows
 
@@ -16,9 +16,14 @@ It is made with the Open that begins one life of the text. What is not of the pr
 comes this far (`node/follower.py`).
 
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
-credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING).
+credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING) and
+says nothing: the target takes its first draft after a rest as the sign that it has caught up.
+Which nodes come next, so that a tree grows or a chain, says `frontier.py`.
 
-Several queued verdicts are handled before the next tip is asked for, so only the last is expanded.
+Several queued verdicts are handled before tips are asked for, so only the last is expanded.
+Steps of a chain whose drafts would not be sent yet (`sync`: all of a round but the last) are asked
+for in one go, which ends when a message comes: what is decided between them takes as long as a
+third of a small model's step.
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
@@ -31,18 +36,20 @@ those on a path that came back: they may have been judged.
 """
 
 from collections.abc import Sequence
-from math import exp
 
 from drafter_node.events import Children, Event, Part
+from drafter_node.frontier import Frontier, Tip
 from drafter_node.known import Known
 from drafter_node.reminding import Reminder
+from drafter_node.saying import Said, all_of, some_of
 from engine.slots import Feed
 from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, gap
 from node.lanes import Lane
 from proto.messages import Cause, Draft, Open, Rule, Verdict
-from proto.tree import Diverged, Graft, Node, SpeculationTree
+from proto.tree import Diverged, Node, SpeculationTree
 
 PREFILL_CHUNK = 256
+MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
 
 
 class Drafting:
@@ -63,12 +70,14 @@ class Drafting:
         self.tree = SpeculationTree(
             opened.key,
             opened.tokens,
-            max_nodes=lane.slots.num_tree_slots,
+            max_nodes=MAX_NODES,
             first_child_wins=opened.rule is not Rule.COUPLED,
         )
         lane.begin(self.tree.text)
         self.slots = lane.slots
-        self._expanding: int | None = None  # the node that the running forward expands
+        self.frontier = Frontier(opened, self.tree, known.max_len)
+        self._expanding: tuple[int, ...] = ()  # the nodes that the running forward expands
+        self._num_ahead = 0  # steps that may follow it at once
         self._forwards = 0  # made in this life
         self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
         self._number = 0  # of the last draft sent in this life
@@ -76,8 +85,9 @@ class Drafting:
         self._suspect = 0  # <= _number; lost, if the next verdict does not acknowledge it
         self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
         self._said_done = 0  # root under which the target knows that nothing more will come
-        self._model_us = 0  # spent since the last draft
+        self._num_steps, self._model_us = 0, 0  # since the last draft
         self._attempt = opened.attempt  # of the newest verdict
+        self._is_hit = False  # all drafts that it was about were accepted
         self._reminder = Reminder(known.answers)
 
     def begin(self) -> Sequence[SharedAction]:
@@ -104,21 +114,34 @@ class Drafting:
             return (gap(opened.session, opened.incarnation, len(self.tree.text)),)
         path, _ = self.tree.advance(news)
         self.rests = message.cause is Cause.RESTING
+        self._is_hit = 0 < message.num_drafted == message.num_accepted
         is_new_attempt = message.attempt != self._attempt
         if is_new_attempt:
             self._attempt = message.attempt
             self.tree.clear()
-        move = self.slots.advance(path, self.tree.nodes)
+            self.frontier.forget()
+        else:
+            self.frontier.moved()
+        move = self.slots.advance(path, self._fed)
         if is_new_attempt:
             # The last token may have been fed already, but nothing below it is left to go on from.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         moves = () if move is None else (MoveRows((move,)),)
-        if self._is_something_lost(message, opened.incarnation):
+        is_lost = self._is_something_lost(message, opened.incarnation)
+        if is_lost and not self.rests:
             self._suspect = 0
             return (*moves, *self._send_all(now, done=False))
         self._suspect = self._number
         return (*moves, *self._send_unsent(now))
+
+    @property
+    def _fed(self) -> Sequence[int]:
+        """The nodes that live, and the steps that the running forward may be followed by."""
+        nodes = self.tree.nodes
+        if not self._num_ahead or self._expanding[0] not in (self.tree.root, *nodes):
+            return tuple(nodes)
+        return (*nodes, *(~index for index in range(self._num_ahead)))
 
     def _is_something_lost(self, message: Verdict, life: int) -> bool:
         """Whether the target has not got, or has no more, what we sent in this life of ours."""
@@ -136,30 +159,10 @@ class Drafting:
     # -- drafting ---------------------------------------------------------------------------------
 
     @property
-    def tip(self) -> int | None:
-        """The node to expand next, or None if there is nothing more to offer under this root."""
-        limits, text = self.opened.limits, self.tree.text
-        chain = self.tree.best_chain(self.opened.policy.window)
-        room = min(self.opened.policy.window, limits.max_drafts(len(text)))
-        if len(chain) >= room or len(text) + len(chain) >= self._known.max_len:
-            return None
-        if len(self.tree.nodes) >= self.tree.max_nodes:
-            return None
-        if sum(node.score for node in chain) < self.opened.policy.min_score:
-            return None
-        last = chain[-1].token if chain else text.tokens[-1]
-        generated = bool(chain) or len(text) > self.opened.num_prompt
-        if generated and last in limits.stop_ids:
-            return None
-        return chain[-1].key if chain else self.tree.root
-
-    def chance_of(self, tip: int) -> float:
-        """The estimated chance that the text comes to `tip`, and needs what follows it."""
-        score, key = 0.0, tip
-        while key != self.tree.root:
-            score += self.tree.nodes[key].score
-            key = self.tree.nodes[key].parent
-        return exp(score)
+    def tips(self) -> Sequence[Tip]:
+        """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
+        num_children = (self.tree.max_nodes - len(self.tree.nodes)) // self.opened.policy.branches
+        return self.frontier.tips()[: min(num_children, self.slots.num_free)]
 
     @property
     def chunk(self) -> Sequence[int]:
@@ -167,65 +170,117 @@ class Drafting:
         text = self.tree.text.tokens
         return self.slots.next_chunk(text, len(text), PREFILL_CHUNK)
 
-    def read(self, tip: int) -> Part:
+    def read(self) -> Part:
         """Prefill the next chunk; the last one expands the root."""
         feed = self.slots.feed_prefix(self.chunk)
-        is_last = self.slots.prefix_len == len(self.tree.text) and tip == self.tree.root
-        return self._part(feed, tip if is_last else None)
+        is_last = self.slots.prefix_len == len(self.tree.text)
+        return self._part(feed, (self.tree.root,) if is_last else ())
 
-    def expand(self, tip: int) -> Part:
-        """Feed what the cache lacks of the path to `tip`, and choose what follows it."""
+    def expand(self, tips: Sequence[Tip], *, is_alone: bool = False) -> Part:
+        """Feed what the cache lacks of the text, and these nodes; choose what follows them.
+
+        is_alone  no other text waits for the drafter: what would not be sent yet may be drafted on
+        """
         missing = self.tree.text.tokens[self.slots.prefix_len :]
-        return self._part(self.slots.feed(missing, self._unfed(tip)), tip)
+        keys = tuple(tip.key for tip in tips)
+        nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
+        feed = self.slots.feed(missing, self.tree.rows_of(nodes))
+        if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
+            return self._part(feed, keys)
+        return self._part(feed, keys, self._feeds_ahead(keys[0]))
 
-    def _part(self, feed: Feed, parent: int | None) -> Part:
-        self._expanding = parent
+    def _feeds_ahead(self, key: int) -> tuple[Feed, ...]:
+        """The steps below this node, which is being expanded, up to one whose draft will be sent.
+
+        Nothing that the target could use before is held up by them. They have places in the cache,
+        by the names -1, -2 ... until their tokens are known.
+        """
+        root = self.tree.root
+        position = len(self.tree.text) - 1 if key == root else self.tree.nodes[key].position
+        num_new = self.tree.max_nodes - len(self.tree.nodes) - 1
+        room = (self.frontier.end - position - 2, self.slots.num_free, num_new)
+        self._num_ahead = max(0, min(self._num_held_back(), *room))
+        feeds, parent = [], None if key == root else key
+        for index in range(self._num_ahead):
+            feeds.append(self.slots.feed((), ((~index, parent, 0, position + 1 + index),)))
+            parent = ~index
+        return tuple(feeds)
+
+    def _num_held_back(self) -> int:
+        """How many drafts in a row, after all that are there, would not be sent yet."""
+        if self._sends_at_once or self.opened.sampling.has_processors:
+            return 0
+        num_there, wanted = len(self._first_chain()), self._num_wanted()
+        if num_there < wanted:
+            return wanted - num_there - 1
+        return self.opened.policy.group - len(self._unsent) - 1
+
+    def _part(self, feed: Feed, parents: tuple[int, ...], ahead: tuple[Feed, ...] = ()) -> Part:
+        self._expanding = parents
         self._forwards += 1
         opened = self.opened
-        drafted: tuple[int, ...] = ()
-        if opened.sampling.has_processors and parent is not None:
-            drafted = self._path_to(parent)
+        drafted: tuple[tuple[int, ...], ...] = ()
+        if opened.sampling.has_processors:
+            drafted = tuple(map(self._path_to, parents))
         return Part(
             opened,
             self._forwards,
             self.tree.text.tokens,
             feed,
-            None if parent is None else feed.positions[-1] + 1,
+            len(parents),
             None if opened.rule is Rule.COUPLED else opened.incarnation,
             drafted,
+            ahead,
+            self.frontier.least_below(parents[0]) if ahead else 0.0,
         )
 
-    def _path_to(self, tip: int) -> tuple[int, ...]:
-        """The tokens from the root to `tip`."""
-        if tip == self.tree.root:
+    def _path_to(self, key: int) -> tuple[int, ...]:
+        """The tokens from the root to a node."""
+        if key == self.tree.root:
             return ()
-        return tuple(self.tree.path_to(self.tree.nodes[tip].position + 1, tip) or ())
+        return tuple(self.tree.path_to(self.tree.nodes[key].position + 1, key) or ())
 
-    def _unfed(self, tip: int) -> list[tuple[int, int | None, int, int]]:
-        """The nodes from the root to `tip` that the cache lacks, as `SlotMap.feed` takes them."""
-        nodes: list[tuple[int, int | None, int, int]] = []
-        key = tip
-        while key != self.tree.root and key not in self.slots:
-            node = self.tree.nodes[key]
-            parent = None if node.parent == self.tree.root else node.parent
-            nodes.append((key, parent, node.token, node.position))
-            key = node.parent
-        return nodes[::-1]
+    def proposed(
+        self, children: Sequence[Children], model_us: int, now: float
+    ) -> Sequence[SharedAction]:
+        """What the forward that was running has chosen, node by node; it took so long.
 
-    def proposed(self, children: Children, model_us: int, now: float) -> Sequence[SharedAction]:
-        """What the forward that was running has chosen; it took so long."""
+        children  of more nodes than were expanded: of the steps that followed at once, too
+        """
+        expanded, self._expanding = self._expanding, ()
+        followed = children[len(expanded) :]
+        self._num_steps += 1 + len(followed)
+        self._forwards += len(followed)
         self._model_us += model_us
-        parent, self._expanding = self._expanding, None
-        if parent is None or (parent != self.tree.root and parent not in self.tree.nodes):
-            return ()
-        is_root = parent == self.tree.root
-        length = len(self.tree.text) if is_root else self.tree.nodes[parent].position + 1
-        before = set(self.tree.children(parent))
-        tokens = children.tokens
-        drafts = (tokens, (-1,) * len(tokens), children.scores, children.proposals)
-        self.tree.attach(Graft(self._known.source, parent, length, *drafts))
-        self._unsent += [key for key in self.tree.children(parent) if key not in before]
+        first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]
+        if self._num_ahead:
+            self._follow(first[0], followed)
         return self._send_unsent(now)
+
+    def _follow(self, key: int | None, followed: Sequence[Children]) -> None:
+        """Each step that followed at once has fed the child of the one before, of which `key` is
+        the first."""
+        num_ahead, self._num_ahead = self._num_ahead, 0
+        for index in range(num_ahead):
+            chosen = followed[index] if index < len(followed) else None
+            if chosen is None or key is None:
+                self.slots.rename(~index, None)
+                key = None
+            else:
+                self.slots.rename(~index, key)
+                key = self._attach(key, chosen)
+
+    def _attach(self, parent: int, chosen: Children) -> int | None:
+        """A node gets its children; returns the first of them, if it may have any."""
+        if parent != self.tree.root and parent not in self.tree.nodes:
+            return None
+        new = self.tree.grow(
+            parent, chosen.tokens, chosen.scores, self._known.source, chosen.proposals
+        )
+        self._unsent += new
+        self.frontier.expanded(parent)
+        self.frontier.grew(parent, new)
+        return new[0] if new else None
 
     def idle(self, now: float) -> Sequence[SharedAction]:
         """There is nothing to expand."""
@@ -235,7 +290,9 @@ class Drafting:
         """Say once per root that nothing more will come, if the target may be waiting for more."""
         if self._said_done == self.tree.root:
             return ()
-        if self._is_launch_met() and not self._unsent:
+        # Who prices its waits may be waiting for more than it takes to start.
+        is_waited_for = self.opened.policy.prices_waits or not self._is_launch_met()
+        if not is_waited_for and not self._unsent:
             return ()
         return self._send_all(now, done=True)
 
@@ -256,7 +313,8 @@ class Drafting:
     def _num_wanted(self) -> int:
         """With how many drafts the target starts a pass."""
         policy, limits = self.opened.policy, self.opened.limits
-        return min(policy.launch_min, limits.max_drafts(len(self.tree.text)))
+        wanted = policy.launch_hit if self._is_hit else policy.launch_min
+        return min(wanted, limits.max_drafts(len(self.tree.text)))
 
     def _first_chain(self) -> list[Node]:
         """Those of them that are there."""
@@ -268,20 +326,26 @@ class Drafting:
         """Send new drafts, unless they had better wait for more."""
         if not self._unsent or self._holds_back():
             return ()
-        nodes = [self.tree.nodes[key] for key in self._unsent]
-        first = nodes[0]
-        number = self._number + 1
-        return (self._draft(now, first.parent, first.position, nodes, number, done=False),)
+        return (self._draft(now, some_of(self.tree, self._unsent), self._number + 1, done=False),)
+
+    @property
+    def _sends_at_once(self) -> bool:
+        """Whether every draft is sent when it is made.
+
+        The first of a life is: the target waits only for a drafter that it hears. Where waits are
+        priced all are: one may be all that is waited for. So they are under the classical rules:
+        the end of drafting, which sends what was held back, depends on what was drafted, and then
+        so would which drafts are judged (docs/adr/0003).
+        """
+        opened = self.opened
+        is_judged = opened.rule is not Rule.COUPLED
+        return self._number == 0 or is_judged or opened.policy.prices_waits
 
     def _holds_back(self) -> bool:
-        """Whether the target can do nothing with the unsent drafts yet.
-
-        The first draft of a life goes at once: the target waits only for a drafter that it hears.
-        Under the classical rules all do: the end of drafting, which sends what was held back,
-        depends on what was drafted, and then so would which drafts are judged (docs/adr/0003).
-        """
-        if self._number == 0 or self.opened.rule is not Rule.COUPLED:
-            return False
+        """Whether the target can do nothing with the unsent drafts yet; nor while the drafter
+        rests, when it writes alone."""
+        if self.rests or self._sends_at_once:
+            return self.rests
         chain = self._first_chain()
         if any(node.key in self._unsent for node in chain):
             return len(chain) < self._num_wanted()
@@ -291,24 +355,13 @@ class Drafting:
         """One message of every live node, in place of all that was sent before."""
         if done:
             self._said_done = self.tree.root
-        nodes = list(self.tree.below(self.tree.root))
-        return (self._draft(now, self.tree.root, len(self.tree.text), nodes, 1, done=done),)
+        return (self._draft(now, all_of(self.tree), 1, done=done),)
 
-    def _draft(
-        self,
-        now: float,
-        parent: int,
-        length: int,
-        nodes: Sequence[Node],
-        first_number: int,
-        *,
-        done: bool,
-    ) -> Send:
+    def _draft(self, now: float, said: Said, first_number: int, *, done: bool) -> Send:
         self._reminder.said(now)
         self._number += 1
         self._unsent = []
-        where = {node.key: index for index, node in enumerate(nodes)}
-        assert all(node.parent in where or node.parent == parent for node in nodes)
+        num_steps, self._num_steps = self._num_steps, 0
         model_us, self._model_us = self._model_us, 0
         return Send(
             Draft(
@@ -317,15 +370,16 @@ class Drafting:
                 source=self._known.source,
                 first_number=first_number,
                 number=self._number,
-                parent_hash=parent,
-                parent_len=length,
-                tokens=tuple(node.token for node in nodes),
-                parents=tuple(where.get(node.parent, -1) for node in nodes),
-                scores=tuple(node.score for node in nodes),
+                parent_hash=said.parent,
+                parent_len=said.length,
+                tokens=tuple(node.token for node in said.nodes),
+                parents=said.parents,
+                scores=tuple(node.score for node in said.nodes),
                 done=done,
                 model_us=model_us,
+                num_steps=num_steps,
                 attempt=self._attempt,
-                proposals=tuple(node.proposal for node in nodes if node.proposal is not None),
+                proposals=tuple(n.proposal for n in said.nodes if n.proposal is not None),
             )
         )
 
@@ -334,5 +388,5 @@ class Drafting:
         self.tree.check()
         assert self._acked <= self._number
         assert self._suspect <= self._number
+        self.frontier.check()
         assert all(key in self.tree.nodes for key in self._unsent)
-        assert len(self.tree.nodes) <= self.slots.num_tree_slots

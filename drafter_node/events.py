@@ -1,7 +1,8 @@
 """What the drafter's machines are told, and what they ask for (pure)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from engine.slots import Feed
 from node.events import Arrived, Confirmed, SharedAction
@@ -10,23 +11,47 @@ from proto.messages import Open, Proposal
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One text's part of a forward: run `feed`, and choose children at its last row, which predicts
-    `position` (None: no choice).
+    """One text's part of a forward: run `feed`, and choose children at its last `num_asked` rows.
 
     number      of the forward in this life of the text
     committed   the text so far, prompt included; as it is, not a copy
     sampled_in  classical rules: sample the child from the drafter's own distribution, with luck of
                 this life (an incarnation) and this number; None: choose by the coupled noise
-    drafted     tokens between the committed text and the choice, if logits processors look at them
+    drafted     per row that is asked, the tokens between the committed text and the choice, if
+                logits processors look at them
+    ahead       of a chain: the feeds of steps that may follow at once, each of the token that is
+                chosen before it, unless a message comes
+    least       they end where the chosen scores add up to less
     """
 
     opened: Open
     number: int
     committed: Sequence[int]
     feed: Feed
-    position: int | None
+    num_asked: int
     sampled_in: int | None = None
-    drafted: tuple[int, ...] = ()
+    drafted: tuple[tuple[int, ...], ...] = ()
+    ahead: tuple[Feed, ...] = ()
+    least: float = 0.0
+
+    def after(self, chosen: "Sequence[Children]") -> Self | None:
+        """The step that follows these at once; None: none does.
+
+        chosen  what this step has chosen, and what each of those after it has
+        """
+        if len(chosen) > len(self.ahead):
+            return None
+        token = chosen[-1].tokens[0]
+        if token in self.opened.limits.stop_ids or sum(c.scores[0] for c in chosen) < self.least:
+            return None
+        number, feed = self.number + len(chosen), self.ahead[len(chosen) - 1]
+        return replace(self, number=number, feed=replace(feed, tokens=(token,)), num_asked=1)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """What the rows that are asked predict."""
+        first = len(self.feed.positions) - self.num_asked
+        return tuple(position + 1 for position in self.feed.positions[first:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """`tokens`, `scores`: the children chosen at the last row of a part, if asked for.
+    """`tokens`, `scores`: the children chosen at one row, the likeliest first.
 
     proposals  under the classical rules: what each of them was sampled from
     """
@@ -51,11 +76,18 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A forward is done; children for each of its parts."""
+    """A forward is done; for each of its parts, children at every row that was asked.
+
+    Of a part with steps ahead: of its only row, and then of each of those steps that were made.
+
+    num_steps  forwards that were made
+    model_us   that they took, together
+    """
 
     ticket: int
-    children: tuple[Children, ...]
+    children: tuple[tuple[Children, ...], ...]
     model_us: int
+    num_steps: int = 1
 
 
 Event = Arrived | Confirmed

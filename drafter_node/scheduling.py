@@ -4,13 +4,14 @@ Theory of operation
 -------------------
     Tick, no forward running
         a text to read, unless the forward before read one too   -> Compute, one chunk
-        texts with something to expand                           -> Compute, a row for each
+        texts with something to expand                           -> Compute, rows of each
         a text without                                           -> Send(Draft) | WaitUntil
     Proposed    each text that is still in that life has its children       -> Send(Draft) ...
 
-A forward reads the weights once for the rows of all its texts, but a row more is not always free.
-The rows go where they are worth most: to the drafts that will likeliest be needed, as many as make
-the most of them a second (`price.num_texts_worth`). Who was left out comes first the next time.
+A forward reads the weights once for all its rows, but a row more is not always free. The rows go
+where they are worth most: to the nodes that texts will likeliest come to, as many as make the most
+useful drafts a second (`price.num_rows_worth`), of whichever texts. A text that was left out comes
+first the next time.
 
 Chunks of texts to be read take turns with forwards of the others. Texts that begin alike are read
 once and copied.
@@ -20,14 +21,16 @@ from collections.abc import Mapping, Sequence
 
 from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Compute, Part, Proposed
+from drafter_node.frontier import Tip
 from drafter_node.known import Known
 from node.events import SharedAction
 from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
-from node.price import num_texts_worth
+from node.price import num_rows_worth
 from proto.messages import Open
 
 Texts = Mapping[int, Drafting]
+Tips = Mapping[Drafting, Sequence[Tip]]  # of texts, by turn
 
 
 class Schedule:
@@ -57,52 +60,57 @@ class Schedule:
         if self._running:
             return ()
         said: list[SharedAction] = []
-        tips: dict[Drafting, int] = {}
+        tips: dict[Drafting, Sequence[Tip]] = {}
         for text in sorted(texts.values(), key=lambda text: text.served):
             if text.rests:
                 continue
-            if (tip := text.tip) is None:
-                said += text.idle(now)
+            if found := text.tips:
+                tips[text] = found
             else:
-                tips[text] = tip
+                said += text.idle(now)
         return (*said, *self._begin(tips, now))
 
-    def _begin(self, tips: Mapping[Drafting, int], now: float) -> Sequence[Action]:
+    def _begin(self, tips: Tips, now: float) -> Sequence[Action]:
         """A forward for these texts, or for some of them."""
         reader = next_reader([text for text in tips if text.chunk])
-        writers = [text for text in tips if not text.chunk]
+        writers = {text: found for text, found in tips.items() if not text.chunk}
         if reader is None or (writers and self._was_chunk):
-            return self._expand(writers, tips, now) if writers else ()
+            return self._expand(writers, now) if writers else ()
         if copy := self._lanes.copy_for(reader.lane, reader.tree.text.tokens):
             return (copy, *self._begin(tips, now))
         self._was_chunk = True
         self._num_rows = 0
-        return (self._launched((reader,), (reader.read(tips[reader]),), now),)
+        return (self._launched((reader,), (reader.read(),), now),)
 
-    def _expand(
-        self, writers: Sequence[Drafting], tips: Mapping[Drafting, int], now: float
-    ) -> Sequence[Action]:
-        """Expand the tips of those where it is worth most."""
+    def _expand(self, tips: Tips, now: float) -> Sequence[Action]:
+        """Expand those tips that are worth most."""
         self._was_chunk = False
-        chosen = tuple(writers)
-        if len(chosen) > 1:  # what a small drafter does on the host is felt
-            chosen = self._chosen({text: text.chance_of(tips[text]) for text in writers})
-        self._left_out = [text for text in writers if text not in chosen]
-        parts = tuple(text.expand(tips[text]) for text in chosen)
+        chosen = tips
+        if sum(map(len, tips.values())) > 1:  # what a small drafter does on the host is felt
+            chosen = self._chosen(tips)
+        self._left_out = [text for text in tips if text not in chosen]
+        is_alone = len(tips) == 1
+        parts = tuple(text.expand(found, is_alone=is_alone) for text, found in chosen.items())
         self._num_rows = sum(len(part.feed.tokens) for part in parts)
-        return (self._launched(chosen, parts, now),)
+        return (self._launched(tuple(chosen), parts, now),)
 
-    def _chosen(self, chances: Mapping[Drafting, float]) -> tuple[Drafting, ...]:
-        """As many of the likeliest as are worth their rows, and whoever was left out before.
-
-        chances  by turn, as those who were left out come
-        """
-        likeliest = sorted(chances, key=lambda text: -chances[text])
-        number = num_texts_worth([chances[text] for text in likeliest], self._known.steps)
-        first = [text for text in chances if text in self._left_out]
-        others = [text for text in likeliest if text not in first]
-        number = min(self._num_per_pass, max(number, len(first)))
-        return tuple((first + others)[:number])
+    def _chosen(self, tips: Tips) -> Tips:
+        """As many of the likeliest as are worth their rows, and one of whoever was left out."""
+        if len(tips) == 1:
+            ((text, found),) = tips.items()
+            return {text: found[: num_rows_worth([tip.chance for tip in found], self._known.steps)]}
+        likeliest = sorted(
+            ((text, tip) for text, found in tips.items() for tip in found),
+            key=lambda pair: -pair[1].chance,
+        )
+        number = num_rows_worth([tip.chance for _, tip in likeliest], self._known.steps)
+        first = [text for text in tips if text in self._left_out][: self._num_per_pass]
+        chosen: dict[Drafting, list[Tip]] = {text: [tips[text][0]] for text in first}
+        others = [(text, tip) for text, tip in likeliest if tip not in chosen.get(text, ())]
+        for text, tip in others[: max(0, number - len(first))]:
+            if text in chosen or len(chosen) < self._num_per_pass:
+                chosen.setdefault(text, []).append(tip)
+        return chosen
 
     def _launched(
         self, texts: tuple[Drafting, ...], parts: tuple[Part, ...], now: float
@@ -118,7 +126,7 @@ class Schedule:
         assert result.ticket == self._ticket
         running, self._running = self._running, ()
         if self._num_rows and now > self._started:
-            self._known.steps.took(self._num_rows, now - self._started)
+            self._known.steps.took(self._num_rows, (now - self._started) / result.num_steps)
         actions: list[SharedAction] = []
         for text, children in zip(running, result.children, strict=True):
             if is_open(text, texts):

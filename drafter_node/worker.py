@@ -1,6 +1,9 @@
 """What a Compute means to the drafter: one forward, and drafts that are chosen from its logits."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NoReturn
 
 import torch
 
@@ -8,7 +11,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Children, Compute, Part, Proposed
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from engine.coupling import choose_scored
+from engine.coupling import rank_scored
 from engine.judging import life_of, sample_draft
 from engine.loading import Engine
 from engine.sampling import sampling_of
@@ -17,56 +20,99 @@ from node.costs import Passes
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
-from node.loop import Loop, introduce, load
+from node.loop import HasState, Loop, introduce, load
 from node.process import Heart
-from proto.messages import Proposal
+from node.simulated_device import SimulatedDevice
+from proto.links.transport import Connection
+from proto.messages import Proposal, Welcome
 from proto.node_config import NodeConfig
-from proto.transport import Connection
 
-WARM_ROWS = (1, 2, 3)
+WARM_ROWS = (1, 2, 4, 8)
 PROGRAM_ROWS = {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 16)}
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     """Load, introduce ourselves, and draft until the process ends."""
-    engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
+    engine = make_engine(config, heart)
     welcome = introduce(config, connection, engine)
-    executor, least_s = engine.executor, config.min_forward_ms / 1e3
-    steps = Passes({rows: max(least_s, took) for rows, took in engine.pass_s.items()})
+    serve(config, engine, welcome, connection, heart)
+
+
+def make_engine(config: NodeConfig, heart: HasState) -> Engine:
+    """The model, loaded and warm. Raises NodeError, ModelError."""
+    return load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
+
+
+def serve(
+    config: NodeConfig,
+    engine: Engine,
+    welcome: Welcome,
+    connection: Connection,
+    heart: Heart,
+    *,
+    has_lifeline: bool = True,
+) -> NoReturn:
+    """Draft for the coordinator that has said Welcome (`Loop.run`)."""
+    executor, device = engine.executor, SimulatedDevice.of(config)
+    steps = Passes(
+        {rows: max(device.forward_s(rows), took) for rows, took in engine.pass_s.items()}
+    )
     known = Known(max_len=engine.max_len, source=welcome.source, steps=steps)
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
-    worker = Worker(config, engine, Forwards(executor, heart, least_s), welcome.vocab_size)
-    Loop(connection, heart, executor, follower, worker.compute).run()
+    forwards = Forwards(executor, heart, device)
+    worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames)
+    Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
 
 
 class Worker:
     """One drafter.
 
     vocab_size  ids from here on are never drafted
+    is_called   whether a message has come
     """
 
     def __init__(
-        self, config: NodeConfig, engine: Engine, forwards: Forwards, vocab_size: int
+        self,
+        config: NodeConfig,
+        engine: Engine,
+        forwards: Forwards,
+        vocab_size: int,
+        is_called: Callable[[], bool],
     ) -> None:
+        self.is_called = is_called
         self.max_candidates = config.max_candidates
         self.num_rows = engine.loaded.vocab_size  # of the embedding
         self.forwards = forwards
         self.vocab_size = vocab_size
 
     def compute(self, action: Compute) -> Proposed:
-        """Run a forward and choose the children that it is asked for."""
-        feeds = [self._readable(part.feed) for part in action.parts]
+        """Run a forward and choose the children that it is asked for, and go on if it may."""
+        children, model_us = self._step(action.parts)
+        first = action.parts[0]
+        if not first.ahead:
+            return Proposed(action.ticket, children, model_us)
+        chain = list(children[0])
+        while (part := first.after(chain)) is not None and not self.is_called():
+            ((following,),), step_us = self._step((part,))
+            chain.append(following)
+            model_us += step_us
+        return Proposed(action.ticket, (tuple(chain),), model_us, len(chain))
+
+    def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
+        """One forward: the children of each part, and its microseconds."""
+        feeds = [self._readable(part.feed) for part in parts]
         asks = [
-            () if part.position is None else (len(part.feed.tokens) - 1,) for part in action.parts
+            range(len(part.feed.tokens) - part.num_asked, len(part.feed.tokens)) for part in parts
         ]
-        rows = iter(self.forwards.run(feeds, asks))
+        logits = self.forwards.run(feeds, asks)
+        ends = list(accumulate(map(len, asks), initial=0))
         children = tuple(
-            Children((), ()) if part.position is None else self._children(next(rows)[None], part)
-            for part in action.parts
+            self._children(logits[start:end], part) if part.num_asked else ()
+            for part, (start, end) in zip(parts, pairwise(ends), strict=True)
         )
-        return Proposed(action.ticket, children, self.forwards.done())
+        return children, self.forwards.done()
 
     def _readable(self, feed: Feed) -> Feed:
         """The feed with ids that the embedding has.
@@ -78,19 +124,19 @@ class Worker:
         known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
         return replace(feed, tokens=known)
 
-    def _children(self, logits: torch.Tensor, part: Part) -> Children:
-        """What follows the last row of a text, by its logits [1, V]."""
+    def _children(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
+        """What follows each row of a text that is asked, by its logits [n, V]."""
         if part.opened.sampling.has_processors:
             # The target's, on our own logits.
             logits = self.forwards.processed(
-                logits[:, : self.vocab_size], part.opened, part.committed, [part.drafted]
+                logits[:, : self.vocab_size], part.opened, part.committed, part.drafted
             )
         if part.sampled_in is None:
             return self._coupled(logits, part)
-        return self._sampled(logits, part, part.sampled_in)
+        return (self._sampled(logits, part, part.sampled_in),)
 
     def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> Children:
-        """A draft of the classical rules, its score and what it was sampled from."""
+        """A draft of the classical rules, its score and what it was sampled from; logits [1, V]."""
         spec = part.opened.sampling
         token, score, ids, weights = sample_draft(
             logits,
@@ -104,16 +150,18 @@ class Worker:
         proposal = Proposal(tuple(ids.tolist()), tuple(weights.tolist()))
         return Children((token,), (score,), (proposal,))
 
-    def _coupled(self, logits: torch.Tensor, part: Part) -> Children:
-        """A draft that is chosen with the target's own noise, and its score."""
-        assert part.position is not None
+    def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
+        """Drafts that are chosen with the target's own noise, row by row, and their scores."""
         spec = part.opened.sampling
-        chosen, logs = choose_scored(
+        ids, scores = rank_scored(
             logits,
             sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
             spec.seed,
             spec.sample_index,
-            (part.position,),
+            part.positions,
+            part.opened.policy.branches,
             num_valid=self.vocab_size,
         )
-        return Children(tuple(chosen), tuple(logs))
+        return tuple(
+            Children(tuple(tokens), tuple(logs)) for tokens, logs in zip(ids, scores, strict=True)
+        )

@@ -1,6 +1,7 @@
 """A drafter whose model is the test."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Children, Compute, Part, Proposed
@@ -15,7 +16,10 @@ from proto.messages import Draft, Message
 
 
 class Drafter:
-    """A whole drafter but for its model, which proposes what the test says; and all is checked."""
+    """A whole drafter but for its model, which proposes what the test says; and all is checked.
+
+    goes_on  forwards show the steps that may follow at once; else it is as if a message came
+    """
 
     def __init__(
         self,
@@ -24,7 +28,9 @@ class Drafter:
         *,
         num_lanes: int = 1,
         num_per_pass: int | None = None,
+        goes_on: bool = False,
     ) -> None:
+        self.goes_on = goes_on
         self.known = Known(max_len=max_len, steps=Passes(step_s))
         self.lanes = Lanes(num_lanes, max_len + 64)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
@@ -59,7 +65,14 @@ class Drafter:
     def answers(
         self, ticket: int, *children: Children, step_s: float = 0.0, model_us: int = 0
     ) -> list[Action]:
-        """The model has answered, for each text of the forward, after `step_s`."""
+        """The model has answered, for one node of each text of the forward, after `step_s`."""
+        asked = [() if child == NOT_ASKED else (child,) for child in children]
+        return self.answers_rows(ticket, *asked, step_s=step_s, model_us=model_us)
+
+    def answers_rows(
+        self, ticket: int, *children: tuple[Children, ...], step_s: float = 0.0, model_us: int = 0
+    ) -> list[Action]:
+        """The model has answered, for every node of each text of the forward, after `step_s`."""
         self.now += step_s
         return self._handle(Proposed(ticket, children, model_us))
 
@@ -78,15 +91,15 @@ class Drafter:
     def _handle(self, event: Arrived | Tick | Proposed) -> list[Action]:
         actions = list(self.follower.handle(event, self.now))
         self.follower.check()
-        return actions
+        return actions if self.goes_on else list(map(_called, actions))
 
     def asks(
-        self, ticket: int, feed: Feed, position: int | None, *, number: int | None = None
+        self, ticket: int, feed: Feed, num_asked: int = 1, *, number: int | None = None
     ) -> Compute:
         """A forward for the only text. number: in this life, if not that of the forward."""
         text = self.machine
         number = ticket if number is None else number
-        return Compute(ticket, (Part(text.opened, number, text.tree.text.tokens, feed, position),))
+        return Compute(ticket, (Part(text.opened, number, text.tree.text.tokens, feed, num_asked),))
 
     def row(
         self,
@@ -100,7 +113,16 @@ class Drafter:
     ) -> Compute:
         """A forward of one row, which lies at its position."""
         feed = Feed((token,), (position,), (position,), prefix_len, (mask,))
-        return self.asks(ticket, feed, position + 1, number=number)
+        return self.asks(ticket, feed, number=number)
+
+
+def _called(action: Action) -> Action:
+    if not isinstance(action, Compute):
+        return action
+    return replace(action, parts=tuple(replace(p, ahead=(), least=0.0) for p in action.parts))
+
+
+NOT_ASKED = Children((), ())  # of a text whose prompt is read
 
 
 def chosen(*tokens: int, score: float = -0.5) -> Children:

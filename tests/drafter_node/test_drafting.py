@@ -25,7 +25,7 @@ def test_a_short_text_is_fed_and_expanded_at_once() -> None:
     drafter = Drafter()
     assert drafter.hears(opening(1, 2)) == [Allocate(40)]
     feed = Feed((1, 2), (0, 1), (0, 1), 0, (0b01, 0b11))
-    assert drafter.ticks() == [drafter.asks(1, feed, 2)]
+    assert drafter.ticks() == [drafter.asks(1, feed)]
     assert drafter.ticks() == []  # it is still running
 
 
@@ -34,11 +34,11 @@ def test_a_long_text_is_read_in_chunks() -> None:
     prompt = tuple(range(PREFILL_CHUNK + 30))
     drafter.hears(opening(*prompt, limits=Limits(1000, ())))
     where = tuple(range(PREFILL_CHUNK))
-    assert drafter.ticks() == [drafter.asks(1, Feed(where, where, where, 0, None), None)]
+    assert drafter.ticks() == [drafter.asks(1, Feed(where, where, where, 0, None), 0)]
     assert drafter.proposes(1) == []
     rest = tuple(range(PREFILL_CHUNK, PREFILL_CHUNK + 30))
     last = Feed(rest, rest, rest, PREFILL_CHUNK, None)
-    assert drafter.ticks() == [drafter.asks(2, last, PREFILL_CHUNK + 30)]
+    assert drafter.ticks() == [drafter.asks(2, last)]
 
 
 def test_sync_sends_k_drafts_in_one_message_and_waits() -> None:
@@ -93,7 +93,7 @@ def test_full_acceptance_in_sync_leaves_two_tokens_to_catch_up() -> None:
     drafter.drafts(5, 6, 7, 8)
     assert drafter.hears(verdict((1, 2), 5, 6, 7, 8, 9, acked=2)) == []
     feed = Feed((8, 9), (5, 6), (5, 6), 5, (0b01, 0b11))
-    assert drafter.ticks() == [drafter.asks(5, feed, 7)]
+    assert drafter.ticks() == [drafter.asks(5, feed)]
 
 
 def test_several_verdicts_are_applied_before_anything_is_expanded() -> None:
@@ -102,7 +102,7 @@ def test_several_verdicts_are_applied_before_anything_is_expanded() -> None:
     assert drafter.hears(verdict((1, 2), 3)) == []
     assert drafter.hears(verdict((1, 2, 3), 4)) == []
     feed = Feed((1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2, 3), 0, (0b1, 0b11, 0b111, 0b1111))
-    assert drafter.ticks() == [drafter.asks(1, feed, 4)]
+    assert drafter.ticks() == [drafter.asks(1, feed)]
 
 
 def test_a_verdict_on_a_live_node_is_as_good_as_the_one_that_was_lost() -> None:
@@ -135,7 +135,7 @@ def test_what_two_verdicts_in_a_row_lack_is_sent_again_as_one_message() -> None:
     drafter.hears(opening(1, 2, policy=PIPELINED))
     drafter.drafts(5, 6, 7, 8)
     assert drafter.hears(verdict((1, 2), 5, acked=1)) == []
-    again = draft((1, 2, 5, 6), 7, 8, first_number=1, number=5)
+    again = draft((1, 2, 5, 6), 7, 8, first_number=1, number=5, num_steps=0)
     assert drafter.hears(verdict((1, 2, 5), 6, acked=1)) == [Send(again)]
     assert drafter.hears(verdict((1, 2, 5, 6), 7, acked=5)) == []
 
@@ -154,7 +154,7 @@ def test_an_ack_of_an_earlier_life_means_nothing() -> None:
     drafter.hears(opening(1, 2, incarnation=3, policy=PIPELINED))
     drafter.drafts(5, 6)
     drafter.hears(verdict((1, 2), 5, acked=2, acked_life=1))
-    again = draft((1, 2, 5, 6), first_number=1, number=3, incarnation=3)
+    again = draft((1, 2, 5, 6), first_number=1, number=3, incarnation=3, num_steps=0)
     assert drafter.hears(verdict((1, 2, 5), 6, acked=2, acked_life=1)) == [Send(again)]
 
 
@@ -163,7 +163,7 @@ def test_a_target_that_was_opened_anew_gets_everything_at_once() -> None:
     drafter.hears(opening(1, 2, incarnation=1, policy=PIPELINED))
     drafter.drafts(5, 6, 7)
     assert drafter.hears(verdict((1, 2), 5, incarnation=2, acked=3)) == []
-    again = draft((1, 2, 5, 6), 7, first_number=1, number=4)
+    again = draft((1, 2, 5, 6), 7, first_number=1, number=4, num_steps=0)
     assert drafter.hears(verdict((1, 2, 5), 6, incarnation=3)) == [Send(again)]
     # What a late verdict of its earlier life acknowledges was for a tree that is gone.
     assert drafter.hears(verdict((1, 2), 5, incarnation=2, acked=3)) == []
@@ -173,11 +173,11 @@ def test_a_drafter_with_nothing_more_says_so_once_per_root() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2))
     assert drafter.drafts(5, STOP) == [draft((1, 2), 5, number=1)]
-    done = draft((1, 2), 5, STOP, first_number=1, number=2, done=True)
+    done = draft((1, 2), 5, STOP, first_number=1, number=2, done=True, num_steps=1)
     assert drafter.ticks() == [Send(done)]
     assert drafter.is_idle()
     drafter.hears(verdict((1, 2), 5, acked=2))
-    done = draft((1, 2, 5), STOP, first_number=1, number=3, done=True)
+    done = draft((1, 2, 5), STOP, first_number=1, number=3, done=True, num_steps=0)
     assert drafter.ticks() == [Send(done)]
     assert drafter.is_idle()
 
@@ -206,7 +206,7 @@ def test_a_text_beyond_its_models_length_is_left_to_the_target() -> None:
     drafter = Drafter(max_len=3)
     drafter.hears(opening(1, 2, policy=PIPELINED))
     assert drafter.drafts(5) == [draft((1, 2), 5, number=1)]
-    done = draft((1, 2), 5, first_number=1, number=2, done=True)
+    done = draft((1, 2), 5, first_number=1, number=2, done=True, num_steps=0)
     assert drafter.ticks() == [Send(done)]
 
 
@@ -232,7 +232,7 @@ def test_a_result_of_an_earlier_life_is_ignored() -> None:
     assert drafter.ticks() == []  # one forward at a time, whosever it is
     assert drafter.proposes(1, 7) == []
     feed = Feed((3,), (2,), (2,), 2, (1,))
-    assert drafter.ticks() == [drafter.asks(2, feed, 3, number=1)]
+    assert drafter.ticks() == [drafter.asks(2, feed, number=1)]
     assert drafter.proposes(2, 7) == [Send(draft((1, 2, 3), 7, incarnation=2))]
 
 

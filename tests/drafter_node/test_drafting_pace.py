@@ -41,7 +41,7 @@ def test_a_drafter_that_gives_up_before_a_pass_can_start_says_so() -> None:
     (first,) = drafter.drafts(4)
     assert not first.done
     (send,) = drafter.ticks()
-    assert send == Send(draft((1, 2, 3), 4, number=2, first_number=1, done=True))
+    assert send == Send(draft((1, 2, 3), 4, number=2, first_number=1, done=True, num_steps=0))
     assert drafter.is_idle()
 
 
@@ -56,7 +56,7 @@ def test_drafts_that_nobody_answers_are_said_again_ever_more_rarely() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, 3))
     drafter.drafts(4, 5, 6, 7)
-    again = draft((1, 2, 3), 4, 5, 6, 7, number=3, first_number=1)
+    again = draft((1, 2, 3), 4, 5, 6, 7, number=3, first_number=1, num_steps=0)
     assert drafter.ticks() == [WaitUntil(WAIT_S_FIRST)]
     drafter.now = WAIT_S_FIRST
     assert drafter.ticks() == [Send(again)]

@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 
 from drafter_node.drafting import PREFILL_CHUNK
-from drafter_node.events import Action, Children, Compute
+from drafter_node.events import Action, Compute
 from drafter_node.reminding import WAIT_S_FIRST
 from node.events import CopyPrefix, Send, WaitUntil
 from proto.messages import Cause, Close, Draft, Limits, Open, Policy
-from tests.drafter_node.drafter import Drafter, chosen, parts_of
+from tests.drafter_node.drafter import NOT_ASKED, Drafter, chosen, parts_of
 from tests.texts import PIPELINED, STOP, SYNC_4, opening, verdict
 
 LONG = tuple(range(1000, 1000 + PREFILL_CHUNK + 100))
@@ -64,7 +64,7 @@ def forwards(drafter: Drafter, scores: Sequence[Mapping[int, float]]) -> list[li
         assert isinstance(compute, Compute)
         served.append([part.opened.session for part in compute.parts])
         children = (
-            Children((), ()) if part.position is None else chosen(50, score=of[served[-1][i]])
+            chosen(50, score=of[served[-1][i]]) if part.num_asked else NOT_ASKED
             for i, part in enumerate(compute.parts)
         )
         drafter.answers(compute.ticket, *children)
@@ -157,7 +157,7 @@ def test_what_forwards_take_is_learnt_by_their_rows_and_chunks_do_not_count() ->
     for rows, step_s in ((PREFILL_CHUNK, 70.0), (3, 5.0)):
         (part,) = parts_of(drafter.ticks())
         assert len(part.feed.tokens) == rows
-        child = chosen(5) if part.position is not None else Children((), ())
+        child = chosen(5) if part.num_asked else NOT_ASKED
         drafter.answers(1 if rows == PREFILL_CHUNK else 2, child, step_s=step_s)
     assert drafter.known.steps.of(3) == 5.0
     assert drafter.known.steps.of(PREFILL_CHUNK) == 5.0, "beyond what was seen: as much as that"

@@ -1,0 +1,131 @@
+"""Which nodes of the drafter's tree to expand next: best first (pure).
+
+Theory of operation
+-------------------
+A node is expanded once: a forward feeds it and chooses its children, which are drafts from then on.
+The *frontier* is the nodes that have not been expanded, or the root if it has not. Among them the
+likeliest come first: those that the text will most probably come to, by the product of the chances
+along the path. So a chain is drafted where one child is kept of each node, and otherwise a tree
+that is deep where the drafter is sure and broad where it is not.
+
+What nothing may follow is never expanded: a token that ends the text, the end of the window, of the
+text or of the model, and a path that hardly any text will come to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from proto.messages import Open
+from proto.tree import SpeculationTree
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """A node to expand, and the estimated chance that the text comes to it."""
+
+    key: int
+    chance: float
+
+
+class Frontier:
+    """The unexpanded nodes of one life of a text.
+
+    max_len  most tokens that the drafter's model can read
+    """
+
+    def __init__(self, opened: Open, tree: SpeculationTree, max_len: int) -> None:
+        self._opened = opened
+        self._tree = tree
+        self._max_len = max_len
+        # Of the root and every live node: log of the chance that the text comes to it, and how many
+        # later children are on its path; both with those of what is committed.
+        self._scores: dict[int, float] = {tree.root: 0.0}
+        self._detours: dict[int, int] = {tree.root: 0}
+        self._expanded: set[int] = set()
+        # Of live nodes that have not been expanded and do not end the text: position, and the same.
+        self._open: dict[int, tuple[int, float, int]] = {}
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def tips(self) -> list[Tip]:
+        """The nodes to expand next, the likeliest first; empty if nothing is left to offer."""
+        tree, policy = self._tree, self._opened.policy
+        text = tree.text
+        if len(text) >= self.end:
+            return []
+        if tree.root not in self._expanded:
+            is_generated = len(text) > self._opened.num_prompt
+            is_end = is_generated and text.tokens[-1] in self._opened.limits.stop_ids
+            return [] if is_end else [Tip(tree.root, 1.0)]
+        origin, most = self._scores[tree.root], self._detours[tree.root] + policy.detours
+        least, end = origin + policy.min_score, self.end
+        open_ = [
+            (score, key)
+            for key, (position, score, detours) in self._open.items()
+            if score >= least and detours <= most and position + 1 < end
+        ]
+        if len(open_) > 1:
+            open_.sort(reverse=True)
+        return [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
+
+    @property
+    def end(self) -> int:
+        """A draft may follow a path of fewer tokens than that."""
+        num_text = len(self._tree.text)
+        most = min(self._opened.policy.window, self._opened.limits.max_drafts(num_text))
+        return min(num_text + most, self._max_len)
+
+    def least_below(self, key: int) -> float:
+        """Below a live node, or the root: what is no likelier than so much is not expanded."""
+        origin = self._scores[self._tree.root]
+        return origin + self._opened.policy.min_score - self._scores[key]
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def expanded(self, key: int) -> None:
+        """The children of a live node, or of the root, have been chosen."""
+        self._expanded.add(key)
+        self._open.pop(key, None)
+
+    def grew(self, parent: int, children: Sequence[int]) -> None:
+        """A node has new children, the likeliest first."""
+        nodes, stop_ids = self._tree.nodes, self._opened.limits.stop_ids
+        above, num_above = self._scores[parent], self._detours[parent]
+        for index, key in enumerate(children):
+            node, detours = nodes[key], num_above + (index > 0)
+            score = above + node.score
+            self._scores[key], self._detours[key] = score, detours
+            if node.token not in stop_ids:
+                self._open[key] = (node.position, score, detours)
+
+    def moved(self) -> None:
+        """The root has moved, and with it what lives."""
+        root, nodes = self._tree.root, self._tree.nodes
+        scores, detours = self._scores, self._detours
+        self._scores = {root: scores.get(root, 0.0)}
+        self._scores.update((key, scores[key]) for key in nodes)
+        self._detours = {root: detours.get(root, 0)}
+        self._detours.update((key, detours[key]) for key in nodes)
+        self._expanded = {key for key in self._expanded if key in nodes or key == root}
+        self._open = {key: tip for key, tip in self._open.items() if key in nodes}
+
+    def forget(self) -> None:
+        """Every node is gone, and the root is to be expanded again."""
+        self._expanded.clear()
+        self._open.clear()
+        self._scores = {self._tree.root: 0.0}
+        self._detours = {self._tree.root: 0}
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert set(self._scores) == {self._tree.root, *self._tree.nodes}
+        assert all(key in self._scores for key in self._expanded)
+        stop_ids = self._opened.limits.stop_ids
+        assert self._open == {
+            key: (node.position, self._scores[key], self._detours[key])
+            for key, node in self._tree.nodes.items()
+            if key not in self._expanded and node.token not in stop_ids
+        }
+        for node in self._tree.nodes.values():
+            assert node.parent in self._expanded, "a node hangs on one that was not expanded"

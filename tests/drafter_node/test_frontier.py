@@ -1,0 +1,147 @@
+"""Which nodes of the drafter's tree come next."""
+
+from dataclasses import replace
+
+from drafter_node.events import Children, Compute
+from node.events import Send
+from proto.messages import Draft
+from proto.policies import POLICIES
+from tests.drafter_node.drafter import Drafter, part_of
+from tests.texts import STOP, opening, verdict
+
+TREE = replace(POLICIES["tree"].make(8, 16), width=2, branches=2)
+AUTO = replace(POLICIES["auto"].make(8, 16), width=2, branches=2)
+
+
+def proposes(drafter: Drafter, compute: Compute, *rows: dict[int, float]) -> list[Draft]:
+    """The model has answered, row by row: tokens and their scores; returns what is sent."""
+    (part,) = compute.parts
+    assert part.num_asked == len(rows)
+    children = tuple(Children(tuple(row), tuple(row.values())) for row in rows)
+    actions = drafter.answers_rows(compute.ticket, children)
+    sent = [action.message for action in actions if isinstance(action, Send)]
+    return [message for message in sent if isinstance(message, Draft)]
+
+
+def forward(drafter: Drafter) -> Compute:
+    """The forward that starts."""
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    return compute
+
+
+def tokens_of(compute: Compute) -> tuple[int, ...]:
+    """What it feeds."""
+    return compute.parts[0].feed.tokens
+
+
+def grown() -> Drafter:
+    """1 2, and below it 5 (likely) and 6, with 7 and 8 below 5."""
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -1.5})
+    step = forward(drafter)
+    assert tokens_of(step) == (5, 6)
+    proposes(drafter, step, {7: -0.2, 8: -2.0}, {9: -0.3, 4: -1.6})
+    return drafter
+
+
+def test_the_likeliest_nodes_come_next_wherever_they_hang() -> None:
+    drafter = grown()
+    # 5 7: -0.3; 6 9: -1.8; 5 8: -2.1; 6 4: -3.1
+    assert tokens_of(forward(drafter)) == (7, 9)
+
+
+def test_siblings_do_not_see_each_other() -> None:
+    part = part_of(grown().ticks())
+    assert part.feed.positions == (3, 3)
+    # 5 and 6 lie in the first two slots behind the text.
+    assert part.feed.masks == (0b0101, 0b1010)
+
+
+def test_what_survives_a_verdict_is_expanded_no_second_time() -> None:
+    drafter = grown()
+    drafter.hears(verdict((1, 2), 6, acked=2))
+    step = forward(drafter)
+    assert tokens_of(step) == (9, 4), "9 and 4 below 6 are left, and nothing of 5"
+    assert step.parts[0].feed.prefix_len == 3, "6 is read already"
+
+
+def test_a_verdict_off_the_tree_begins_at_the_root() -> None:
+    drafter = grown()
+    drafter.hears(verdict((1, 2), 3, acked=2))
+    step = forward(drafter)
+    assert tokens_of(step) == (3,)
+    assert drafter.machine.tree.nodes == {}
+
+
+def test_nothing_follows_the_end_of_a_text_nor_a_path_that_is_too_unlikely() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {STOP: -0.1, 6: -3.1})
+    (said,) = drafter.ticks()
+    assert isinstance(said, Send)
+    assert isinstance(said.message, Draft)
+    assert said.message.done
+
+
+def test_behind_one_detour_only_first_children_are_expanded() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=replace(TREE, detours=1, width=8, min_score=-9.0)))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
+    proposes(drafter, forward(drafter), {7: -0.1, 8: -0.2}, {9: -0.1, 4: -0.2})
+    # 6 is a second child, and 4 is one again.
+    assert sorted(tokens_of(forward(drafter))) == [7, 8, 9]
+
+
+def test_nodes_of_several_parents_are_one_message_with_the_paths_to_them() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -1.5})
+    (said,) = proposes(drafter, forward(drafter), {7: -0.2, 8: -2.0}, {9: -0.3, 4: -1.6})
+    assert said.parent_len == 2
+    at = {token: index for index, token in enumerate(said.tokens)}
+    assert {token: said.parents[at[token]] for token in (7, 8)} == {7: at[5], 8: at[5]}
+    assert {token: said.parents[at[token]] for token in (9, 4)} == {9: at[6], 4: at[6]}
+    assert (said.parents[at[5]], said.parents[at[6]]) == (-1, -1)
+
+
+def test_a_full_tree_waits_for_a_verdict() -> None:
+    drafter = Drafter()
+    wide = replace(TREE, width=16, branches=8, min_score=-1e9, window=64)
+    drafter.hears(opening(1, 2, policy=wide))
+    for _ in range(30):
+        actions = drafter.ticks()
+        if not actions or not isinstance(actions[0], Compute):
+            break
+        number = actions[0].parts[0].num_asked
+        row = {token: -1.0 - token / 100 for token in range(10, 18)}
+        proposes(drafter, actions[0], *[row] * number)
+    assert 100 < len(drafter.machine.tree.nodes) <= 192
+    drafter.hears(verdict((1, 2), 3))
+    assert tokens_of(forward(drafter)) == (3,)
+
+
+def test_who_prices_its_waits_has_the_first_draft_at_once_and_is_told_the_end() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=AUTO))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
+    drafter.hears(verdict((1, 2), 3, acked=1))
+    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1})
+    assert said.tokens == (7, 8), "one draft in a row may be all that is waited for"
+    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
+    assert (len(drafter.machine.tree.best_chain(8)), said.done) == (2, False)
+    (end,) = drafter.ticks()
+    assert isinstance(end, Send)
+    assert isinstance(end.message, Draft)
+    assert end.message.done, "two are there, but more may be waited for"
+
+
+def test_who_starts_with_two_has_the_first_draft_with_the_second() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
+    drafter.hears(verdict((1, 2), 3, acked=1))
+    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1}) == []
+    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
+    assert set(said.tokens) == {7, 8, 9, 4}
