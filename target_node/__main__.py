@@ -1,11 +1,18 @@
-"""`python -m target_node`: started by the coordinator, with its config on standard input."""
+"""`python -m target_node`: started by the coordinator, with its config on standard input.
+
+With `--join` by hand, for one coordinator after another (`node.joining`).
+"""
 
 import gc
 import sys
+from typing import TYPE_CHECKING
 
 from node.process import Heart, run_node
+from proto.links.transport import Connection
 from proto.node_config import NodeConfig
-from proto.transport import Connection
+
+if TYPE_CHECKING:
+    from node.joining import Worker
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
@@ -16,5 +23,18 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     worker.work(config, connection, heart)
 
 
+def join() -> int:
+    """Serve coordinators elsewhere; returns the exit status."""
+    from node.joining import main
+    from proto.messages import Role
+
+    def worker() -> "Worker":
+        from target_node import worker
+
+        return worker
+
+    return main(Role.TARGET, worker)
+
+
 if __name__ == "__main__":
-    sys.exit(run_node(work))
+    sys.exit(join() if len(sys.argv) > 1 else run_node(work))

@@ -1,10 +1,87 @@
-"""Which drafts are right: how a pass is judged, and what its verdict says of drafts (pure)."""
+"""What a pass verifies, and what of it is right (pure).
 
-from collections.abc import Sequence
+Theory of operation
+-------------------
+Under coupled verification a pass takes the likeliest nodes of the tree, a *subtree* that hangs on
+the root: a node is never likelier than its parent. Its rows come in the order in which the
+likeliest path comes first, so that this path lies where committed tokens belong and its acceptance
+moves nothing in the cache. The target's own choices are then walked down the subtree, to the first
+that no row carries: that one is the token that the pass adds by itself.
+
+Under the classical rules, and where every row must see its cache in one order (reproducible mode),
+a pass takes a chain, which is a subtree of one path.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 
 from proto.messages import Open, Rule
-from proto.tree import Node
+from proto.tree import Node, SpeculationTree
 from target_node.events import Judge
+
+Chances = Mapping[int, float]
+"""Of nodes by their path hash: that the text comes to them. Likeliest first, parents first."""
+
+
+def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]) -> Chances:
+    """The nodes that the text will most probably come to.
+
+    chance  of a node: that it is right, given that its parent is
+    """
+    found: dict[int, float] = {}
+    open_: list[tuple[float, int, int]] = []  # minus its chance, number in order of discovery, key
+
+    def discover(parent: int, above: float) -> None:
+        for key in tree.children(parent):
+            heappush(open_, (-above * chance(tree.nodes[key]), len(open_) + len(found), key))
+
+    discover(tree.root, 1.0)
+    while open_ and len(found) < limit:
+        minus, _, key = heappop(open_)
+        found[key] = -minus
+        discover(key, -minus)
+    return found
+
+
+def likeliest_chain(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]) -> Chances:
+    """The same of the best chain alone."""
+    found: dict[int, float] = {}
+    above = 1.0
+    for node in tree.best_chain(limit):
+        above *= chance(node)
+        found[node.key] = above
+    return found
+
+
+def laid_out(tree: SpeculationTree, chosen: Iterable[int]) -> tuple[list[Node], tuple[int, ...]]:
+    """The nodes of a subtree in the order of their rows, and which row each follows.
+
+    chosen  likeliest first, parents first
+    Rows count from 0, the root's, on; the first node's is row 1.
+    """
+    children: dict[int, list[int]] = {}
+    for key in chosen:
+        children.setdefault(tree.nodes[key].parent, []).append(key)
+    nodes: list[Node] = []
+    parents: list[int] = []
+    pending = [(key, 0) for key in reversed(children.get(tree.root, ()))]
+    while pending:
+        key, parent = pending.pop()
+        nodes.append(tree.nodes[key])
+        parents.append(parent)
+        row = len(nodes)
+        pending += [(child, row) for child in reversed(children.get(key, ()))]
+    return nodes, tuple(parents)
+
+
+def rest_of(nodes: Sequence[Node], parents: Sequence[int], row: int) -> list[Node]:
+    """The likeliest path of a subtree below a row, as `laid_out` made it."""
+    rest: list[Node] = []
+    for index in range(row, len(nodes)):
+        if parents[index] != index:
+            break
+        rest.append(nodes[index])
+    return rest
 
 
 def judge_of(opened: Open, chain: Sequence[Node]) -> Judge | None:
@@ -16,22 +93,22 @@ def judge_of(opened: Open, chain: Sequence[Node]) -> Judge | None:
     return Judge(opened.rule, drafts, proposals, opened.incarnation)
 
 
-def num_equal(chain: Sequence[Node], tokens: Sequence[int]) -> int:
-    """How many nodes of `chain` carry these tokens, up to the first that does not."""
-    pairs = enumerate(zip(chain, tokens, strict=False))
-    alike = min(len(chain), len(tokens))
-    return next((index for index, (node, token) in pairs if node.token != token), alike)
+def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The rows that the target's choices lead through, from the root's on.
 
-
-def judged(
-    opened: Open, at_hand: Sequence[Node], num_verified: int, accepted: int, tokens: Sequence[int]
-) -> tuple[Sequence[Node], int]:
-    """The drafts of which it is known what became of them, and how many of them were right.
-
-    Where a draft is right if it is what the target says, that is known also of drafts that were at
-    hand and not verified, up to the last token of `tokens`, the target's own.
+    drafted  token of each row but the root's
+    parents  the row that each of them follows
+    chosen   the target's choice at each row
     """
-    if opened.rule is not Rule.COUPLED:
-        return at_hand[:num_verified], accepted
-    known = at_hand[: len(tokens)]
-    return known, num_equal(known, tokens)
+    path = [0]
+    while True:
+        here = path[-1]
+        token = chosen[here]
+        following = (
+            row
+            for row, (draft, parent) in enumerate(zip(drafted, parents, strict=True), 1)
+            if parent == here and draft == token
+        )
+        if (row := next(following, None)) is None:
+            return path
+        path.append(row)

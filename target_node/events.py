@@ -27,6 +27,7 @@ class Part:
     committed  the text so far, prompt included; as it is, not a copy
     judge      classical rules: instead of choosing at every row, judge the drafts of the pass
     scored     in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
+    parents    of each drafted row, which of the rows that are asked it follows; the root's is row 0
     """
 
     opened: Open
@@ -37,11 +38,19 @@ class Part:
     positions: tuple[int, ...]
     judge: Judge | None = None
     scored: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """The drafted chain: choice i follows the committed text and the first i of them."""
+        """The token of every drafted row."""
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Per row that is asked, the drafts between the committed text and its choice."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.drafted, self.parents, strict=True):
+            paths.append((*paths[parent], token))
+        return paths
 
 
 @dataclass(frozen=True, slots=True)

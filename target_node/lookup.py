@@ -67,9 +67,7 @@ class LookupSource:
         return chance((NGRAM_SOURCE, match.ngram_len)) >= chance(FIRST_OF_MODEL)
 
     def kind_of(self, node: Node) -> Kind:
-        """What a draft counts as, when it is asked how often such drafts are right."""
-        if node.source != NGRAM_SOURCE:
-            return FIRST_OF_MODEL
+        """What a copied draft counts as, when it is asked how often such drafts are right."""
         return NGRAM_SOURCE, self._ngram_lens[node.key]
 
     def grow(self, tree: SpeculationTree, limit: int) -> None:

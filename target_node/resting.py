@@ -6,9 +6,11 @@ A drafter that runs beside the target costs it something: cores, memory bandwidt
 messages; and rows in its passes. If few drafts are right that is more than they bring, and no model
 of the costs says so in advance. So both ways are measured, in stretches of passes: tokens per
 second with the drafter, and now and then a short trial without it, or the other way round. What was
-faster goes on, for twice as long as before each time that a trial clearly confirms it, so that
+faster goes on, for twice as long as before each time that trials clearly confirm it, so that
 trials cost less and less: under 4 % of the passes where nothing changes. Where both are nearly
 alike, trials go on as often as at first: they cost nothing there, and the next one may tell.
+Passes without drafts were timed when the model was loaded. Where the first drafts bring less than
+those would, the first trial comes early: else a short run would be over before it.
 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
@@ -21,7 +23,7 @@ texts ask, whose tokens do not depend on what is drafted.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.costs import crowd
 from proto.messages import Open, Rule
@@ -31,6 +33,7 @@ LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
 CLEARLY = 1.05  # so many times faster the other way must be
+NUM_TO_SUSPECT = 16  # passes that count, before drafts can look slower than none
 LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
 MAX_KINDS = 64
 
@@ -40,7 +43,7 @@ class Course:
     """What is known of one kind of text.
 
     rests    the drafter is to rest now
-    other    tokens per second of the way that a trial is compared with; 0: this is no trial
+    is_trial of the way that was not the faster one
     first    passes of the first stretch, and of one that begins with a change
     stretch  of the next stretch that is no trial
     """
@@ -48,21 +51,26 @@ class Course:
     first: int
     stretch: int
     rests: bool = False
-    other: float = 0.0
+    is_trial: bool = False
     num_silent: int = LONGEST_SILENCE  # passes since it woke up without a draft from it
     num_passes: int = 0  # of this stretch
-    num_tokens: float = 0.0  # of its passes that count
+    num_counted: int = 0  # those that count
+    num_tokens: float = 0.0  # of them
     seconds: float = 0.0  # likewise
+    plain_s: float = 0.0  # what those would have taken without drafts, by what is known
+    # Tokens per second with a rest and without, over the stretches so far, of which each counts
+    # three times as much as the one before.
+    rates: dict[bool, float] = field(default_factory=dict)
 
     @property
     def is_faster_alone(self) -> bool:
         """Whether that is what is known, whatever is being tried now."""
-        return self.rests is not bool(self.other)
+        return self.rests is not self.is_trial
 
     @property
     def length(self) -> int:
         """Passes of this stretch that may count."""
-        if not self.other:
+        if not self.is_trial:
             return self.stretch
         return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)
 
@@ -70,9 +78,12 @@ class Course:
         """A draft has come."""
         self.num_silent = LONGEST_SILENCE
 
-    def passed(self, num_tokens: float, seconds: float) -> None:
-        """A pass that could have verified drafts has made so many tokens of each text, waits
-        included."""
+    def passed(self, num_tokens: float, seconds: float, plain_s: float = 0.0) -> None:
+        """A pass that could have verified drafts has made so many tokens of each text.
+
+        seconds  that it took, waits included
+        plain_s  that one without drafts is known to take; 0: it is not known
+        """
         if not self.rests and self.num_silent < LONGEST_SILENCE:
             self.num_silent += 1
             return
@@ -81,26 +92,38 @@ class Course:
         left = settle + self.length - self.num_passes
         if self.num_passes <= settle or not 0 <= left < MEASURED:
             return
+        self.num_counted += 1
         self.num_tokens += num_tokens
         self.seconds += seconds
-        if left == 0 and self.seconds > 0:
+        self.plain_s += plain_s
+        if (left == 0 or self._looks_slow) and self.seconds > 0:
             self._next(self.num_tokens / self.seconds)
+
+    @property
+    def _looks_slow(self) -> bool:
+        """Whether drafts seem to bring less than none would, and no trial has said otherwise."""
+        if self.rests or self.is_trial or self.num_counted < NUM_TO_SUSPECT:
+            return False
+        if self.rates and self.rates[True] <= self.rates[False]:
+            return False
+        return 0 < self.num_tokens * self.plain_s < self.num_counted * self.seconds
 
     def _next(self, rate: float) -> None:
         """A stretch has ended: try the other way, or judge what was tried."""
-        if not self.other:
-            self.other = rate
+        self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
+        if not self.is_trial:
             self.rests = not self.rests
         else:
-            if rate > CLEARLY * self.other:
+            here, there = self.rates[self.rests], self.rates[not self.rests]
+            if here > CLEARLY * there:
                 self.stretch = self.first
             else:
                 self.rests = not self.rests
-                is_clear = self.other > CLEARLY * rate
+                is_clear = there > CLEARLY * here
                 self.stretch = min(2 * self.stretch, LONGEST_STRETCH) if is_clear else self.first
-            self.other = 0.0
-        self.num_passes = self.num_silent = 0
-        self.num_tokens = self.seconds = 0.0
+        self.is_trial = not self.is_trial
+        self.num_passes = self.num_silent = self.num_counted = 0
+        self.num_tokens = self.seconds = self.plain_s = 0.0
 
 
 def _kind_of(opened: Open) -> Hashable | None:

@@ -31,7 +31,7 @@ from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
 from node.price import rows_worth, worth_holding_s
 from proto.messages import Cause, Open
-from proto.tree import Node
+from target_node.accepting import Chances
 from target_node.events import Action, Compute, Computed, Part
 from target_node.known import Known
 from target_node.resting import Course
@@ -149,8 +149,8 @@ class Schedule:
         counts = self._shares(texts, at_hand)
         started_s = max(self._ended_at, min(text.ready_at for text in texts))
         parts = tuple(
-            text.launch(nodes, count, causes[text], now)
-            for text, nodes, count in zip(texts, at_hand, counts, strict=True)
+            text.launch(list(drafts)[:count], causes[text], now)
+            for text, drafts, count in zip(texts, at_hand, counts, strict=True)
         )
         is_usual = all(part.num_asked for part in parts)
         num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
@@ -158,19 +158,17 @@ class Schedule:
         self._running = _Pass(texts, num_rows, is_plain, now, wait_s=now - started_s)
         return (self._launched(texts, parts),)
 
-    def _shares(
-        self, texts: Sequence[Verifying], at_hand: Sequence[Sequence[Node]]
-    ) -> Sequence[int]:
+    def _shares(self, texts: Sequence[Verifying], at_hand: Sequence[Chances]) -> Sequence[int]:
         """How many drafts of each to verify. Where the policy says so, all of them."""
-        counts = [len(nodes) for nodes in at_hand]
+        counts = [len(drafts) for drafts in at_hand]
         priced = [index for index, text in enumerate(texts) if text.opened.policy.rest_after]
         if not priced:
             return counts
-        chains = [texts[index].chances(at_hand[index]) for index in priced]
-        num_drafts = sum(counts) - sum(map(len, chains))
+        chances = [tuple(at_hand[index].values()) for index in priced]
+        num_drafts = sum(counts) - sum(map(len, chances))
         num_fixed = num_drafts + sum(text.num_missing for text in texts)
         passes = self._known.costs.passes(len(texts))
-        worth = rows_worth(chains, num_fixed, len(texts), passes)
+        worth = rows_worth(chances, num_fixed, len(texts), passes)
         for index, count in zip(priced, worth, strict=True):
             counts[index] = count
         return counts
@@ -218,5 +216,6 @@ class Schedule:
         for text, number in grown:
             if text.course is not None:
                 by_course.setdefault(text.course, []).append(number)
+        plain_s = self._known.costs.passes(len(grown)).of(len(grown))
         for course, numbers in by_course.items():
-            course.passed(sum(numbers) / len(numbers), round_s)
+            course.passed(sum(numbers) / len(numbers), round_s, plain_s)

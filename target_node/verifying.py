@@ -16,10 +16,9 @@ It is made with the Open that begins one life of the text, and with the machine 
 what that one has beyond the coordinator's text was missed, and is said again. What is not of the
 present life never comes this far (`node/follower.py`).
 
-A pass feeds what the cache lacks of the text, the last token at least, and the best chain below it.
-Row by row the target's own choice is compared with the draft; the accepted run and the target's
-next token are the verdict. So verification is equality, and the text is the target's whatever was
-drafted.
+A pass feeds what the cache lacks of the text, the last token at least, and a subtree below it (see
+`accepting.py`). The target's own choices lead down it, to the first that was not drafted: that path
+is the verdict. So verification is equality, and the text is the target's whatever was drafted.
 
 Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
 There the text is the target's only if no draft is judged twice and none is preferred for what it
@@ -40,31 +39,30 @@ from node.acceptance import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, gap
 from node.lanes import Lane
 from node.price import num_expected
-from proto.messages import NGRAM_SOURCE, Cause, Draft, Open, Rule, Verdict
-from proto.tree import CommittedText, Graft, Node, SpeculationTree
-from target_node.accepting import judge_of, judged, num_equal
+from proto.messages import Cause, Draft, Hit, Logprobs, Open, Rule, Verdict
+from proto.tree import CommittedText, Node, SpeculationTree
+from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
+from target_node.drafts import Drafts
 from target_node.events import Event, Judge, Outcome, Part
 from target_node.known import Known
-from target_node.lookup import LookupSource
 from target_node.reading import next_chunk, scored_by, tell_prompt
-from target_node.received import Received
 from target_node.reports import Reports, missed_of, repeated
 from target_node.resting import Course
 from target_node.waiting import Waiting
-
-MAX_NODES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """The pass that is running.
 
-    nodes    the drafted path in it; None while prefilling
-    at_hand  that path and what lies beyond it; empty in a prefill
+    nodes    the drafts in it, by row; None while prefilling
+    parents  the rows that they follow; the root's is row 0
+    num_first  drafts of the first token that were there
     """
 
     nodes: tuple[int, ...] | None
-    at_hand: tuple[int, ...]
+    parents: tuple[int, ...]
+    num_first: int
     cause: Cause
     started: float
 
@@ -96,12 +94,8 @@ class Verifying:
         self._missed = missed_of(opened, before)
         tokens = opened.tokens + self._missed
         self.finished = opened.limits.trim(len(opened.tokens), self._missed)[1] is not None
-        self.tree: SpeculationTree = SpeculationTree(
-            opened.key,
-            tokens,
-            max_nodes=MAX_NODES,
-            first_child_wins=opened.rule is not Rule.COUPLED,
-        )
+        self.drafts = Drafts(opened, tokens, known)
+        self.tree: SpeculationTree = self.drafts.tree
         # Only a prompt that is read has logprobs.
         is_new = opened.sampling.scores_prompt or (known.fixed_rows and earlier is None)
         lane.begin(self.tree.text, keep=not is_new)
@@ -109,13 +103,9 @@ class Verifying:
         self.ready_at = now  # since when the target has been able to start a pass
         self._running: _Pass | None = None
         self._number = 0  # of the last pass
-        self._received = Received()
+        self._is_hit = False  # it had drafts, and all were accepted
+        self._wanted: int | None = None  # drafts that the next one starts with; None: to be priced
         self._waiting = Waiting(opened, known.costs, known.acceptance)
-        self._lookup = LookupSource(known.acceptance)
-        self._lookup.open(opened, tokens)
-        self._attempt = opened.attempt  # drafts of another are stale; coupled texts have only this
-        self._done_root = 0  # root under which the drafter has nothing more
-        self._stale_reported = 0  # <= tree.num_stale
 
     def begin(self) -> Sequence[SharedAction]:
         """Say again what the coordinator has missed."""
@@ -133,23 +123,15 @@ class Verifying:
         return ()
 
     def _on_draft(self, message: Draft, now: float) -> None:
-        first_of_life = self._received.add(message)
-        if not self._is_judgeable(message):
+        first_of_life = self.drafts.received.add(message)
+        if not self.drafts.is_judgeable(message):
             # Nothing worth waiting for will come before the drafter has heard of this attempt.
             self.tree.num_stale += len(message.tokens)
             return
         if self.course is not None:
             self.course.heard()
         self._waiting.heard(message, now, first_of_life=first_of_life)
-        self.tree.attach(Graft.of(message))
-        if message.done:
-            self._done_root = message.parent_hash
-
-    def _is_judgeable(self, draft: Draft) -> bool:
-        """Whether the drafts may be judged under the rule of the text."""
-        if self.opened.rule is Rule.COUPLED:
-            return True
-        return draft.attempt == self._attempt and len(draft.proposals) == len(draft.tokens)
+        self.drafts.heard(message)
 
     def _on_confirmed(self, length: int) -> Sequence[SharedAction]:
         self.reports.forget(length)
@@ -201,31 +183,35 @@ class Verifying:
         most = self._num_drafts_max()
         if (cause := self._why_alone(most)) is not None:
             return cause
-        wanted = min(self.opened.policy.launch_min, most)
-        is_met = len(self.tree.best_chain(wanted)) == wanted
-        if is_met or self._done_root == self.tree.root:
-            return Cause.READY
-        if self._lookup.is_worth_starting(wanted):
-            return Cause.READY
+        wanted = self._num_wanted(most)
+        if self.drafts.are_enough(wanted):
+            is_cheap = wanted == 0 < self.opened.policy.launch_min and not self.drafts.are_there
+            return Cause.CHEAP if is_cheap else Cause.READY
         return self._waiting.reason(wanted, self._num_texts, is_late=now >= self.deadline)
 
     @property
     def deadline(self) -> float:
         """Until when drafts are waited for."""
-        return self.ready_at + self._waiting.limit_s
+        return self.ready_at + self._waiting.limit_s(self._num_wanted(self._num_drafts_max()))
 
     @property
     def num_awaited(self) -> float:
         """Tokens that the drafts that are waited for are expected to bring."""
-        return self._num_right(min(self.opened.policy.launch_min, self._num_drafts_max()))
+        return self._num_right(self._num_wanted(self._num_drafts_max()))
 
     @property
     def num_at_hand(self) -> float:
         """Tokens that the drafts that are here are expected to bring."""
-        return self._num_right(len(self.tree.best_chain(self._num_drafts_max())))
+        return self._num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def _num_right(self, num_drafts: int) -> float:
         return num_expected([self._known.acceptance.chance(FIRST_OF_MODEL)] * num_drafts) - 1.0
+
+    def _num_wanted(self, most: int) -> int:
+        """With how many drafts under the root a pass starts, if it verifies at most so many."""
+        if self._wanted is None:
+            self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
+        return min(self._wanted, most)
 
     def waits(self) -> None:
         """There was no reason to start."""
@@ -253,44 +239,33 @@ class Verifying:
         is_last = self.slots.prefix_len == len(tokens)
         return self._part(feed, () if is_last else None, self._why_alone(0) or Cause.ALONE, now)
 
-    def at_hand(self) -> Sequence[Node]:
+    def at_hand(self) -> Chances:
         """The drafts that a pass could verify now, those of our own included."""
         if self.is_catching_up:
-            return ()
-        most = self._num_drafts_max()
-        self._lookup.grow(self.tree, most)
-        return self.tree.best_chain(most)
+            return {}
+        return self.drafts.at_hand(self._num_drafts_max())
 
-    def chances(self, nodes: Sequence[Node]) -> Sequence[float]:
-        """That each is right, given that those before it are."""
-        return [self._known.acceptance.chance(self._lookup.kind_of(node)) for node in nodes]
-
-    def launch(
-        self, at_hand: Sequence[Node], num_drafts: int, cause: Cause | None, now: float
-    ) -> Part:
-        """Verify the first so many of what is at hand.
+    def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
+        """Verify some of what is at hand, likeliest first.
 
         cause  why the pass starts; None: others have a reason, and this text goes along
         """
         missing = self.tree.text.tokens[self.slots.prefix_len :]
         if cause is None:
-            self._waiting.went_along()
+            self._waiting.went_along(now)
             cause = Cause.CHEAP
         else:
-            self._waiting.started(cause, self.ready_at)
+            self._waiting.started(cause, self.ready_at, now)
         if self.is_catching_up:
             assert self._known.fixed_rows is not None
             feed = self.slots.feed(missing[: min(self._known.fixed_rows, len(missing) - 1)])
             return self._part(feed, None, cause, now)
-        chain = at_hand[:num_drafts]
-        if chain and cause is Cause.ALONE:
+        nodes, parents = laid_out(self.tree, drafts)
+        if nodes and cause is Cause.ALONE:
             cause = Cause.READY
-        parents = [None, *(node.key for node in chain)]
-        pairs = zip(chain, parents, strict=False)
-        nodes = [(node.key, parent, node.token, node.position) for node, parent in pairs]
-        feed = self.slots.feed(missing, nodes)
-        keys, judge = tuple(node.key for node in at_hand), judge_of(self.opened, chain)
-        return self._part(feed, keys[: len(chain)], cause, now, judge, keys)
+        feed = self.slots.feed(missing, self.tree.rows_of(nodes))
+        keys, judge = tuple(node.key for node in nodes), judge_of(self.opened, nodes)
+        return self._part(feed, keys, cause, now, judge, parents)
 
     def _part(
         self,
@@ -299,10 +274,11 @@ class Verifying:
         cause: Cause,
         now: float,
         judge: Judge | None = None,
-        at_hand: tuple[int, ...] = (),
+        parents: tuple[int, ...] = (),
     ) -> Part:
         self._number += 1
-        self._running = _Pass(nodes, at_hand, cause, now)
+        num_first = len(self.tree.children(self.tree.root))
+        self._running = _Pass(nodes, parents, num_first, cause, now)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         return Part(
             self.opened,
@@ -313,6 +289,7 @@ class Verifying:
             tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :]),
             judge,
             scored_by(feed, self.opened),
+            parents,
         )
 
     # -- the verdict ------------------------------------------------------------------------------
@@ -324,77 +301,79 @@ class Verifying:
         if running.nodes is None:
             self.ready_at = now
             return tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs)
-        accepted = outcome.num_accepted
-        if accepted is None:
-            chain = [self.tree.nodes[key] for key in running.nodes]
-            accepted = num_equal(chain, outcome.tokens)
-        return self._commit(running, accepted, outcome, model_us, now)
+        nodes = [self.tree.nodes[key] for key in running.nodes]
+        if outcome.num_accepted is None:
+            drafted = [node.token for node in nodes]
+            rows = walk(drafted, running.parents, outcome.tokens)
+            tokens = tuple(outcome.tokens[row] for row in rows)
+        else:
+            rows, tokens = list(range(outcome.num_accepted + 1)), outcome.tokens
+        return self._commit(running, nodes, rows, tokens, outcome.logprobs, model_us, now)
 
     def _commit(
-        self, running: _Pass, accepted: int, outcome: Outcome, model_us: int, now: float
+        self,
+        running: _Pass,
+        nodes: Sequence[Node],
+        rows: Sequence[int],
+        tokens: tuple[int, ...],
+        logprobs: Logprobs | None,
+        model_us: int,
+        now: float,
     ) -> Sequence[SharedAction]:
         base_len, base_hash = len(self.tree.text), self.tree.root
-        chain = [self.tree.nodes[key] for key in running.nodes or ()]
-        tokens = outcome.tokens[: accepted + 1]
-        self._learn(running, accepted, tokens)
+        accepted = [nodes[row - 1] for row in rows[1:]]
+        rejected = rest_of(nodes, running.parents, rows[-1])
+        self._is_hit, self._wanted = 0 < len(nodes) == len(accepted), None
+        hit = Hit.NOBODY
+        if running.cause not in (Cause.ALONE, Cause.RESTING):
+            hit = self.drafts.fate(tokens[0], running.num_first, is_accepted=bool(accepted))
+        if self.drafts.learn(nodes, accepted, tokens):
+            self._waiting.had_drafts()
         tokens, reason = self.opened.limits.trim(base_len, tokens)
         self.finished = reason is not None
-        path, num_dead = self.tree.advance(tokens)
-        self._lookup.extend(tokens)
-        is_new_attempt = self.opened.rule is not Rule.COUPLED and accepted < len(chain)
-        if is_new_attempt:
-            # What was judged and is still there, on a path that came back, is not judged again.
-            num_dead += self.tree.clear()
-            self._attempt += 1
+        is_new_attempt = self.opened.rule is not Rule.COUPLED and len(accepted) < len(nodes)
+        path, num_dead = self.drafts.advance(tokens, is_new_attempt=is_new_attempt)
         move = self.slots.advance(path, self.tree.nodes)
         if is_new_attempt:
             # The last token is always fed again, also if it is the draft that was rejected.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         wait_s, pass_s = running.started - self.ready_at, now - running.started
-        self._waiting.told(self.tree.root, now)
+        if not self.drafts.are_there:
+            self._waiting.told(self.tree.root, now)
         self.ready_at = now
-        num_stale = self.tree.num_stale - self._stale_reported
-        self._stale_reported = self.tree.num_stale
-        num_accepted = min(accepted, len(tokens))
-        sources = tuple(node.source for node in chain[:num_accepted])
+        num_accepted = min(len(accepted), len(tokens))
+        sources = tuple(node.source for node in accepted[:num_accepted])
         verdict = Verdict(
             session=self.opened.session,
             incarnation=self.opened.incarnation,
             base_len=base_len,
             base_hash=base_hash,
             tokens=tokens,
-            acks=self._received.acks(),
+            acks=self.drafts.received.acks(),
             cause=running.cause,
-            num_drafted=len(chain),
+            num_drafted=len(nodes),
             num_accepted=num_accepted,
             num_rolled_back=num_dead,
-            num_stale=num_stale,
+            num_stale=self.drafts.take_num_stale(),
             wait_us=round(wait_s * 1e6),
             model_us=model_us,
             host_us=max(0, round(pass_s * 1e6) - model_us),
-            drafter_us=self._received.take_model_us(),
-            rejected=tuple(node.token for node in chain[accepted:]),
-            attempt=self._attempt,
-            logprobs=outcome.logprobs and outcome.logprobs.part(0, len(tokens)),
+            drafter_us=self.drafts.received.take_model_us(),
+            rejected=tuple(node.token for node in rejected),
+            attempt=self.drafts.attempt,
+            logprobs=logprobs and logprobs.part(0, len(tokens)),
             sources=sources if any(sources) else (),
+            hit=hit,
+            plain_us=round(self._plain_s * 1e6),
         )
         self.reports.add(base_len, verdict.logprobs)
         return (Send(verdict),) if move is None else (Send(verdict), MoveRows((move,)))
 
-    def _learn(self, running: _Pass, accepted: int, tokens: Sequence[int]) -> None:
-        """What became of the drafts that were at hand."""
-        at_hand = [self.tree.nodes[key] for key in running.at_hand]
-        num_verified = len(running.nodes or ())
-        chain, num_right = judged(self.opened, at_hand, num_verified, accepted, tokens)
-        for index, node in enumerate(chain[: num_right + 1]):
-            self._known.acceptance.add(self._lookup.kind_of(node), right=index < num_right)
-        if any(node.source != NGRAM_SOURCE for node in chain):
-            self._waiting.had_drafts()
+    @property
+    def _plain_s(self) -> float:
+        """What a pass of the texts that share it takes without drafts."""
+        return self._known.costs.passes(self._num_texts).of(self._num_texts)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
-        self.tree.check()
-        assert self._stale_reported <= self.tree.num_stale
-        self._received.check()
-        self._lookup.check(self.tree)
-        self._known.acceptance.check()
+        self.drafts.check()

@@ -1,10 +1,11 @@
 """What one text waits for: its drafter's answer (pure).
 
-A verdict puts the root somewhere, and a draft that hangs on that root is the answer to it, even if
-it comes when the root has moved on. So the time between the two is known also where nothing was
-waited for: without that, a drafter that is farther away than one pass would always come too late,
-and nobody would ever learn how late. The first draft of a life answers an `Open`, with all its
-prefill, and is not measured.
+A verdict puts the root somewhere. Where nothing hangs there yet, the first draft that does is the
+answer to it, even if it comes when the root has moved on. So the time between the two is known also
+where nothing was waited for: without that, a drafter that is farther away than one pass would
+always come too late, and nobody would ever learn how late. What has come during a pass is heard
+when it ends, and says only that the answer took no longer. The first draft of a life answers an
+`Open`, with all its prefill, and is not measured.
 
 Whether a wait pays is a price (`node/price.py`). What is not waited for cannot be measured, so now
 and then it is. So it is also when no draft was there after more passes alone than bad luck
@@ -13,7 +14,7 @@ explains: then the drafter is too far away to get ahead while the target goes on
 
 from node.acceptance import FIRST_OF_MODEL, Acceptance
 from node.costs import Costs
-from node.price import verifying_pays, wait_limit_s, waiting_pays
+from node.price import drafts_worth_awaiting, verifying_pays, wait_limit_s, waiting_pays
 from proto.messages import Cause, Draft, Open, Rule
 
 NUM_LATE_UNTIL_QUIET = 2
@@ -21,6 +22,7 @@ NUM_FIRST = 4  # waits that are made to learn how long they are
 NUM_SKIPPED_MAX = 32  # waits in a row that are left out before one is made to learn
 UNLIKELY = 0.01  # so rarely would bad luck alone have kept drafts away
 MAX_TOLD = 64
+MOST_AWAITED = 8  # drafts in a row, by price
 
 
 class Waiting:
@@ -36,6 +38,8 @@ class Waiting:
         self._is_waiting = False  # a wait has begun: it is not given up before its limit
         self._num_in_vain = 0  # passes begun alone since one had drafts
         self._heard_at = 0.0  # when the last draft came
+        self._is_blind = False  # no message was looked for since the last pass began ...
+        self._blind_at = 0.0  # ... then
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -44,37 +48,60 @@ class Waiting:
         """Whether the drafter is not waited for, because it has let so many deadlines pass."""
         return self._num_late >= NUM_LATE_UNTIL_QUIET
 
-    @property
-    def limit_s(self) -> float:
-        """How long a wait may take."""
-        return wait_limit_s(self._opened.policy, self._costs)
+    def num_wanted(self, most: int, *, is_hit: bool) -> int:
+        """With how many drafts in a row a pass starts, if it verifies at most so many.
+
+        is_hit  all drafts of the last pass were accepted
+        """
+        policy, costs = self._opened.policy, self._costs
+        least = min(policy.launch_hit if is_hit else policy.launch_min, most)
+        if not policy.prices_waits or costs.reply.num < NUM_FIRST or not costs.pass_s:
+            return least
+        p = self._acceptance.chance(FIRST_OF_MODEL)
+        number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), costs)
+        return least if number == 0 and self._is_in_vain(p) else number
+
+    def _is_in_vain(self, p: float) -> bool:
+        """Whether nothing is at hand so often that the drafter must be too far away."""
+        is_forgotten = self._costs.num_skipped >= NUM_SKIPPED_MAX
+        return is_forgotten or (1 - p) ** self._num_in_vain < UNLIKELY
+
+    def limit_s(self, wanted: int) -> float:
+        """How long a wait for so many drafts may take."""
+        is_ahead = self._opened.policy.window > wanted
+        return wait_limit_s(wanted, self._costs, is_ahead=is_ahead)
 
     def reason(self, wanted: int, num_texts: int = 1, *, is_late: bool) -> Cause | None:
         """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`.
 
         num_texts  that share the passes
         """
-        policy = self._opened.policy
         if self.is_over:
             return Cause.QUIET
-        # One that waits for every verdict brings nothing meanwhile, and under the classical rules
-        # what the target samples alone is hardly ever what was drafted.
-        is_ahead = policy.window > policy.launch_min and self._opened.rule is Rule.COUPLED
-        if is_ahead and not self._is_waiting and not self._pays(wanted, num_texts):
+        if self._is_priced(wanted) and not self._is_waiting and not self._pays(wanted, num_texts):
             return Cause.CHEAP
         return Cause.LATE if is_late else None
 
+    def _is_priced(self, wanted: int) -> bool:
+        """Whether not to wait is thought of.
+
+        A drafter that waits for every verdict brings nothing meanwhile, and under the classical
+        rules what the target samples alone is hardly ever what was drafted.
+        """
+        policy = self._opened.policy
+        is_ahead = policy.window > wanted and self._opened.rule is Rule.COUPLED
+        return is_ahead and policy.rest_after > 0
+
     def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs
-        if costs.wait.num < NUM_FIRST or costs.num_skipped >= NUM_SKIPPED_MAX:
-            return True
         p = self._acceptance.chance(FIRST_OF_MODEL)
-        if (1 - p) ** self._num_in_vain < UNLIKELY:
+        if costs.wait.num < NUM_FIRST or self._is_in_vain(p):
             return True
         policy = self._opened.policy
-        is_priced = policy.rest_after > 0  # drafts are verified where that pays
-        if is_priced and not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
+        if not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
             return False
+        if policy.prices_waits:
+            return True  # as many as are worth it are wanted
         return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
 
     # -- facts ------------------------------------------------------------------------------------
@@ -82,13 +109,16 @@ class Waiting:
     def began(self) -> None:
         """There was no reason to start."""
         self._is_waiting = True
+        self._is_blind = False
 
-    def went_along(self) -> None:
+    def went_along(self, now: float) -> None:
         """The wait is cut short by a pass that others have a reason for: nothing is learnt."""
         self._is_waiting = False
+        self._is_blind, self._blind_at = True, now
 
-    def started(self, cause: Cause, ready_at: float) -> None:
+    def started(self, cause: Cause, ready_at: float, now: float) -> None:
         """A pass begins that verifies drafts, or could have; it could have begun at `ready_at`."""
+        self._is_blind, self._blind_at = True, now
         if cause is Cause.LATE:
             self._num_late += 1
         elif cause is Cause.CHEAP:
@@ -104,7 +134,7 @@ class Waiting:
         self._num_in_vain = 0
 
     def told(self, root: int, now: float) -> None:
-        """A verdict that moves the root was sent."""
+        """A verdict was sent that moves the root to where no draft hangs."""
         self._told_at[root] = now
         if len(self._told_at) > MAX_TOLD:
             del self._told_at[next(iter(self._told_at))]
@@ -114,10 +144,20 @@ class Waiting:
         self._num_late = 0
         self._heard_at = now
         if draft.tokens and draft.first_number == draft.number:  # else it was said again, for free
-            self._costs.draft.add(draft.model_us / 1e6 / len(draft.tokens))
+            self._costs.draft.add(draft.model_us / 1e6 / max(1, draft.num_steps))
         told_at = self._told_at.pop(draft.parent_hash, None)  # the first one is the answer
-        if told_at is not None and not first_of_life:
-            self._costs.reply.add(now - told_at)
+        if told_at is not None and draft.num_steps and not first_of_life:
+            self._answered(told_at, now)
+
+    def _answered(self, told_at: float, now: float) -> None:
+        """What has come during a pass is heard when that ends: then only bounds are known."""
+        reply, took = self._costs.reply, now - told_at
+        if self._is_blind:
+            # At first a draft step: a pass taken for an answer would be waited for never again.
+            usual = reply.value if reply.num else self._costs.draft.value
+            at_least = max(0.0, self._blind_at - told_at)
+            took = min(max(usual, at_least), took)
+        reply.add(took)
 
     def woke(self) -> None:
         """The drafter has rested: it has much to read first, and its first draft is no answer."""

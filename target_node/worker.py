@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NoReturn
 
 import torch
 
 from engine.coupling import choose
 from engine.judging import judge, life_of
+from engine.loading import Engine
 from engine.logprobs import report
 from engine.sampling import Sampling, sampling_of
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
@@ -14,11 +16,13 @@ from node.costs import Costs
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
-from node.loop import Loop, introduce, load
+from node.loop import HasState, Loop, introduce, load
 from node.process import Heart
-from proto.messages import OFF, Logprobs, Rule
+from node.simulated_device import SimulatedDevice
+from proto.links.transport import Connection
+from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
-from proto.transport import Connection
+from target_node.accepting import walk
 from target_node.events import Action, Compute, Computed, Judge, Outcome, Part
 from target_node.known import Known
 from target_node.scheduling import Schedule
@@ -32,18 +36,38 @@ TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: carel
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     """Load, introduce ourselves, and verify until the process ends."""
-    engine = load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
-    introduce(config, connection, engine)
-    executor, least_s = engine.executor, config.min_forward_ms / 1e3
+    engine = make_engine(config, heart)
+    welcome = introduce(config, connection, engine)
+    serve(config, engine, welcome, connection, heart)
+
+
+def make_engine(config: NodeConfig, heart: HasState) -> Engine:
+    """The model, loaded and warm. Raises NodeError, ModelError."""
+    return load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
+
+
+def serve(
+    config: NodeConfig,
+    engine: Engine,
+    _welcome: Welcome,
+    connection: Connection,
+    heart: Heart,
+    *,
+    has_lifeline: bool = True,
+) -> NoReturn:
+    """Verify for the coordinator that has said Welcome (`Loop.run`)."""
+    executor, device = engine.executor, SimulatedDevice.of(config)
     known = Known(
         fixed_rows=config.fixed_rows or None,
-        costs=Costs({rows: max(least_s, took) for rows, took in engine.pass_s.items()}),
+        costs=Costs(
+            {rows: max(device.forward_s(rows), took) for rows, took in engine.pass_s.items()}
+        ),
     )
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
-    worker = Worker(Forwards(executor, heart, least_s))
-    Loop(connection, heart, executor, follower, worker.compute).run()
+    worker = Worker(Forwards(executor, heart, device))
+    Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
 
 
 class Worker:
@@ -84,8 +108,7 @@ class Worker:
         """The logits [num_asked, V] after the processors of this text, each row after its path."""
         if not part.opened.sampling.has_processors:
             return logits
-        paths = [part.drafted[:i] for i in range(part.num_asked)]
-        return self.forwards.processed(logits, part.opened, part.committed, paths)
+        return self.forwards.processed(logits, part.opened, part.committed, part.paths())
 
 
 def _rows_asked_of(part: Part) -> range:
@@ -110,16 +133,17 @@ def _judged(
 
 
 def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logprobs | None:
-    """Of the choices that can be committed: up to the first that differs from the draft."""
+    """Of the choices that can be committed."""
     spec = part.opened.sampling
     if not spec.reports:
         return None
     if part.scored:
         reported = report(logits, part.scored, spec.num_prompt_logprobs)
     elif tokens and spec.num_logprobs != OFF:
-        pairs = enumerate(zip(tokens, part.drafted, strict=False))
-        last = next((i for i, (token, draft) in pairs if token != draft), len(part.drafted))
-        reported = report(logits, tokens[: last + 1], spec.num_logprobs)
+        if part.judge is None:
+            rows = walk(part.drafted, part.parents, tokens)
+            logits, tokens = logits[rows], [tokens[row] for row in rows]
+        reported = report(logits, tokens, spec.num_logprobs)
     else:
         return None
     return Logprobs(reported.ids, reported.values, reported.ranks)

@@ -85,7 +85,8 @@ class Target:
         text = self.machine
         committed = text.tree.text.tokens
         number = ticket if number is None else number
-        part = Part(text.opened, number, committed, feed, num_asked, positions, None, scored)
+        chain = tuple(range(max(0, num_asked - 1)))
+        part = Part(text.opened, number, committed, feed, num_asked, positions, None, scored, chain)
         return Compute(ticket, (part,))
 
     def rows(

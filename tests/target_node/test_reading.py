@@ -134,7 +134,7 @@ def test_a_chain_pass_says_which_drafts_come_before_each_choice() -> None:
 def test_the_drafter_says_which_drafts_come_before_its_choice_if_anyone_looks() -> None:
     for sampling, expected in (
         (SamplingSpec(), [(), ()]),
-        (SamplingSpec(min_tokens=1), [(), (4,)]),
+        (SamplingSpec(min_tokens=1), [((),), ((4,),)]),
     ):
         drafter = Drafter()
         drafter.hears(asked(opening(1, 2, 3), sampling))

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from drafter_node.events import Compute
+from node.events import Send
 from proto.messages import Cause, Rule
 from proto.policies import REST_AFTER
 from target_node.resting import (
     LONGEST_STRETCH,
     MAX_KINDS,
+    NUM_TO_SUSPECT,
     SETTLE_DRAFTING,
     SETTLE_RESTING,
     TRIAL_OF_DRAFTS,
@@ -19,17 +22,24 @@ from target_node.resting import (
 from tests.drafter_node.drafter import Drafter
 from tests.policies import autoregressive, pipelined, synchronous
 from tests.target_node.target import Target, part_of, said
-from tests.texts import opening, verdict
+from tests.texts import draft, opening, verdict
 
 LONG = 20_000  # passes
 
 
 def run(
-    course: Course, num_passes: int, *, with_s: float, alone_s: float, catch_up: int = 3
+    course: Course,
+    num_passes: int,
+    *,
+    with_s: float,
+    alone_s: float,
+    catch_up: int = 3,
+    plain_s: float = 0.0,
 ) -> list[bool]:
     """Passes of one token each, which take so long with and without the drafter; when it rested.
 
     catch_up  passes until it is heard after a rest; until then the target is as slow as alone
+    plain_s   what a pass alone is thought to take; 0: nobody knows
     """
     rested, awake = [], catch_up
     for _ in range(num_passes):
@@ -37,7 +47,7 @@ def run(
         awake = 0 if course.rests else awake + 1
         if awake > catch_up:
             course.heard()
-        course.passed(1, with_s if awake > catch_up else alone_s)
+        course.passed(1, with_s if awake > catch_up else alone_s, plain_s)
     return rested
 
 
@@ -50,6 +60,20 @@ def test_it_rests_where_plain_decoding_is_faster() -> None:
     assert not any(rested[: SETTLE_DRAFTING + REST_AFTER])
     assert sum(rested[: LONG // 10]) > 0.7 * LONG / 10
     assert sum(rested[LONG // 2 :]) > 0.96 * LONG / 2
+
+
+def test_the_first_trial_comes_early_where_drafts_bring_less_than_is_known_of_none() -> None:
+    early = SETTLE_DRAFTING + NUM_TO_SUSPECT
+    rested = run(started(), LONG, with_s=1.2, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) == early
+    assert sum(rested[:REST_AFTER]) > 0.7 * (REST_AFTER - early)
+    # What was timed at load may have been too low: a trial that does not confirm it is the last.
+    rested = run(started(), LONG, with_s=0.6, alone_s=1.0, plain_s=0.5)
+    assert rested.index(True) == early
+    assert not any(rested[early + SETTLE_RESTING + TRIAL_OF_REST + 1 :][:REST_AFTER])
+    assert sum(rested) < 0.03 * LONG
+    rested = run(started(), LONG, with_s=0.6, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) == SETTLE_DRAFTING + REST_AFTER
 
 
 def test_it_hardly_rests_where_drafts_pay() -> None:
@@ -192,6 +216,21 @@ def test_a_drafter_rests_while_verdicts_say_so() -> None:
     assert drafter.ticks() == []
     drafter.hears(verdict((1, 2, 3, 4), 5, cause=Cause.QUIET))
     assert drafter.ticks()
+
+
+def test_a_drafter_that_rests_says_nothing_before_it_wakes_up() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=replace(pipelined(8, 16), group=1)))
+    drafter.drafts(3, 4, 5)
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    drafter.hears(verdict((1, 2), 3, acked=1, cause=Cause.RESTING))
+    assert drafter.proposes(compute.ticket, 6) == []  # begun before it heard of the rest
+    # The target lacks the second and third draft, and would take them for those of a drafter
+    # that is awake if they were sent again now.
+    assert drafter.hears(verdict((1, 2, 3), 4, acked=1, cause=Cause.RESTING)) == []
+    (send,) = drafter.hears(verdict((1, 2, 3, 4), 5, acked=1, cause=Cause.QUIET))
+    assert send == Send(draft((1, 2, 3, 4, 5), 6, number=4, first_number=1))
 
 
 def course_of(target: Target) -> Course:

@@ -9,6 +9,7 @@ from proto.messages import (
     Ack,
     Cause,
     Close,
+    Hit,
     Limits,
 )
 from target_node.events import Computed, Outcome
@@ -53,7 +54,9 @@ def test_two_accepted_drafts_and_the_third_corrected_are_three_from_one_pass() -
 def test_a_wrong_first_draft_costs_nothing_but_itself() -> None:
     target = ready(draft((1, 2, 3), 4, 5))
     target.ticks()
-    one = verdict((1, 2, 3), 9, acked=1, num_drafted=2, num_rolled_back=2, rejected=(4, 5))
+    one = verdict(
+        (1, 2, 3), 9, acked=1, num_drafted=2, num_rolled_back=2, rejected=(4, 5), hit=Hit.CONTENT
+    )
     assert target.computes(2, 9, 1, 1) == [Send(one)]
 
 

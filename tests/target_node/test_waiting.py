@@ -41,9 +41,9 @@ def test_nobody_is_waited_for_before_he_is_heard() -> None:
 def test_two_vain_waits_end_it_and_a_draft_begins_it_again() -> None:
     waiting, _ = waits()
     heard(waiting, 1.0)
-    waiting.started(Cause.LATE, 1.0)
+    waiting.started(Cause.LATE, 1.0, 1.0)
     assert not waiting.is_over
-    waiting.started(Cause.LATE, 1.0)
+    waiting.started(Cause.LATE, 1.0, 1.0)
     assert waiting.is_over
     heard(waiting, 2.0)
     assert not waiting.is_over
@@ -68,7 +68,23 @@ def test_a_late_answer_is_measured_too_and_only_the_first_one() -> None:
     heard(waiting, 1.2)  # answers (1, 2) after 0.2 s
     heard(waiting, 9.0)
     assert costs.reply.value == pytest.approx(0.2)
-    assert waiting.limit_s == pytest.approx(0.8)
+    assert waiting.limit_s(4) == pytest.approx(0.8)
+
+
+def test_what_came_during_a_pass_is_not_how_long_the_first_answer_took() -> None:
+    waiting, costs = waits()
+    waiting.told(name(1, 2), 1.0)
+    waiting.started(Cause.CHEAP, 1.0, 1.0)  # no message is looked for until it has ended
+    waiting.heard(draft((1, 2), 5, model_us=3_000), 1.03, first_of_life=False)
+    assert costs.reply.value == pytest.approx(0.003), "a step at least, and no more is known"
+    waiting.told(name(1, 2), 2.0)
+    waiting.began()
+    heard(waiting, 2.005)
+    assert costs.reply.value == pytest.approx(0.004)
+    waiting.told(name(1, 2), 3.0)
+    waiting.started(Cause.CHEAP, 3.0, 3.0)
+    heard(waiting, 3.03)
+    assert costs.reply.value == pytest.approx(0.004), "it may have taken as long as it usually does"
 
 
 def test_the_first_draft_of_a_life_is_no_answer() -> None:
@@ -89,7 +105,7 @@ def ends_after(waiting: Waiting, wait_s: float) -> None:
     """A wait of so long ends with a draft."""
     waiting.began()
     heard(waiting, 100.0)
-    waiting.started(Cause.READY, 100.0 - wait_s)
+    waiting.started(Cause.READY, 100.0 - wait_s, 100.0)
 
 
 def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
@@ -112,7 +128,7 @@ def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
     waiting, costs = learnt(2.0, 0.6)
     for _ in range(NUM_SKIPPED_MAX):
         assert is_cheap(waiting)
-        waiting.started(Cause.CHEAP, 0.0)
+        waiting.started(Cause.CHEAP, 0.0, 0.0)
         waiting.had_drafts()
     assert waiting.reason(2, is_late=False) is None
     ends_after(waiting, 0.01)
@@ -138,7 +154,7 @@ def test_drafts_that_should_have_been_there_are_waited_for(
     waiting, _ = learnt(9.0, accepted)
     num_skipped = 0
     while is_cheap(waiting):
-        waiting.started(Cause.CHEAP, 0.0)
+        waiting.started(Cause.CHEAP, 0.0, 0.0)
         num_skipped += 1
     assert least <= num_skipped <= most
     waiting.had_drafts()
@@ -149,7 +165,7 @@ def test_what_others_decide_teaches_a_text_nothing() -> None:
     waiting, costs = learnt(2.0, 0.6)
     for _ in range(2 * NUM_SKIPPED_MAX):
         waiting.began()
-        waiting.went_along()
+        waiting.went_along(0.0)
     assert is_cheap(waiting), "neither skipped nor in vain"
     ends_after(waiting, 2.0)
     assert costs.wait.value == pytest.approx(2.0), "up to the draft, not to the pass"
@@ -159,7 +175,7 @@ def test_drafts_that_are_hardly_ever_right_are_not_missed() -> None:
     waiting, _ = learnt(9.0, 0.02)
     for _ in range(NUM_SKIPPED_MAX):
         assert is_cheap(waiting)
-        waiting.started(Cause.CHEAP, 0.0)
+        waiting.started(Cause.CHEAP, 0.0, 0.0)
 
 
 def test_acks_stop_at_a_gap() -> None:

@@ -1,0 +1,152 @@
+"""The drafts of one life of a text at the target: which there are, and how likely each is (pure).
+
+They come from drafters, or are copied from earlier text right when a pass starts (`lookup.py`), and
+hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score, of a
+copy by the length of its n-gram. Under the classical rules scores are left alone: there nothing may
+depend on what is to be judged (docs/adr/0003).
+"""
+
+from collections.abc import Sequence
+
+from node.acceptance import FIRST_OF_MODEL, Kind, kind_of_score
+from proto.messages import NGRAM_SOURCE, Draft, Hit, Open, Rule
+from proto.tree import Graft, Node, SpeculationTree
+from target_node.accepting import Chances, likeliest, likeliest_chain
+from target_node.known import Known
+from target_node.lookup import LookupSource
+from target_node.received import Received
+
+MAX_NODES = 512  # more than drafters hold, with copies besides
+
+
+class Drafts:
+    """All drafts of one life of a text, judged or not.
+
+    tokens    the text as it is here, which may be longer than in its Open
+
+    received  their numbers
+    attempt   drafts of another are stale; coupled texts have only this
+    """
+
+    def __init__(self, opened: Open, tokens: Sequence[int], known: Known) -> None:
+        self._opened = opened
+        self._known = known
+        self._is_coupled = opened.rule is Rule.COUPLED
+        self.tree: SpeculationTree = SpeculationTree(
+            opened.key, tokens, max_nodes=MAX_NODES, first_child_wins=not self._is_coupled
+        )
+        self.received = Received()
+        self.attempt = opened.attempt
+        self._lookup = LookupSource(known.acceptance)
+        self._lookup.open(opened, tokens)
+        self._done_root = 0  # root under which the drafter has nothing more
+        self._stale_reported = 0  # <= tree.num_stale
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def is_judgeable(self, draft: Draft) -> bool:
+        """Whether the drafts may be judged under the rule of the text."""
+        if self._is_coupled:
+            return True
+        return draft.attempt == self.attempt and len(draft.proposals) == len(draft.tokens)
+
+    def are_enough(self, wanted: int) -> bool:
+        """Whether a pass may start with what is there: so many, or all that are to come, or
+        copies that are as good."""
+        if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
+            return True
+        return self._lookup.is_worth_starting(wanted)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether any hangs on the root."""
+        return bool(self.tree.children(self.tree.root))
+
+    def num_in_chain(self, most: int) -> int:
+        """How many a pass could verify in one path, at most so many."""
+        return len(self.tree.best_chain(most))
+
+    def _chance(self, node: Node) -> float:
+        """That a draft is right, given that those before it are."""
+        return self._known.acceptance.chance(self._kind_of(node))
+
+    def _kind_of(self, node: Node) -> Kind:
+        """What it counts as, when it is asked how often such drafts are right."""
+        if node.source == NGRAM_SOURCE:
+            return self._lookup.kind_of(node)
+        return kind_of_score(node.score) if self._is_coupled else FIRST_OF_MODEL
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def heard(self, draft: Draft) -> None:
+        """Drafts that may be judged have come."""
+        self.tree.attach(Graft.of(draft))
+        if draft.done:
+            self._done_root = draft.parent_hash
+
+    def at_hand(self, most: int) -> Chances:
+        """The drafts that a pass of at most so many verifies now, copies included."""
+        self._lookup.grow(self.tree, most)
+        is_subtree = self._opened.policy.subtree and self._is_coupled
+        find = likeliest if is_subtree and self._known.fixed_rows is None else likeliest_chain
+        return find(self.tree, most, self._chance)
+
+    def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
+        """What became of the first token of a pass that began with so many drafts of it."""
+        if is_accepted:
+            return Hit.HIT
+        children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
+        if token in children:
+            return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
+        return Hit.CONTENT if children else Hit.TIMING
+
+    def learn(
+        self, verified: Sequence[Node], accepted: Sequence[Node], tokens: Sequence[int]
+    ) -> bool:
+        """What became of drafts that hung on the path of `tokens`; returns whether a drafter's did.
+
+        Where a draft is right if it is what the target says, that is known also of drafts that were
+        not verified.
+        """
+        add = self._known.acceptance.add
+        if not self._is_coupled:
+            for index, node in enumerate(verified[: len(accepted) + 1]):
+                add(self._kind_of(node), right=index < len(accepted))
+            return bool(verified)
+        has_models, parent = False, self.tree.root
+        for token in tokens:
+            children = [self.tree.nodes[key] for key in self.tree.children(parent)]
+            for node in children:
+                add(self._kind_of(node), right=node.token == token)
+            if first := next((node for node in children if node.source != NGRAM_SOURCE), None):
+                has_models = True
+                add(FIRST_OF_MODEL, right=first.token == token)
+            here = self.tree.child(parent, token)
+            if here is None:
+                break
+            parent = here.key
+        return has_models
+
+    def advance(self, tokens: Sequence[int], *, is_new_attempt: bool) -> tuple[list[int], int]:
+        """The text goes on. Returns the path hashes of its tokens and how many drafts died."""
+        path, num_dead = self.tree.advance(tokens)
+        self._lookup.extend(tokens)
+        if is_new_attempt:
+            # What was judged and is still there, on a path that came back, is not judged again.
+            num_dead += self.tree.clear()
+            self.attempt += 1
+        return path, num_dead
+
+    def take_num_stale(self) -> int:
+        """How many have come too late since the last call."""
+        number = self.tree.num_stale - self._stale_reported
+        self._stale_reported = self.tree.num_stale
+        return number
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        self.tree.check()
+        assert self._stale_reported <= self.tree.num_stale
+        self.received.check()
+        self._lookup.check(self.tree)
+        self._known.acceptance.check()
