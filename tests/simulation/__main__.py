@@ -1,28 +1,46 @@
-"""Replay one seed and tell its whole story: `python -m tests.simulation SEED [--policy NAME]`."""
+"""Replay one seed and tell its whole story, or run many and tell which of them fail.
+
+python -m tests.simulation SEED [--policy NAME]
+python -m tests.simulation FIRST LAST [--jobs N]
+"""
 # ruff: noqa: T201
 
 import argparse
+import os
+import sys
+from dataclasses import asdict
 
+from tests.simulation import sweep
 from tests.simulation.run import simulate
 from tests.simulation.scenario import POLICIES, draw
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("seed", type=int)
-    parser.add_argument("--policy", choices=POLICIES, help="instead of the one that the seed draws")
+    parser.add_argument("last", type=int, nargs="?", help="run all from SEED to this one")
+    parser.add_argument("--policy", choices=POLICIES, help="instead of the one that a seed draws")
     parser.add_argument("--oracle", action="store_true", help="with a drafter that is always right")
     parser.add_argument("--plain", action="store_true", help="two texts and one drafter")
     parser.add_argument("--alone", action="store_true", help="one text at a time")
-    parser.add_argument("--quiet", action="store_true", help="only say whether it holds")
+    parser.add_argument("--chain", action="store_true", help="a drafter with one choice")
+    parser.add_argument("--quiet", action="store_true", help="only say whether one seed holds")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes for many seeds")
     arguments = parser.parse_args()
-    seed, policy = arguments.seed, arguments.policy
-    options = {name: getattr(arguments, name) for name in ("oracle", "plain", "alone")}
-    print(draw(seed, policy, **options))
+    shape = (arguments.plain, arguments.alone, arguments.chain)
+    options = sweep.Options(arguments.policy, arguments.oracle, *shape)
+    if arguments.last is not None:
+        seeds = range(arguments.seed, arguments.last + 1)
+        return min(1, sweep.tell(sweep.outcomes(seeds, options, arguments.jobs)))
+    print(draw(arguments.seed, **asdict(options)))
     tell = None if arguments.quiet else print
-    stats = simulate(seed, policy, tell=tell, **options)
-    print(dict(stats))
+    print(dict(simulate(arguments.seed, **asdict(options), tell=tell)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,9 +10,9 @@ from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
 from engine.verification import Distribution, Purpose, Trial, uniform
 from proto.messages import MODEL_SOURCE, Rule
-from proto.tree import Graft, SpeculationTree
+from proto.tree import SpeculationTree
 from target_node import events as target
-from target_node.lookup import LookupSource
+from target_node.drafts import Drafts
 from tests.simulation.sampled import Sampling
 from tests.simulation.statistics import DEAR_S, POLICIES, Case
 
@@ -45,8 +45,7 @@ class NoiseOfPosition(Sampling):
     """Draft noise is a function of seed and position alone, so a second draft is as the first."""
 
     def draft_luck(self, part: drafter.Part) -> float:
-        assert part.position is not None
-        return uniform(part.opened.sampling.seed, Purpose.DRAFT, 0, part.position)
+        return uniform(part.opened.sampling.seed, Purpose.DRAFT, 0, part.positions[0])
 
 
 class OneNoise(NoiseOfPosition):
@@ -89,17 +88,17 @@ def _second(part: drafter.Part) -> float:
 
 def the_later_child_is_preferred(patch: Patch) -> None:
     """Of two drafts of one node the later one stays."""
-    place = SpeculationTree._place
+    child_for = SpeculationTree._child_for
 
-    def later(self: SpeculationTree, length: int, parent: int, graft: Graft, index: int) -> Any:
-        if length >= len(self.text) and self.child(parent, graft.tokens[index]) is None:
+    def later(self: SpeculationTree, parent: int, length: int, token: int, *rest: Any) -> Any:
+        if self.child(parent, token) is None:
             for key in list(self.children(parent)):
                 for node in [*self.below(key), self.nodes[key]]:
                     del self.nodes[node.key]
                 self.children(parent).remove(key)
-        return place(self, length, parent, graft, index)
+        return child_for(self, parent, length, token, *rest)
 
-    patch.setattr(SpeculationTree, "_place", later)
+    patch.setattr(SpeculationTree, "_child_for", later)
 
 
 def judged_drafts_stay(patch: Patch) -> None:
@@ -114,7 +113,7 @@ def unlikely_drafts_go_first(patch: Patch) -> None:
 
 def rows_are_chosen_by_the_drafts(patch: Patch) -> None:
     """How many drafts are verified depends on which tokens they are."""
-    patch.setattr(LookupSource, "kind_of", lambda self, node: (MODEL_SOURCE, node.token))
+    patch.setattr(Drafts, "_kind_of", lambda self, node: (MODEL_SOURCE, node.token))
 
 
 SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
@@ -125,10 +124,20 @@ BIASES = [
         "drafts of low q left out",
         LeavesOutUnlikely,
         Case(Rule.TOKEN, SYNC, False),
+        num_texts=1_500,
+    ),
+    Bias(
+        "noise of the position",
+        NoiseOfPosition,
+        Case(Rule.BLOCK, SYNC, False),
+        num_texts=2_500,
+    ),
+    Bias(
+        "one noise for draft and residual",
+        OneNoise,
+        Case(Rule.TOKEN, PIPELINED, False),
         num_texts=2_000,
     ),
-    Bias("noise of the position", NoiseOfPosition, Case(Rule.BLOCK, SYNC, False)),
-    Bias("one noise for draft and residual", OneNoise, Case(Rule.TOKEN, PIPELINED, False)),
     Bias(
         "a draft judged twice",
         JudgesTwice,
@@ -140,7 +149,7 @@ BIASES = [
         DraftsAgain,
         Case(Rule.TOKEN, SYNC, False),
         the_later_child_is_preferred,
-        num_texts=2_000,
+        num_texts=1_500,
     ),
     Bias(
         "unlikely drafts go first",

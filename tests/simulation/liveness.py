@@ -1,7 +1,8 @@
 """How soon after the last fault a text goes on, and how soon drafts are accepted again.
 
 The bad time is over when everything that it did has shown itself: no node is down or not yet told,
-no message of it is still on its way, and no `Open` is still to come. Then, until the text ends:
+no message of it is still on its way, and no `Open` is still to come. While the drafter is told to
+rest nobody expects drafts, so that counts as a part of it. Then, until the text ends:
 
     completed   the text is complete within SETTLE_S, its prefills, and for every token left what
                 one costs at worst;
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from coordinator.text.session import ANSWER_LIMIT_S, WORK_LIMIT_S_MIN, Session
 from proto.liveness import HEARTBEAT_INTERVAL_S
-from proto.messages import Draft, Limits, Rule, Verdict
+from proto.messages import Cause, Draft, Limits, Rule, Verdict
 from tests.simulation.scenario import Scenario
 
 if TYPE_CHECKING:
-    from tests.simulation.timeline import Timeline
+    from rehearsal.timeline import Timeline
 
 NUM_VERDICTS = 3
 SETTLE_S = WORK_LIMIT_S_MIN  # heartbeats tell everything before that last resort does
@@ -95,6 +96,9 @@ class Liveness:
 
     def verdict_issued(self, verdict: Verdict, limits: Limits) -> None:
         """The target has spoken."""
+        if verdict.cause is Cause.RESTING and not self.is_accepted:
+            self._forget()
+            return
         self._issued[verdict.incarnation, verdict.base_len] = self._pass_depth + 1
         has_room = limits.max_drafts(verdict.base_len) > 0
         if self.is_accepted or not has_room or not self._is_acceptance_due():

@@ -1,23 +1,12 @@
-"""What the nodes of the simulator compute with: the place of the engine in a node's loop."""
+"""What the nodes of the simulator compute with, where the target has one choice everywhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from drafter_node import events as drafter
 from proto.messages import Proposal
 from target_node import events as target
 from tests.simulation.toys import ToyModel
-
-
-class Models(Protocol):
-    """A target and a drafter. A digest names the path that a row saw."""
-
-    def draft(self, part: drafter.Part, digest: int, index: int) -> drafter.Children:
-        """What the drafter of this index proposes behind a path."""
-
-    def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
-        """What the target says behind each path that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +15,20 @@ class Deterministic:
 
     model: ToyModel
 
-    def draft(self, part: drafter.Part, digest: int, index: int) -> drafter.Children:
-        """See `Models`."""
-        if part.position is None:
-            return drafter.Children((), ())
-        tokens, scores = self.model.propose(digest, index)
-        certain: tuple[Proposal, ...] = ()
-        if part.sampled_in is not None:
-            certain = tuple(Proposal((token,), (1.0,)) for token in tokens)
-        return drafter.Children(tokens, scores, certain)
+    def draft(
+        self, part: drafter.Part, digests: Sequence[int], index: int
+    ) -> tuple[drafter.Children, ...]:
+        """See `rehearsal.world.Models`."""
+        is_coupled = part.sampled_in is None
+        children = []
+        for digest in digests:
+            tokens, scores = self.model.propose(digest, index)
+            certain = () if is_coupled else tuple(Proposal((token,), (1.0,)) for token in tokens)
+            children.append(drafter.Children(tokens, scores, certain))
+        return tuple(children)
 
     def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
-        """See `Models`."""
+        """See `rehearsal.world.Models`."""
         choices = tuple(map(self.model.choose, digests))
         if part.judge is None:
             return target.Outcome(choices)

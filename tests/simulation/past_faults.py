@@ -1,16 +1,13 @@
 """Mistakes that were really made once, and that the simulator found: it must find them again."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
+from drafter_node.frontier import Tip
 from node.costs import Costs
 from node.price import WAIT_S_MAX, wait_limit_s
-from proto.messages import Policy
 from proto.tree import Node
 from target_node import waiting
 from target_node.waiting import Waiting
@@ -18,15 +15,10 @@ from tests.simulation.faults import NO_SPEED, Fault, Patch
 
 
 def a_full_tree_is_expanded(patch: Patch) -> None:
-    tip = Drafting.tip.fget
-    assert tip is not None
+    def careless(self: Drafting) -> Sequence[Tip]:
+        return self.frontier.tips()
 
-    def careless(self: Drafting) -> int | None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self.tree, "max_nodes", 1 << 20)
-            return tip(self)
-
-    patch.setattr(Drafting, "tip", property(careless))
+    patch.setattr(Drafting, "tips", property(careless))
 
 
 def a_text_is_closed_with_a_reason_that_is_no_plain_text(patch: Patch) -> None:
@@ -48,8 +40,9 @@ def answers_that_come_too_late_are_not_measured(patch: Patch) -> None:
 
 
 def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None:
-    def patient(policy: Policy, costs: Costs) -> float:
-        return min(WAIT_S_MAX, wait_limit_s(replace(policy, window=policy.launch_min), costs))
+    def patient(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
+        del is_ahead
+        return min(WAIT_S_MAX, wait_limit_s(wanted, costs, is_ahead=False))
 
     patch.setattr(waiting, "wait_limit_s", patient)
 
@@ -75,13 +68,19 @@ def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:
 
 
 PAST_FAULTS = (
-    Fault(a_full_tree_is_expanded, "IndexError", oracle=True),
+    Fault(a_full_tree_is_expanded, "no free tree slot", oracle=True),
     Fault(a_text_is_closed_with_a_reason_that_is_no_plain_text, "LocalProtocolError: Close"),
     Fault(
         answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True, first_seed=32
     ),
     Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
-    Fault(two_children_count_as_two_drafts_of_a_chain, "still missing", first_seed=4024),
+    Fault(
+        two_children_count_as_two_drafts_of_a_chain,
+        f"{NO_SPEED}|an oracle is contradicted",
+        oracle=True,
+        alone=True,
+        first_seed=21063,
+    ),
     Fault(
         the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=206
     ),

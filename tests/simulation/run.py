@@ -19,16 +19,18 @@ def simulate(
     oracle: bool = False,
     plain: bool = False,
     alone: bool = False,
+    chain: bool = False,
     tell: Callable[[Line], None] | None = None,
 ) -> Counter[str]:
     """Run a seed to its end. Raises SimulationFailure."""
-    scenario = draw(seed, policy, oracle=oracle, plain=plain, alone=alone)
+    scenario = draw(seed, policy, oracle=oracle, plain=plain, alone=alone, chain=chain)
     world = World(scenario, tell=tell)
     try:
         world.run()
     except Exception as error:
         options = (f" --policy {policy}" if policy else "") + (" --oracle" if oracle else "")
         options += (" --plain" if plain else "") + (" --alone" if alone else "")
+        options += " --chain" if chain else ""
         replay = f"python -m tests.simulation {seed}{options}"
         story = "\n".join(map(str, world.story))
         raise SimulationFailure(

@@ -22,8 +22,9 @@ from engine.verification import (
     uniform,
 )
 from proto.messages import Proposal, Rule
+from rehearsal.cache import fold
+from rehearsal.luck import mix
 from target_node import events as target
-from tests.simulation.toys import fold, mix
 
 NUM_SYMBOLS = 3
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
@@ -38,7 +39,7 @@ def distribution(digest: int, salt: int) -> Distribution:
 
 
 class Sampling:
-    """The models of a world in which texts are drawn at random. See `models.Models`."""
+    """The models of a world in which texts are drawn at random. See `rehearsal.world.Models`."""
 
     def __init__(self, salt: int = 3) -> None:
         self.salt = salt
@@ -55,15 +56,20 @@ class Sampling:
 
     # -- the drafter ------------------------------------------------------------------------------
 
-    def draft(self, part: drafter.Part, digest: int, _index: int) -> drafter.Children:
-        """What the drafter proposes behind a path."""
-        if part.position is None:
-            return drafter.Children((), ())
+    def draft(
+        self, part: drafter.Part, digests: Sequence[int], _index: int
+    ) -> tuple[drafter.Children, ...]:
+        """What the drafter proposes behind each path that was asked for."""
+        pairs = zip(digests, part.positions, strict=True)
+        return tuple(self._children(part, digest, position) for digest, position in pairs)
+
+    def _children(self, part: drafter.Part, digest: int, position: int) -> drafter.Children:
         ids, weights = truncated(self.q(digest))
         q = Distribution.of(ids, weights)
         if part.sampled_in is None:
-            token = self.coupled(q, part.opened.sampling.seed, part.position)
-            return drafter.Children((token,), (-1.0,))
+            ranked = self.ranked(q, part.opened.sampling.seed, position)
+            tokens = ranked[: part.opened.policy.branches]
+            return drafter.Children(tokens, tuple(-1.0 - rank for rank in range(len(tokens))))
         tokens = self.drafts(part, q)
         scores = tuple(float(np.log(q.of_token(token))) for token in tokens)
         sent = (Proposal(tuple(ids.tolist()), tuple(weights.tolist())),) * len(tokens)
@@ -113,12 +119,18 @@ class Sampling:
         seed, life = part.opened.sampling.seed, part.judge.incarnation
         return uniform(seed, Purpose.CORRECT, life, part.number)
 
-    @staticmethod
-    def coupled(of: Distribution, seed: int, position: int) -> int:
+    @classmethod
+    def coupled(cls, of: Distribution, seed: int, position: int) -> int:
         """The choice with the noise that both sides share."""
+        return cls.ranked(of, seed, position)[0]
+
+    @staticmethod
+    def ranked(of: Distribution, seed: int, position: int) -> tuple[int, ...]:
+        """All choices with that noise, best first."""
         noise = gumbel(seed, 0, (position,), of.ids[None])[0]
         with np.errstate(divide="ignore"):
-            return int(of.ids[(np.log(of.probs) + noise).argmax()])
+            order = np.argsort(-(np.log(of.probs) + noise), kind="stable")
+        return tuple(of.ids[order].tolist())
 
     # -- the truth --------------------------------------------------------------------------------
 

@@ -5,30 +5,24 @@ from random import Random
 
 from node.price import WAIT_S_MAX
 from proto.messages import (
+    MAX_WINDOW,
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
 )
-from proto.policies import REST_AFTER, without_drafter
+from proto.policies import REST_AFTER, as_chain, without_drafter
+from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting
+from rehearsal.setting import Text as Text
 from tests.policies import autoregressive, pipelined, synchronous
 from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")
-NUM_TREE_SLOTS = 64
 ORACLE_TOKENS = 60
 MAX_TEXTS = 6
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One session: its prompt and where it may end."""
-
-    prompt: tuple[int, ...]
-    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +82,29 @@ class Scenario:
     # Between two texts. 0: all at the start; None: each a while after the one before is complete.
     submit_every_s: float | None = 0.0
 
-    def num_lanes(self, role: Role) -> int:
-        """Texts at once that a node has room for."""
-        return self.drafter_lanes if role is Role.DRAFTER else self.max_num_seqs
+    @property
+    def setting(self) -> Setting:
+        """What the machines are given of it."""
+        costs = self.costs
+        target = Forwards(((1, costs.pass_s),), costs.row_s)
+        drafter = Forwards(((1, costs.draft_s),), costs.row_s)
+        return Setting(
+            policy=self.policy,
+            texts=self.texts,
+            target=NodeCosts(target, hop_s=costs.target_hop_s),
+            drafter=NodeCosts(drafter, hop_s=costs.drafter_hop_s),
+            fixed_rows=self.fixed_rows,
+            drafter_max_len=self.drafter_max_len,
+            rule=self.rule,
+            temperature=self.temperature,
+            blocking=self.blocking,
+            lookup=self.lookup,
+            num_drafters=self.num_drafters,
+            max_num_seqs=self.max_num_seqs,
+            drafter_lanes=self.drafter_lanes,
+            num_per_pass=self.num_per_pass,
+            submit_every_s=self.submit_every_s,
+        )
 
     @property
     def capacity(self) -> int:
@@ -127,8 +141,14 @@ class Scenario:
 
     @property
     def step_s(self) -> float:
-        """What a draft takes, with those of other texts."""
-        return (self.costs.draft_s + (self.at_once - 1) * self.costs.row_s) * self.turns
+        """What a draft takes, with those of other texts and other branches."""
+        num_rows = self.at_once * self.policy.width
+        return (self.costs.draft_s + (num_rows - 1) * self.costs.row_s) * self.turns
+
+    @property
+    def num_wanted(self) -> int:
+        """Drafts that a pass may wait for."""
+        return max(self.policy.launch_min, self.policy.launch_hit)
 
     @property
     def can_keep_up(self) -> bool:
@@ -136,8 +156,8 @@ class Scenario:
         policy, pass_s, step_s = self.policy, self.costs.pass_s, self.step_s
         if not policy.has_drafter or step_s >= pass_s:
             return False
-        if policy.window <= policy.launch_min:
-            return self.round_trip_s + policy.launch_min * step_s < WAIT_S_MAX
+        if policy.window <= self.num_wanted:
+            return self.round_trip_s + self.num_wanted * step_s < WAIT_S_MAX
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
         ahead_s = (window - policy.group) * pass_s
         return ahead_s > self.round_trip_s and pass_s > 1.25 * step_s
@@ -148,10 +168,10 @@ class Scenario:
         policy, costs = self.policy, self.costs
         num_rows = self.at_once * (1 + policy.num_speculative_tokens)
         pass_s = (costs.pass_s + (num_rows - 1) * costs.row_s) * self.turns
-        if policy.window > policy.launch_min:
-            return (1 + policy.launch_min) * pass_s
+        if policy.window > self.num_wanted:
+            return (1 + self.num_wanted) * pass_s
         step_s = self.step_s + costs.row_s
-        return pass_s + self.round_trip_s + policy.launch_min * step_s
+        return pass_s + self.round_trip_s + self.num_wanted * step_s
 
     def prefill_s(self, length: int) -> float:
         """What both nodes need at most to read a text, and others meanwhile."""
@@ -168,12 +188,14 @@ def draw(
     oracle: bool = False,
     plain: bool = False,
     alone: bool = False,
+    chain: bool = False,
 ) -> Scenario:
     """The scenario of a seed, with another policy if one is given.
 
     oracle  the drafter is always right and the texts are longer: what costs only speed shows
     plain   two texts and one drafter, all else being equal
     alone   one text at a time, all else being equal
+    chain   the drafter has one choice, all else being equal
     """
     random = Random(seed)
     model = _model(random)
@@ -196,6 +218,10 @@ def draw(
         # A rest of an oracle would be lost time.
         rest_after = 0 if oracle else apart.choice((0, apart.randint(1, 10), REST_AFTER))
         chosen = replace(chosen, group=group, min_score=min_score, rest_after=rest_after)
+    if chosen.window > chosen.launch_min and not chain:
+        chosen = _branching(chosen, model, Random(f"tree {seed}"))
+    else:
+        model = replace(model, num_children=1)
     scenario = Scenario(
         seed=seed,
         model=model,
@@ -213,8 +239,8 @@ def draw(
     classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
     if classical is not Rule.COUPLED:
         # A model with one choice has the same text under every rule.
-        model = replace(model, num_children=1)
-        scenario = replace(scenario, model=model, rule=classical, temperature=1.0)
+        model, chain = replace(model, num_children=1), as_chain(chosen)
+        scenario = replace(scenario, model=model, policy=chain, rule=classical, temperature=1.0)
     if not oracle:
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
@@ -273,7 +299,7 @@ def _model(random: Random) -> ToyModel:
         salt=random.getrandbits(64),
         vocab_size=vocab_size,
         agreement=random.choice((1.0, 1.0, 1.0, 0.0, random.random(), random.random())),
-        num_children=random.choice((1, 1, 1, 2)),
+        num_children=random.choice((1, 1, 2, 3)),
         stop_ids=tuple(range(vocab_size, vocab_size + random.randint(1, 2))) if has_stop else (),
         stop_rate=random.choice((0.1, 0.02)) if has_stop else 0.0,
     )
@@ -322,6 +348,21 @@ def _policy(random: Random, name: str) -> Policy:
     return pipelined(
         k,
         random.choice((random.randint(1, 4), random.randint(1, 16), random.randint(16, 64))),
+    )
+
+
+def _branching(policy: Policy, model: ToyModel, random: Random) -> Policy:
+    """Some shape of a tree, if the model has several choices; when a pass starts after a hit."""
+    k = policy.num_speculative_tokens
+    if model.num_children > 1:  # the largest trees take the most time, and show no more
+        policy = replace(policy, min_score=max(policy.min_score, random.choice((-1.5, -3.0, -5.0))))
+    return replace(
+        policy,
+        branches=model.num_children,
+        width=random.choice((1, 2, 4, 8)),
+        detours=random.choice((MAX_WINDOW, MAX_WINDOW, 1)),
+        subtree=model.num_children > 1 and random.random() < 0.8,
+        launch_hit=random.choice((policy.launch_min, policy.launch_min, 0, k)),
     )
 
 

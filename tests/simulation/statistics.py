@@ -24,7 +24,8 @@ from proto.messages import (
     Role,
     Rule,
 )
-from proto.policies import without_drafter
+from proto.policies import POLICIES as TABLE_OF
+from proto.policies import with_options, without_drafter
 from tests.policies import pipelined, synchronous
 from tests.simulation.sampled import NUM_SYMBOLS, Sampling
 from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text
@@ -77,6 +78,11 @@ CASES += [
     )
     for faulty in (False, True)
 ]
+
+# A tree of two choices each, of which a pass verifies the likeliest: only coupling can.
+TREE = with_options(TABLE_OF["tree"].make(3, 6), {"branches": 2, "width": 4})
+CASES += [Case(Rule.COUPLED, TREE, faulty) for faulty in (False, True)]
+CASES += [Case(Rule.COUPLED, TREE, True, COPIES)]
 
 # Where rows are dear, drafts that are at hand are not all verified.
 DEAR_S = 0.03

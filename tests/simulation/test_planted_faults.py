@@ -11,9 +11,10 @@ from tests.simulation.routing_faults import ROUTING_FAULTS
 from tests.simulation.run import SimulationFailure, simulate
 from tests.simulation.scenario import draw
 from tests.simulation.scheduling_faults import SCHEDULING_FAULTS
+from tests.simulation.tree_faults import TREE_FAULTS
 
 NUM_SEEDS = 400
-ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS
+ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS + TREE_FAULTS
 
 
 @cache

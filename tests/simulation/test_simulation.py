@@ -1,4 +1,7 @@
-"""Thousands of fault schedules, one per seed. `make sim SEED=n` replays one and tells its story."""
+"""Thousands of fault schedules, one per seed. `make sim SEED=n` replays one and tells its story.
+
+`make sim SEED="0 9999"` runs ten thousand and tells which of them fail.
+"""
 
 import os
 from collections import Counter
@@ -11,15 +14,30 @@ from tests.simulation.scenario import draw
 from tests.simulation.story import Line
 
 NUM_SEEDS = int(os.environ.get("SLIPSTREAM_SIMULATION_SEEDS", "120"))
-NUM_SLOW_SEEDS = 3000
+NUM_SLOW_SEEDS = 1500
 NUM_ORACLE_SEEDS = 60
 BLOCK = 20
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, BLOCK))
+def seen_in(seeds: range, policy: str | None = None) -> Counter[str]:
+    """What the judge has seen in these seeds, every one of which ends with all of its texts."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        stats = simulate(seed, policy)
+        assert stats["texts"] == len(draw(seed, policy).texts)
+        seen += stats
+    return seen
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, 2 * BLOCK))
 def test_every_seed_ends_with_the_text_of_the_target_alone(first: int) -> None:
-    for seed in range(first, min(first + BLOCK, NUM_SEEDS)):
-        assert simulate(seed)["texts"] == len(draw(seed).texts)
+    seeds = range(first, min(first + 2 * BLOCK, NUM_SEEDS))
+    seen = seen_in(seeds)
+    # And the liveness of many texts is really looked at.
+    assert seen["texts"] > 2 * len(seeds)
+    assert seen["outlived the bad time"] > len(seeds)
+    assert seen["accepted again"] > len(seeds) // 8
+    assert seen["copied"] > len(seeds) // 8
 
 
 @pytest.mark.parametrize(
@@ -30,8 +48,7 @@ def test_every_seed_ends_with_the_text_of_the_target_alone(first: int) -> None:
     ],
 )
 def test_many_more_seeds_do(first: int) -> None:
-    for seed in range(first, min(first + 10 * BLOCK, NUM_SLOW_SEEDS)):
-        assert simulate(seed)["texts"] == len(draw(seed).texts)
+    assert seen_in(range(first, min(first + 10 * BLOCK, NUM_SLOW_SEEDS)))["accepted again"] > 0
 
 
 @pytest.mark.parametrize("first", range(0, NUM_ORACLE_SEEDS, BLOCK))
@@ -40,20 +57,14 @@ def test_a_drafter_that_is_always_right_is_soon_of_use_again(first: int) -> None
         assert simulate(seed, oracle=True)["texts"] == len(draw(seed, oracle=True).texts)
 
 
-@pytest.mark.parametrize("policy", ["ar", "sync", "pipelined"])
+@pytest.mark.parametrize("seed", [6641, 6894])
+def test_a_detour_that_comes_before_the_first_choice_contradicts_nobody(seed: int) -> None:
+    assert simulate(seed)["texts"] == len(draw(seed).texts)
+
+
+@pytest.mark.parametrize("policy", ["ar", "sync"])
 def test_every_policy_writes_the_same_text(policy: str) -> None:
-    for seed in range(10):
-        assert simulate(seed, policy)["texts"] == len(draw(seed, policy).texts)
-
-
-def test_the_liveness_of_many_texts_is_really_looked_at() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(40):
-        seen += simulate(seed)
-    assert seen["texts"] > 80
-    assert seen["outlived the bad time"] > 40
-    assert seen["accepted again"] > 10
-    assert seen["copied"] > 10
+    assert seen_in(range(10), policy)["texts"] > 20
 
 
 def test_many_texts_wait_for_others_and_many_have_two_drafters() -> None:
@@ -64,17 +75,22 @@ def test_many_texts_wait_for_others_and_many_have_two_drafters() -> None:
     assert sum(one.num_drafters == 2 and one.policy.has_drafter for one in classical) > 5
 
 
-def test_drafters_rest_and_wake_up_in_the_simulated_texts() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(60):
-        seen += simulate(seed, "pipelined")
+def test_pipelined_does_too_and_its_drafters_rest_and_wake_up() -> None:
+    seen = seen_in(range(30), "pipelined")
     assert seen["cause RESTING"] > 30
     assert seen["cause READY"] > 100
 
 
 def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
     # It is always right and always one pass late: to go on alone brings nothing.
-    assert simulate(8151, plain=True)["accepted again"] >= 2
+    assert simulate(8151, plain=True, chain=True)["accepted again"] >= 2
+
+
+def test_a_rest_counts_neither_for_nor_against_the_drafter() -> None:
+    # It is told to rest before its first draft of a text has come, which takes six passes.
+    seen = simulate(4100, chain=True)
+    assert seen["cause RESTING"] > 10
+    assert seen["accepted again"] == 5
 
 
 def test_a_seed_is_the_same_story_every_time() -> None:

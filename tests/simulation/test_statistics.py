@@ -1,4 +1,8 @@
-"""The distribution of many short texts through the real machines is the target's."""
+"""The distribution of many short texts through the real machines is the target's.
+
+The planted biases show at 1,000 to 4,000 texts; 5,000 of each case find less than those.
+`python -m tests.simulation.statistics 100000` writes twenty times as many, which takes hours.
+"""
 
 import pytest
 
@@ -7,7 +11,7 @@ from tests.simulation.sampled import Sampling
 from tests.simulation.statistics import CASES, LEVEL, Case, Result, run
 
 NUM_TEXTS = 500
-NUM_TEXTS_SLOW = 100_000
+NUM_TEXTS_SLOW = 5_000
 
 
 def by_name(what: Case | Bias) -> str:
@@ -29,7 +33,7 @@ def test_the_texts_are_distributed_as_the_targets(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_a_hundred_thousand_texts_are_too(case: Case) -> None:
+def test_many_more_texts_are_too(case: Case) -> None:
     assert_exact(case, run(case, NUM_TEXTS_SLOW, Sampling(), seed=2))
 
 
