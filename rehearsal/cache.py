@@ -1,0 +1,139 @@
+"""The place of a model's cache in virtual time: strict enough to tell a mistake of the machines.
+
+A path is folded into a digest, token by token. The cache holds a token, a position and a digest per
+slot, as a real one holds keys and values that were computed from everything that the row saw. A row
+that sees a hole, a stale row, a wrong position or a row that was computed on another path raises
+`CacheError`; and what it sees decides what the model says, so a mistake that passes these checks
+changes the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.slots import Feed, Move
+from rehearsal.luck import BITS_64
+
+
+class CacheError(AssertionError):
+    """A forward pass that no real cache would survive unharmed."""
+
+
+def fold(digest: int, token: int) -> int:
+    """The digest of a path and one more token."""
+    return (digest * 6364136223846793005 + token + 1) & BITS_64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one slot holds. `digest` is of the path that the row saw when it was written."""
+
+    token: int
+    position: int
+    digest: int
+
+
+class VirtualCache:
+    """A row of slots that does what it is told, in order, and looks closely at every row."""
+
+    def __init__(self, capacity: int) -> None:
+        self.rows: list[Row | None] = [None] * capacity
+        self._sound_len = 0  # slots [0, _sound_len) are known to hold one text in order
+
+    def run(self, feed: Feed) -> list[int]:
+        """Write the rows of a pass; returns per row the digest of the path that it saw."""
+        if not len(feed.tokens) == len(feed.positions) == len(feed.slots) > 0:
+            raise CacheError(
+                "a pass needs as many positions and slots as tokens, and a row at least"
+            )
+        if len(set(feed.slots)) < len(feed.slots):
+            raise CacheError("two rows of a pass in one slot")
+        return self._run_causal(feed) if feed.masks is None else self._run_masked(feed, feed.masks)
+
+    def move(self, move: Move) -> None:
+        """Copy rows; all are read before any is written."""
+        if len(set(move.targets)) < len(move.targets):
+            raise CacheError("two rows moved to one slot")
+        rows = [self.rows[source] for source in move.sources]
+        for target, row in zip(move.targets, rows, strict=True):
+            self._write(target, row)
+
+    def copy(self, other: "VirtualCache", length: int) -> None:
+        """Take the first rows of another lane, whose text begins alike."""
+        if self is other:
+            raise CacheError("a lane is copied to itself")
+        self.rows[:length] = other.rows[:length]
+        self._sound_len = 0
+        self._prefix_digest(length)
+
+    def _run_causal(self, feed: Feed) -> list[int]:
+        if feed.slots != feed.positions:
+            raise CacheError("in a prefill the slots are the positions")
+        digest, digests = self._prefix_digest(feed.slots[0]), []
+        for index, (token, slot) in enumerate(zip(feed.tokens, feed.slots, strict=True)):
+            if slot != feed.slots[0] + index:
+                raise CacheError("a prefill has a gap")
+            digest = fold(digest, token)
+            digests.append(digest)
+            self._write(slot, Row(token, slot, digest))
+        return digests
+
+    def _run_masked(self, feed: Feed, masks: Sequence[int]) -> list[int]:
+        prefix = self._prefix_digest(feed.prefix_len)
+        digests = []
+        for token, position, slot, mask in zip(
+            feed.tokens, feed.positions, feed.slots, masks, strict=True
+        ):
+            if slot < feed.prefix_len:
+                raise CacheError(f"slot {slot} of the prefix is written by a tree row")
+            own = slot - feed.prefix_len
+            if not mask >> own & 1:
+                raise CacheError("a row does not see itself")
+            above = self._seen(feed.prefix_len, mask & ~(1 << own))
+            digest = self._path_digest(prefix, feed.prefix_len, above)
+            if position != feed.prefix_len + len(above):
+                raise CacheError(
+                    f"position {position} below {feed.prefix_len} + {len(above)} tokens"
+                )
+            digests.append(fold(digest, token))
+            self._write(slot, Row(token, position, digests[-1]))
+        return digests
+
+    def _seen(self, prefix_len: int, mask: int) -> list[Row]:
+        """The rows behind the prefix that a mask shows, by position."""
+        rows = []
+        while mask:
+            index = (mask & -mask).bit_length() - 1
+            mask &= mask - 1
+            row = self.rows[prefix_len + index]
+            if row is None:
+                raise CacheError(f"slot {prefix_len + index} is seen before it is written")
+            rows.append(row)
+        return sorted(rows, key=lambda row: row.position)
+
+    @staticmethod
+    def _path_digest(digest: int, start: int, rows: Sequence[Row]) -> int:
+        for position, row in enumerate(rows, start):
+            digest = fold(digest, row.token)
+            if row.position != position:
+                raise CacheError(f"a row of position {row.position} is seen at {position}")
+            if row.digest != digest:
+                raise CacheError(f"the row at position {position} was computed on another path")
+        return digest
+
+    def _prefix_digest(self, length: int) -> int:
+        """The digest of slots [0, length), which must hold one text in order."""
+        start = min(self._sound_len, length)
+        rows = self.rows[start:length]
+        if None in rows:
+            raise CacheError(
+                f"the prefix of {length} tokens has a hole at {start + rows.index(None)}"
+            )
+        before = self.rows[start - 1] if start else None
+        digest = before.digest if before is not None else 0
+        digest = self._path_digest(digest, start, [row for row in rows if row is not None])
+        self._sound_len = max(self._sound_len, length)
+        return digest
+
+    def _write(self, slot: int, row: Row | None) -> None:
+        self.rows[slot] = row
+        self._sound_len = min(self._sound_len, slot)

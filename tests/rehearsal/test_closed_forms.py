@@ -1,0 +1,67 @@
+"""The formulas, against each other and against the machines in virtual time."""
+
+from dataclasses import replace
+
+import pytest
+
+from proto.messages import Policy
+from proto.policies import POLICIES
+from rehearsal.acceptance import chances, drawn
+from rehearsal.closed_forms import (
+    branch_cache,
+    free_running_chain,
+    step_s,
+    synchronous,
+    tokens_per_pass,
+)
+from rehearsal.performance import Figures, rehearse
+from rehearsal.setting import Forwards, NodeCosts
+
+STEP_S = 1e-3
+
+
+def rehearsed(policy: Policy, alpha: float, pass_: float, hop: float, num_tokens: int) -> Figures:
+    """Where rows are free and the host takes no time, as in the formulas."""
+    target = NodeCosts(Forwards(((1, pass_ * STEP_S),)))
+    drafter = NodeCosts(Forwards(((1, STEP_S),)), hop_s=hop * STEP_S)
+    return rehearse(policy, target, drafter, drawn(chances(str(alpha)), 1, num_tokens))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("k", [1, 4])
+def test_tokens_per_pass_is_the_sum_of_the_chances_to_get_so_far(alpha: float, k: int) -> None:
+    assert tokens_per_pass(alpha, k) == pytest.approx(sum(alpha**i for i in range(k + 1)))
+
+
+@pytest.mark.parametrize(("alpha", "k", "hop"), [(0.6, 2, 0.1), (0.8, 4, 1.0), (0.8, 6, 0.5)])
+def test_the_machines_take_as_long_as_the_formula_says_under_sync(
+    alpha: float, k: int, hop: float
+) -> None:
+    figures = rehearsed(POLICIES["sync"].make(k, k), alpha, 8.0, hop, 700)
+    assert figures.tokens_per_pass == pytest.approx(tokens_per_pass(alpha, k), rel=0.02)
+    token = 1.0 / STEP_S / figures.tokens_per_second
+    assert token == pytest.approx(synchronous(alpha, k, 8.0, hop), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "pass_", "hop"), [(0.6, 12.0, 0.5), (0.8, 8.0, 0.1), (0.8, 6.0, 1.0)]
+)
+def test_a_chain_that_never_waits_takes_about_as_long_as_the_formula_says(
+    alpha: float, pass_: float, hop: float
+) -> None:
+    policy = POLICIES["pipelined"].make(32, 40)
+    assert policy.launch_min == 2
+    policy = replace(policy, group=1, min_score=-1e9, rest_after=0)
+    token = 1.0 / STEP_S / rehearsed(policy, alpha, pass_, hop, 300).tokens_per_second
+    assert token == pytest.approx(free_running_chain(alpha, 2, pass_, hop), rel=0.1)
+
+
+def test_a_branch_cache_that_is_never_hit_is_a_chain() -> None:
+    chain = free_running_chain(0.7, 2, 8.0, 0.5)
+    assert branch_cache(0.7, 2, 8.0, 0.5, hit_rate=0.0, depth=4) == pytest.approx(chain)
+    assert branch_cache(0.7, 2, 8.0, 0.5, hit_rate=0.5, depth=4) < chain
+
+
+def test_a_forward_takes_what_the_slower_of_memory_and_arithmetic_takes() -> None:
+    assert step_s(num_bytes=4e9, bandwidth=2e9, flops=3e9, peak=1e9) == 3.0
+    assert step_s(num_bytes=4e9, bandwidth=1e9, flops=3e9, peak=1e9) == 4.0
