@@ -4,9 +4,10 @@ The loop drains the messages, ticks and does what the machine asks for, for ever
 nothing, and knows of a Compute only that there is somebody who can run it.
 """
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory
 from engine.executor import Executor
@@ -14,13 +15,23 @@ from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
 from node.follower import Follower, Machine
-from node.process import BadFrames, Heart, shake_hands
+from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from proto.codec import encode
-from proto.errors import ModelError, NodeError
-from proto.messages import PROTOCOL_VERSION, Fingerprint, Hello, Welcome
+from proto.errors import ClosedError, ModelError, NodeError
+from proto.links.transport import Connection
+from proto.liveness import SILENCE_LIMIT_S, FaultDetector
+from proto.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    FaultCode,
+    Fingerprint,
+    Heartbeat,
+    Hello,
+    Message,
+    Welcome,
+)
 from proto.node_config import NodeConfig
 from proto.stopwatch import Phase
-from proto.transport import Connection
 
 IDLE_S = 1.0
 
@@ -29,9 +40,15 @@ Compute = TypeVar("Compute")
 Result = TypeVar("Result")
 
 
+class HasState(Protocol):
+    """What is told what a node is doing, for people: a `Heart`, or whatever shows it."""
+
+    state: str
+
+
 def load(
     config: NodeConfig,
-    heart: Heart,
+    heart: HasState,
     *,
     warm_rows: Sequence[int],
     row_counts: Mapping[str, Sequence[int]],
@@ -70,7 +87,9 @@ def load(
     return engine
 
 
-def introduce(config: NodeConfig, connection: Connection, engine: Engine) -> Welcome:
+def introduce(
+    config: NodeConfig, connection: Connection, engine: Engine, limit_s: float = HANDSHAKE_LIMIT_S
+) -> Welcome:
     """Tell the coordinator what was loaded. Raises RemoteProtocolError if it refuses."""
     loaded = engine.loaded
     hello = Hello(
@@ -86,8 +105,9 @@ def introduce(config: NodeConfig, connection: Connection, engine: Engine) -> Wel
         num_parameters=loaded.num_parameters,
         load_us=round(engine.load_s * 1e6),
         num_lanes=engine.executor.lanes.count,
+        host=socket.gethostname(),
     )
-    return shake_hands(connection, hello)
+    return shake_hands(connection, hello, limit_s)
 
 
 class Loop(Generic[Text, Compute, Result]):
@@ -109,15 +129,19 @@ class Loop(Generic[Text, Compute, Result]):
         self.executor = executor
         self.follower = follower
         self.compute = compute
+        self._silence: FaultDetector | None = None
 
-    def run(self) -> NoReturn:
+    def run(self, *, has_lifeline: bool = True) -> NoReturn:
         """Serve for ever; the lifeline ends the process.
 
         Raises:
+            ClosedError: the coordinator says that it ends, or is silent; only without a lifeline.
             NodeError: the engine cannot go on.
             RemoteProtocolError: too many garbled frames have come.
         """
         bad_frames = BadFrames()
+        if not has_lifeline:
+            self._silence = FaultDetector(time.monotonic())
         timeout_s = 0.0
         try:
             while True:
@@ -134,11 +158,23 @@ class Loop(Generic[Text, Compute, Result]):
             message = bad_frames.decode(frame)
             enter(Phase.DECIDE)
             if message is not None:
+                self._heard(message)
                 self._handle(Arrived(message))
             enter(Phase.WAIT)
         enter(Phase.DECIDE)
         self.heart.marks = self.follower.marks
+        if self._silence is not None and self._silence.is_lost(time.monotonic()):
+            raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
         return self._handle(Tick())
+
+    def _heard(self, message: Message) -> None:
+        """What a message says besides what it is for. Raises ClosedError."""
+        if isinstance(message, Heartbeat):
+            self.heart.heard(message)
+        if self._silence is not None:
+            self._silence.heard(time.monotonic())
+            if isinstance(message, Fault) and message.code is FaultCode.CLOSED:
+                raise ClosedError(message.detail)
 
     def _handle(self, event: Arrived | Tick | Result) -> float:
         """Let the machine decide and do it; returns how long the loop may wait for messages."""

@@ -25,6 +25,8 @@ from proto.errors import (
     SlipstreamError,
     TransportError,
 )
+from proto.links.keys import keys_of
+from proto.links.transport import Connection
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import Fault, FaultCode, Heartbeat, Hello, Message, SessionMark, Welcome
 from proto.node_config import (
@@ -35,13 +37,14 @@ from proto.node_config import (
     NodeConfig,
 )
 from proto.stopwatch import Stopwatch
-from proto.transport import Connection
 
 logger = logging.getLogger(__name__)
 
 MAX_CONFIG_CHARS = 1 << 16
 PARENT_CHECK_S = 0.5
+BETWEEN_NEWS_S = 0.02
 HANDSHAKE_LIMIT_S = 600.0  # the other node may still be reading its weights
+AGAIN_S = 0.2
 
 
 class Heart:
@@ -51,24 +54,51 @@ class Heart:
         self.state = "starting"  # shown to people while the node loads
         self.progress = 0  # forwards finished
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
+        self.num_overruns = 0  # forwards that took longer than the device that is simulated
         self.marks: tuple[SessionMark, ...] = ()
         self.watch = Stopwatch(time.perf_counter_ns)  # of the node's loop
-        self._connection = Connection(config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX)
-        self._stop = threading.Event()
+        self._stamp: tuple[int, int] | None = None  # the coordinator's latest, and when it came
+        self._connection = Connection(
+            config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX, keys=keys_of(config)
+        )
+        self._stop, self._news = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
         while not self._stop.is_set():
+            stamp_us, came_ns = self._stamp or (0, 0)
             beat = Heartbeat(
-                self.marks, self.progress, self.state, self.watch.totals_us, self.num_uncaptured
+                self.marks,
+                self.progress,
+                self.state,
+                self.watch.totals_us,
+                self.num_uncaptured,
+                self.num_overruns,
+                stamp_us,
+                (time.monotonic_ns() - came_ns) // 1000 if stamp_us else 0,
             )
             self._connection.send(encode(beat))
-            self._stop.wait(HEARTBEAT_INTERVAL_S)
+            if self._news.wait(HEARTBEAT_INTERVAL_S):
+                self._news.clear()
+                self._stop.wait(BETWEEN_NEWS_S)
+
+    def overran(self) -> None:
+        """A forward took longer than it should have: told soon, for the text that it falsifies."""
+        self.num_overruns += 1
+        self._news.set()
+
+    def heard(self, beat: Heartbeat) -> None:
+        """The coordinator's heartbeat has come; ours says so, the first one at once."""
+        is_first = self._stamp is None
+        self._stamp = beat.stamp_us, time.monotonic_ns()
+        if is_first:
+            self._news.set()
 
     def stop(self) -> None:
         """Stop beating."""
         self._stop.set()
+        self._news.set()
         self._thread.join(timeout=1.0)
         self._connection.close(linger_s=0.0)
 
@@ -113,12 +143,21 @@ class BadFrames:
             return None
 
 
-def shake_hands(connection: Connection, hello: Hello) -> Welcome:
-    """Introduce this node. Raises RemoteProtocolError if it is refused or not answered in time."""
+def shake_hands(
+    connection: Connection, hello: Hello, limit_s: float = HANDSHAKE_LIMIT_S
+) -> Welcome:
+    """Introduce this node. Raises RemoteProtocolError if it is refused or not answered in time.
+
+    On an encrypted link, which may not be there yet, it does so again and again.
+    """
     connection.send(encode(hello))
     bad_frames = BadFrames()
-    for _ in range(int(HANDSHAKE_LIMIT_S)):
-        for frame in connection.receive(1.0):
+    deadline, again = time.monotonic() + limit_s, time.monotonic() + AGAIN_S
+    while (now := time.monotonic()) < deadline:
+        if connection.is_encrypted and now >= again:
+            connection.send(encode(hello))
+            again = now + AGAIN_S
+        for frame in connection.receive(min(AGAIN_S, deadline - now)):
             match bad_frames.decode(frame):
                 case Welcome() as welcome:
                     return welcome
@@ -126,7 +165,7 @@ def shake_hands(connection: Connection, hello: Hello) -> Welcome:
                     raise RemoteProtocolError(f"refused by the coordinator: {detail}")
                 case _:
                     pass
-    raise RemoteProtocolError(f"no welcome from the coordinator in {HANDSHAKE_LIMIT_S:.0f} s")
+    raise RemoteProtocolError(f"no welcome from the coordinator in {limit_s:.0f} s")
 
 
 def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
@@ -138,7 +177,10 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
         check_spare()
         config = read_config()
         connection = Connection(
-            config.endpoint, config.identity.encode(), busy_poll_s=config.busy_poll_us / 1e6
+            config.endpoint,
+            config.identity.encode(),
+            busy_poll_s=config.busy_poll_us / 1e6,
+            keys=keys_of(config),
         )
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:

@@ -43,6 +43,8 @@ def check(message: m.Message) -> None:
                 raise ValueError("a text of its greatest length is not opened")
             if message.sampling.is_greedy and message.rule is not m.Rule.COUPLED:
                 raise ValueError("a greedy text has no ratio to judge drafts by")
+            if message.rule is not m.Rule.COUPLED and message.policy.branches > 1:
+                raise ValueError("a tree needs coupled verification")
             lookup = message.lookup
             if lookup is not None and lookup.ngram_min > lookup.ngram_max:
                 raise ValueError("ngram_min is above ngram_max")

@@ -1,20 +1,22 @@
 """The messages, and the rules that both ends must share. docs/protocol.md tells their story.
 
-Only frozen values and pure functions live here. Lengths count tokens of the whole text (prompt
-included); `*_hash` is a path hash (`proto.tree`); durations are microseconds of the sender's own
-monotonic clock, because clocks of two machines are never subtracted.
+Lengths count tokens of the whole text (prompt included); `*_hash` is a path hash (`proto.tree`);
+durations are microseconds of the sender's own monotonic clock: two clocks are never subtracted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from proto.meeting import PROTOCOL_VERSION as PROTOCOL_VERSION
+from proto.meeting import Fingerprint as Fingerprint
+from proto.meeting import Hello as Hello
+from proto.meeting import Role as Role
+from proto.meeting import Welcome as Welcome
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
 from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
-
-PROTOCOL_VERSION = 6
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -22,6 +24,7 @@ MAX_TEXT_LEN = 1 << 20
 MAX_NODES_PER_DRAFT = 256
 MAX_TOKENS_PER_VERDICT = 1 << 12
 MAX_WINDOW = 64
+MAX_WIDTH, MAX_BRANCHES = 16, 8
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
 MAX_NGRAM = 16
@@ -34,13 +37,6 @@ MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGPROB_VALUES = 1 << 17  # in one message
-
-
-class Role(StrEnum):
-    """What a node does."""
-
-    DRAFTER = "drafter"
-    TARGET = "target"
 
 
 class FinishReason(StrEnum):
@@ -61,15 +57,23 @@ class Cause(IntEnum):
     RESTING = 5  # the target is faster alone, as measured: the drafter rests while it reads this
 
 
+class Hit(IntEnum):
+    """Whether the first token that a pass made had been drafted, and if not, why."""
+
+    NOBODY = 0  # drafted for this pass
+    HIT = 1
+    TIMING = 2  # nothing was there when the pass began, or the right one came during it
+    CONTENT = 3  # drafts were there, and none was right
+    WIDTH = 4  # the right one was there and not verified
+
+
 class Rule(IntEnum):
     """How drafts are verified.
 
-    COUPLED  a draft is accepted if it is the token that the target chooses, and drafter and target
-             choose with the same noise
+    COUPLED  a draft is right if the target chooses it; both choose with the same noise
     TOKEN    by the ratio of the two distributions, one token after the other (2211.17192)
     BLOCK    by the ratio, a whole block at once (2403.10444)
-    CARELESS  wrong on purpose, for `verify-lossless` to reject: TOKEN, but every draft is accepted
-              once the first one is (a mistake that has been shipped elsewhere)
+    CARELESS  wrong on purpose, for `verify-lossless`: after a first accepted draft all are accepted
     """
 
     COUPLED = 0
@@ -90,6 +94,7 @@ class FaultCode(StrEnum):
     FAILED = "failed"  # the node cannot go on; another time it might
     UNUSABLE = "unusable"  # its model or its settings: a user must mend them
     BAD_FRAME = "bad frame"
+    CLOSED = "closed"  # the coordinator ends: a node that was started by hand waits for another
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,28 +132,39 @@ class Policy:
     """A policy is a setting of these numbers (`proto.policies`); no code asks for its name.
 
     num_speculative_tokens  most drafted tokens in one target pass (K)
-    launch_min              drafts under the root at which the target starts a pass
+    launch_min, launch_hit  drafts at which a pass starts; and after one that accepted all it had
     window                  most tokens that the drafter may be ahead of the last verdict it applied
-    group                   drafts beyond those that start a pass are sent so many at a time: the
-                            target cannot use them before its next verdict
-    rest_after              passes after which the target tries whether it is faster alone, where
-                            the drafter then rests; 0: never
-    min_score               a node is expanded only if the estimated chance of the path to it is at
-                            least so high (natural logarithm): what follows is hardly ever of use
+    group                   drafts that cannot be used before a verdict are sent so many at a time
+    rest_after              passes after which the target tries whether it is faster alone; 0: never
+    width                   nodes that one draft step expands at most (W)
+    branches                children that are kept of each, the likeliest (R); 1: a chain
+    detours                 children on a path that are not the first of theirs, at most
+    subtree                 a pass verifies the likeliest nodes, and not the best chain alone
+    min_score               least estimated chance (natural logarithm) of a path to be expanded
     """
 
     name: str
     num_speculative_tokens: int
     launch_min: int
+    launch_hit: int
     window: int
     group: int = 1
     min_score: float = -1e9
     rest_after: int = 0
+    width: int = 1
+    branches: int = 1
+    detours: int = MAX_WINDOW
+    subtree: bool = False
 
     @property
     def has_drafter(self) -> bool:
         """Whether drafts come from another process."""
         return self.window > 0
+
+    @property
+    def prices_waits(self) -> bool:
+        """Whether the target decides each time how many drafts in a row it waits for."""
+        return self.rest_after > 0 and self.branches > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +225,10 @@ class Draft:
     parent_hash, parent_len  the path that `parents[i] == -1` hangs on
     parents   index of the parent within this message, or -1; parents come first
     scores    natural log of the estimated chance that the target chooses the token, given its path
-    done      nothing more will come below this parent, which is then the drafter's root, and the
-              message holds all that the drafter has
+    done      it holds all that the drafter has below this parent, its root, or will have
+    num_steps, model_us  forwards since the last draft, and what they took
     attempt   the drafter's, which it has from a Verdict: drafts of another one are not judged
-    proposals  one per token for the classical rules, none for coupled verification
+    proposals  one per token for the classical rules; else none
     """
 
     session: int
@@ -227,6 +243,7 @@ class Draft:
     scores: tuple[float, ...]
     done: bool
     model_us: int
+    num_steps: int = 0
     attempt: int = 0
     proposals: tuple[Proposal, ...] = ()
 
@@ -251,9 +268,10 @@ class Verdict:
     num_stale                  drafted tokens that came too late or did not fit, since the last one
     wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
     drafter_us                 in the drafter's model, by the drafts that came since the last one
-    attempt                    classical rules: grows with every rejection and every new Open of the
-                               target; what was drafted in an earlier one is worth nothing
+    attempt                    classical rules: drafts of an earlier one are worth nothing
     sources                    of the accepted drafts, one each; none if all are source 0's
+    hit                        what became of the first token
+    plain_us                   what a pass of these texts without drafts takes, as far as is known
     """
 
     session: int
@@ -275,6 +293,8 @@ class Verdict:
     attempt: int = 0
     logprobs: Logprobs | None = None
     sources: tuple[int, ...] = ()
+    hit: Hit = Hit.NOBODY
+    plain_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,48 +316,6 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What two tokenizers must agree on. `digest` is empty for a model without a tokenizer."""
-
-    vocab_size: int
-    digest: str
-    eos_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Node -> coordinator, once loaded and warm: who I am and what I can do.
-
-    num_lanes  texts that the node has room for at once
-    """
-
-    version: int
-    role: Role
-    secret: str
-    fingerprint: Fingerprint
-    logits_size: int
-    max_model_len: int
-    model: str
-    dtype: str
-    device: str
-    num_parameters: int
-    load_us: int
-    num_lanes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Coordinator -> node: you are in.
-
-    vocab_size  token ids from here on are never drafted
-    source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
-    """
-
-    vocab_size: int
-    source: int
-
-
-@dataclass(frozen=True, slots=True)
 class SessionMark:
     """How far a session is at the sender."""
 
@@ -353,6 +331,9 @@ class Heartbeat:
 
     times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
     num_uncaptured  of a node: decode passes so far that no captured graph had room for
+    num_overruns    of a node: forwards so far that took longer than the device that is simulated
+    stamp_us        of the coordinator: when it was sent; of a node: the latest that has come
+    held_us         of a node: how long ago that came
     """
 
     marks: tuple[SessionMark, ...]
@@ -360,6 +341,9 @@ class Heartbeat:
     state: str
     times_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
+    num_overruns: int = 0
+    stamp_us: int = 0
+    held_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proto.errors import ConfigurationError
@@ -21,15 +21,20 @@ EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the en
 class NodeConfig:
     """Everything that a node needs to know; written by the coordinator, never changed.
 
-    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"
+    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"; empty: for
+                    who starts the node to choose
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
-    min_forward_ms  a forward takes at least so long (to emulate a slower device in experiments)
+    simulated_ms    a forward takes so long, as on another device; 0: as long as it takes here
+    simulated_ms_per_row  and so much more for each of its rows
     backend         which forward runs: one of `engine.loading.BACKENDS`
     busy_poll_us    so long it asks for messages without pause before it sleeps
     parent_pid      the process that has started the node; the launcher knows it
     max_candidates  classical rules: most tokens that a draft is sampled from
     max_num_seqs    texts at once that are asked of it; it has room for fewer if memory is short
+    outside         where the coordinator listens for nodes of other hosts, for who starts them
+    dtype_on_cpu    instead of dtype, where the device is a CPU; for who starts the node
+    public_key, secret_key, coordinator_key  of an encrypted link; empty: of none
     """
 
     role: Role
@@ -42,12 +47,18 @@ class NodeConfig:
     device: str = "cpu"
     max_model_len: int = 0
     fixed_rows: int = 0
-    min_forward_ms: float = 0.0
+    simulated_ms: float = 0.0
+    simulated_ms_per_row: float = 0.0
     max_candidates: int = 64
     backend: str = "auto"
     busy_poll_us: int = 0
     parent_pid: int = 0
     max_num_seqs: int = 1
+    outside: str = ""
+    dtype_on_cpu: str = ""
+    public_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    coordinator_key: str = ""
 
     def to_json(self) -> str:
         """One line."""

@@ -22,10 +22,11 @@ Advancing along committed tokens moves the root; what hangs below it survives, a
 """
 
 import math
+import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 
 from proto.messages import Draft, Proposal
@@ -34,10 +35,22 @@ EMPTY_HASH = 0
 MAX_ORPHANS = 64  # as many as a drafter may be ahead: one late draft must not lose the others
 
 
+_STEP = struct.Struct("<QI")  # what is hashed: the parent's hash, and a token
+_HASH = struct.Struct("<Q")
+
+
 def path_hash(parent: int, token: int, key: bytes) -> int:
     """The name of the path that `token` makes of the path named `parent`."""
-    data = parent.to_bytes(8, "little") + token.to_bytes(4, "little")
-    return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
+    state = _keyed(key).copy()
+    state.update(_STEP.pack(parent, token))
+    hash_: int = _HASH.unpack(state.digest())[0]
+    return hash_
+
+
+@lru_cache(maxsize=256)
+def _keyed(key: bytes) -> "blake2b":
+    """The hash when it has read its key, which takes as long as all the rest."""
+    return blake2b(digest_size=8, key=key)
 
 
 class Diverged(Exception):
@@ -198,6 +211,14 @@ class SpeculationTree:
         worths = [self._worth(child, limit - 1) for child in node.children] if limit > 1 else []
         return math.exp(node.score) * (1.0 + max(worths, default=0.0))
 
+    def rows_of(self, nodes: Iterable[Node]) -> list[tuple[int, int | None, int, int]]:
+        """Key, parent's key (None: the text itself), token and position of each, for the slots."""
+        root = self.root
+        return [
+            (node.key, None if node.parent == root else node.parent, node.token, node.position)
+            for node in nodes
+        ]
+
     def below(self, key: int) -> Iterator[Node]:
         """Every node under the root or a live node, parents first."""
         pending = deque(self.children(key))
@@ -264,19 +285,48 @@ class SpeculationTree:
             if self.text.tokens[length] != token:
                 return None
             return length + 1, self.text.path_hashes[length + 1]
-        if existing := self.child(parent, token):
-            return length + 1, existing.key
-        if len(self.nodes) >= self.max_nodes:
-            return None
-        if self.first_child_wins and self.children(parent):
+        proposal = graft.proposals[index] if graft.proposals else None
+        key = self._child_for(parent, length, token, graft.scores[index], graft.source, proposal)
+        return None if key is None else (length + 1, key)
+
+    def grow(
+        self,
+        parent: int,
+        tokens: Sequence[int],
+        scores: Sequence[float],
+        source: int,
+        proposals: Sequence[Proposal] = (),
+    ) -> list[int]:
+        """Attach children to the root or a live node; returns path hashes of those that are new."""
+        length = len(self.text) if parent == self.root else self.nodes[parent].position + 1
+        children = self.children(parent)
+        num_before = len(children)
+        for index, token in enumerate(tokens):
+            proposal = proposals[index] if proposals else None
+            key = self._child_for(parent, length, token, scores[index], source, proposal)
+            self.num_stale += key is None
+        return children[num_before:]
+
+    def _child_for(
+        self,
+        parent: int,
+        length: int,
+        token: int,
+        score: float,
+        source: int,
+        proposal: Proposal | None,
+    ) -> int | None:
+        """The child of a live node, or of the root, that carries `token`, if there may be one."""
+        nodes, children = self.nodes, self.children(parent)
+        for child in children:
+            if nodes[child].token == token:
+                return child
+        if len(nodes) >= self.max_nodes or (self.first_child_wins and children):
             return None
         key = path_hash(parent, token, self.text.key)
-        self.children(parent).append(key)
-        proposal = graft.proposals[index] if graft.proposals else None
-        self.nodes[key] = Node(
-            key, parent, token, length, graft.scores[index], graft.source, proposal
-        )
-        return length + 1, key
+        children.append(key)
+        nodes[key] = Node(key, parent, token, length, score, source, proposal)
+        return key
 
     # -- moving the root ---------------------------------------------------------------------------
 

@@ -7,11 +7,20 @@ from collections.abc import Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
+from proto.messages import Role
+
 
 def chosen_devices(target: str, drafter: str) -> tuple[str, str]:
     """Devices of target and drafter, where "" stands for the default."""
     defaults = default_devices()
     return target or defaults[0], drafter or defaults[1]
+
+
+def default_device(role: Role, *, is_alone: bool) -> str:
+    """The device of a node, which may have this machine for itself."""
+    if not is_alone:
+        return dict(zip((Role.TARGET, Role.DRAFTER), default_devices(), strict=True))[role]
+    return "cuda:0" if _num_gpus() else "cpu"
 
 
 def default_devices() -> tuple[str, str]:

@@ -8,19 +8,22 @@ socket.
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from coordinator.cluster.devices import default_device
 from coordinator.cluster.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
+from proto.links.keys import CoordinatorKeys
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -46,10 +49,16 @@ class Obituary:
 class NodeLauncher(Protocol):
     """Where and how node processes are started; `Launcher` does it on this machine.
 
-    endpoint  where the coordinator listens for the nodes that this launcher starts
+    endpoint  where the coordinator listens for nodes of its own host; empty: nowhere
+    outside   and where for those of others; empty: nowhere
+    keys      of those
+    secret    by which a node shows that it was started for this coordinator
     """
 
     endpoint: str
+    outside: str
+    keys: CoordinatorKeys | None
+    secret: str
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
@@ -64,8 +73,21 @@ class NodeLauncher(Protocol):
         """End every node, within seconds. May be called twice; does nothing in a forked child."""
 
 
-# Of the address of a Ray cluster and the roles to make room for.
-ConnectRay = Callable[[str, tuple[Role, ...]], NodeLauncher]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a Ray cluster is asked for.
+
+    address    "auto" or HOST:PORT
+    devices    the roles to make room for, and their devices; empty: as the host has them
+    is_packed  both on one host, although there are two
+    """
+
+    address: str
+    devices: Mapping[Role, str]
+    is_packed: bool = False
+
+
+ConnectRay = Callable[[Wanted], NodeLauncher]
 
 
 @dataclass(slots=True)
@@ -100,9 +122,16 @@ class NodeProcess:
 
 
 class Launcher:
-    """Starts nodes on this machine."""
+    """Starts nodes on this machine.
 
-    def __init__(self) -> None:
+    is_alone  one node has it for itself
+    """
+
+    def __init__(self, *, is_alone: bool = False) -> None:
+        self.outside = ""
+        self.keys: CoordinatorKeys | None = None
+        self.secret = secrets.token_hex(16)
+        self._is_alone = is_alone
         try:
             # It goes when this process ends, also where `close` is cut short.
             self._runtime = RuntimeFolder()
@@ -141,10 +170,16 @@ class Launcher:
         self._nodes.append(node)
         try:
             assert process.stdin is not None
-            process.stdin.write(replace(config, parent_pid=os.getpid()).to_json() + "\n")
+            process.stdin.write(self._completed(config).to_json() + "\n")
             process.stdin.flush()
         except OSError:
             pass  # it has ended already; its obituary says why
+
+    def _completed(self, config: NodeConfig) -> NodeConfig:
+        """With what depends on the machine."""
+        device = config.device or default_device(config.role, is_alone=self._is_alone)
+        dtype = config.dtype_on_cpu if device.startswith("cpu") else ""
+        return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call."""

@@ -12,9 +12,10 @@ known of those that are gone is kept until then.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
@@ -23,6 +24,7 @@ from proto.messages import (
     PROTOCOL_VERSION,
     Fault,
     FaultCode,
+    Heartbeat,
     Hello,
     Role,
     SessionMark,
@@ -52,7 +54,9 @@ class Node:
     marks     the sessions that it has open, by its last heartbeat
     times_us  in each phase of its loop, by its last heartbeat
     num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
+    num_overruns    forwards that took longer than its simulated device, by its last heartbeat
     num_bad_frames  frames of it that could not be decoded
+    round_trips     how long a message takes there, and its answer back
     """
 
     role: Role
@@ -66,7 +70,9 @@ class Node:
     marks: tuple[SessionMark, ...] = ()
     times_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
+    num_overruns: int = 0
     num_bad_frames: int = 0
+    round_trips: RoundTrips = field(default_factory=RoundTrips)
 
     @property
     def num_lanes(self) -> int:
@@ -139,6 +145,13 @@ class Registry:
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
         return Welcome(min(sizes), source)
+
+    def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
+        """A node has told how it is. True if the way to it has just become slower."""
+        node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
+        node.times_us = beat.times_us
+        node.num_uncaptured, node.num_overruns = beat.num_uncaptured, beat.num_overruns
+        return node.round_trips.add(beat.stamp_us, beat.held_us, now)
 
     def lives(self, node_id: NodeId, now: float) -> None:
         """A node that is ready has said something."""

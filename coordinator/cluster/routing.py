@@ -190,13 +190,12 @@ class Router:
                 self._do(Warn(f"ignored a {type(message).__name__} from the {node.role}"))
 
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
-        node.state = beat.state
-        node.marks = beat.marks
-        node.times_us = beat.times_us
-        node.num_uncaptured = beat.num_uncaptured
-        if beat.progress != node.progress and node.role is Role.TARGET:
+        has_worked = beat.progress != node.progress
+        if self.registry.beaten(node, beat, now):
+            trips = node.round_trips
+            self._do(Warn(f"a message to the {node.role} and back takes longer: {trips.words}"))
+        if has_worked and node.role is Role.TARGET:
             self._step_each(node, s.Progressed(), now)
-        node.progress = beat.progress
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
@@ -299,15 +298,15 @@ class Router:
             self._step(session, s.Tick(), now)
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_INTERVAL_S
-            self._beat()
+            self._beat(round(now * 1e6))
 
-    def _beat(self) -> None:
+    def _beat(self, stamp_us: int) -> None:
         """Tell every node how far the texts are that it works on. What is not listed is closed."""
         for role in Role:
             for node in self.registry.ready(role):
                 texts = [one for one in self._open.values() if node.id in one.workers(role)]
                 marks = tuple(text.running.machine.mark for text in texts)
-                self._do(Send(node.id, encode(Heartbeat(marks, 0, ""))))
+                self._do(Send(node.id, encode(Heartbeat(marks, 0, "", stamp_us=stamp_us))))
 
     # -- texts come and go ------------------------------------------------------------------------
 

@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from copy import copy
 from functools import partial
+from types import MappingProxyType
 
 from coordinator.cluster.events import (
     Abort,
@@ -31,46 +33,74 @@ from coordinator.cluster.events import (
     Warn,
 )
 from coordinator.cluster.launcher import NodeLauncher
+from coordinator.cluster.link import Link
 from coordinator.cluster.registry import Health, Registry
+from coordinator.cluster.remote import RemoteNodes
 from coordinator.cluster.routing import Router
+from coordinator.cluster.simulated_network import SimulatedNetwork
 from coordinator.text.running import Running, check_opening
 from coordinator.text.session import Session
 from coordinator.text.stream import Reader, Stream
-from proto.codec import decode, kind_of
+from proto.codec import decode, encode, kind_of
 from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError
+from proto.links.transport import Listener
 from proto.messages import (
     MAX_SESSIONS,
     SESSION_KEY_BYTES,
     Draft,
+    Fault,
+    FaultCode,
+    Hello,
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
     SamplingSpec,
+    Welcome,
 )
 from proto.node_config import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
-from proto.transport import Listener
 
 logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
+ROUND_TRIP_LIMIT_S = 1.0
+NO_LINKS: Mapping[Role, Link] = MappingProxyType({})
 
 
 class Service:
     """What keeps a router running.
 
-    max_num_seqs  most texts that the nodes work on at once, if they have room for as many
+    max_num_seqs      most texts that the nodes work on at once, if they have room for as many
+    links, link_seed  that are simulated, by the role of the nodes that they lead to
     """
 
     def __init__(
-        self, launcher: NodeLauncher, *, busy_poll_s: float = 0.0, max_num_seqs: int = 1
+        self,
+        launcher: NodeLauncher,
+        *,
+        busy_poll_s: float = 0.0,
+        max_num_seqs: int = 1,
+        links: Mapping[Role, Link] = NO_LINKS,
+        link_seed: int = 0,
     ) -> None:
         self._launcher = launcher
-        self._listener = Listener(launcher.endpoint, busy_poll_s=busy_poll_s)
+        self._links = links
+        self._door = listener = Listener(
+            launcher.endpoint,
+            busy_poll_s=busy_poll_s,
+            outside=launcher.outside,
+            keys=launcher.keys,
+        )
+        self.outside = listener.outside
+        self.num_refused = 0  # connections from outside
+        self._network = (
+            SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost) if links else None
+        )
+        self._listener = self._network or listener
         self.endpoint = self._listener.endpoint
-        self.secret = secrets.token_hex(16)
+        self.secret = launcher.secret
         self._router = Router(self.secret, max_num_seqs=max_num_seqs)
         # From other threads; told to the router by the loop.
         self._events: deque[TextSubmitted | TextLeft] = deque()
@@ -102,6 +132,8 @@ class Service:
     def launch(self, config: NodeConfig) -> None:
         """Start a node and expect its Hello."""
         self.registry.expect(config.role, config.identity.encode(), time.monotonic())
+        if self._network is not None and (link := self._links.get(config.role)) is not None:
+            self._network.slow_down(config.identity.encode(), link)
         self._launcher.start(config)
 
     def check_alive(self) -> None:
@@ -113,6 +145,15 @@ class Service:
             raise copy(self._failure) from self._failure
         if self._stopping:
             raise ClosedError("the coordinator was closed")
+
+    def wait_for_round_trips(self) -> None:
+        """Until every node of another host has answered once, or a second is over."""
+        deadline = time.monotonic() + ROUND_TRIP_LIMIT_S
+        while self._launcher.keys is not None and time.monotonic() < deadline:
+            nodes = [node for role in Role for node in self.registry.ready(role)]
+            if all(node.round_trips.now_s is not None for node in nodes):
+                break
+            time.sleep(0.01)
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
@@ -208,6 +249,7 @@ class Service:
                     self._failure = NodeError("the coordinator's loop has ended unexpectedly")
             for stream in tuple(self._streams.values()):
                 stream.put(self._failure)
+            self._say_goodbye()
             self._listener.close()
 
     def _on_frame(self, node: bytes, frame: bytes) -> None:
@@ -228,7 +270,24 @@ class Service:
         enter(Phase.DECIDE)
         self._handle(event, now)
 
+    def _say_goodbye(self) -> None:
+        """To nodes that outlive the coordinator."""
+        if not isinstance(self._launcher, RemoteNodes):
+            return
+        frame = encode(Fault(0, 0, FaultCode.CLOSED, "the coordinator has ended"))
+        for node in self.registry.nodes:
+            self._listener.send(node.id, frame)
+
+    def _count_refused(self) -> None:
+        number = self._door.num_refused
+        if number and not self.num_refused:
+            logger.warning(
+                "refused a connection to %s: it has no key that is known here", self.outside
+            )
+        self.num_refused = number
+
     def _on_timer(self, now: float) -> None:
+        self._count_refused()
         for end in self._launcher.ended():
             is_unusable = end.status == EXIT_UNUSABLE
             self._handle(NodeEnded(end.identity.encode(), end.line, is_unusable), now)
@@ -258,3 +317,11 @@ class Service:
     def _send(self, node: bytes, frame: bytes) -> None:
         if not self._listener.send(node, frame):
             self._num_dropped += 1
+
+
+def may_be_lost(frame: bytes) -> bool:
+    """Whether a simulated link may lose it: a node introduces itself once, all else is repaired."""
+    try:
+        return kind_of(frame) not in (Hello, Welcome)
+    except RemoteProtocolError:
+        return True

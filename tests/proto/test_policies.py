@@ -1,11 +1,12 @@
 """The table of policies."""
 
+import math
 from typing import get_args
 
 import pytest
 
 from proto.messages import Policy
-from proto.policies import POLICIES, REST_AFTER, TABLE, PolicyName, Row, without_drafter
+from proto.policies import OPTIONS, POLICIES, REST_AFTER, TABLE, PolicyName, Row, without_drafter
 
 
 def test_every_name_has_one_row() -> None:
@@ -13,9 +14,9 @@ def test_every_name_has_one_row() -> None:
 
 
 def test_the_rows_say_what_the_nodes_are_told() -> None:
-    assert POLICIES["ar"].make(4, 16) == Policy("ar", 0, 0, 0)
-    assert POLICIES["sync"].make(4, 16) == Policy("sync", 4, 4, 4)
-    chain = Policy("pipelined", 4, 2, 16, group=4, min_score=-3.0, rest_after=REST_AFTER)
+    assert POLICIES["ar"].make(4, 0) == Policy("ar", 0, 0, 0, 0)
+    assert POLICIES["sync"].make(4, 16) == Policy("sync", 4, 4, 4, 4)
+    chain = Policy("pipelined", 4, 2, 2, 16, group=4, min_score=-3.0, rest_after=REST_AFTER)
     assert POLICIES["pipelined"].make(4, 16) == chain
 
 
@@ -27,6 +28,31 @@ def test_only_where_it_may_rest_the_drafter_does() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_what_drafts_has_a_paper_and_a_drafter(row: Row) -> None:
     assert bool(row.paper) == row.drafts == row.make(4, 16).has_drafter
+
+
+def test_options_replace_numbers_of_a_row_as_far_as_k_allows() -> None:
+    options = {"width": 3.0, "launch_min": 6.0, "min_score": -2.5, "subtree": 0.0}
+    policy = POLICIES["tree"].make(4, 16, options=options)
+    assert (policy.width, policy.launch_min, policy.min_score) == (3, 4, -2.5)
+    assert policy.subtree is False
+    assert isinstance(policy.width, int)
+    untouched = POLICIES["tree"].make(4, 16)
+    assert (policy.branches, policy.window) == (untouched.branches, untouched.window)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_refused_just_outside_of_its_range(name: str) -> None:
+    low, high = OPTIONS[name]
+    for value in (low, high):
+        POLICIES["tree"].make(4, 16, options={name: value})
+    for value in (low - 1, high + 1, math.nan):
+        with pytest.raises(ValueError, match=f"^{name} is a .*, not "):
+            POLICIES["tree"].make(4, 16, options={name: value})
+
+
+def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^there is no 'k'; there are .*width"):
+        POLICIES["tree"].make(4, 16, options={"k": 3})
 
 
 def test_a_target_that_drafts_by_itself_waits_for_nobody() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from proto.errors import ConfigurationError, TransportError
+from proto.links.transport import MAX_IPC_PATH_BYTES, Connection, Listener, check_endpoint
 from proto.messages import MAX_FRAME_BYTES
-from proto.transport import MAX_IPC_PATH_BYTES, Connection, Listener, check_endpoint
 
 PATIENCE_S = 5.0
 BUSY_S = 0.1

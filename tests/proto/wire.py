@@ -35,7 +35,12 @@ policies = st.builds(
     st.integers(0, m.MAX_WINDOW),
     st.integers(0, m.MAX_WINDOW),
     st.integers(0, m.MAX_WINDOW),
+    st.integers(0, m.MAX_WINDOW),
     rest_after=counts,
+    width=st.integers(1, m.MAX_WIDTH),
+    branches=st.integers(1, m.MAX_BRANCHES),
+    detours=st.integers(0, m.MAX_WINDOW),
+    subtree=st.booleans(),
 )
 samplings = st.builds(
     m.SamplingSpec,
@@ -195,6 +200,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         counts,
         texts(200),
         st.lists(counts, max_size=len(Phase)).map(tuple),
+        counts,
         counts,
     ),
     st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),

@@ -1,9 +1,9 @@
-"""Frames between processes over ZeroMQ. The only file that imports zmq.
+"""Frames between processes over ZeroMQ; with `keys.py` and `gate.py` the only ones that import it.
 
-The coordinator binds one ROUTER (`Listener`); every node connects DEALERs (`Connection`). Sends
-never block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER
-says so when a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at
-exit.
+The coordinator binds one ROUTER (`Listener`), for the nodes of its own host and, encrypted, for
+those of others; every node connects DEALERs (`Connection`). Sends never block: a frame that does
+not fit into a queue is refused and the caller counts it. A ROUTER says so when a peer is unknown
+(it would drop the frame silently otherwise), and nothing lingers at exit.
 """
 
 import contextlib
@@ -19,10 +19,15 @@ import zmq
 
 from proto.descriptors import RAISE_THE_LIMIT
 from proto.errors import ConfigurationError, TransportError
+from proto.links.gate import Gate
+from proto.links.keys import HOW, CoordinatorKeys, NodeKeys
 from proto.messages import MAX_FRAME_BYTES
 
 SEND_QUEUE_FRAMES = 4096
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
+CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes where a link is cut
+RECONNECT_MS = 1000
+NAP_S, AWAKE_S = 50e-6, 80e-6  # a nap takes about as much longer as this
 
 
 def _is_loopback(address: str) -> bool:
@@ -33,7 +38,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def check_endpoint(endpoint: str) -> None:
+def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
     """Raises ConfigurationError for an endpoint that would be unsafe or cannot work."""
     if endpoint.startswith("ipc://"):
         if len(os.fsencode(endpoint[len("ipc://") :])) > MAX_IPC_PATH_BYTES:
@@ -42,10 +47,10 @@ def check_endpoint(endpoint: str) -> None:
                 "set TMPDIR to a shorter folder"
             )
     elif endpoint.startswith("tcp://"):
-        if not _is_loopback(endpoint[len("tcp://") :]):
+        if not is_encrypted and not _is_loopback(endpoint[len("tcp://") :]):
             raise ConfigurationError(
-                f"{endpoint} is not a loopback address; frames are not encrypted, so only "
-                "tcp://127.0.0.1:PORT is allowed"
+                f"{endpoint} is not a loopback address; without keys nothing is encrypted, so "
+                f"only tcp://127.0.0.1:PORT is allowed; give --keys DIR ({HOW})"
             )
     else:
         raise ConfigurationError(
@@ -67,8 +72,13 @@ def _milliseconds(timeout_s: float) -> int:
     return math.ceil(max(0.0, timeout_s) * 1000)
 
 
-def _wait(poller: zmq.Poller, timeout_s: float, busy_poll_s: float) -> dict[Any, int]:
-    """What is ready: now, or within `timeout_s`, of which `busy_poll_s` are spent asking."""
+def _wait(
+    poller: zmq.Poller, timeout_s: float, busy_poll_s: float, *, exact: bool = False
+) -> dict[Any, int]:
+    """What is ready: now, or within `timeout_s`, of which `busy_poll_s` are spent asking.
+
+    exact  the time is kept to about 0.1 ms
+    """
     ready = poller.poll(0)
     if not ready and timeout_s > 0:
         now = time.perf_counter()
@@ -77,8 +87,20 @@ def _wait(poller: zmq.Poller, timeout_s: float, busy_poll_s: float) -> dict[Any,
             ready = poller.poll(0)
             now = time.perf_counter()
         if not ready:
-            ready = poller.poll(_milliseconds(end - now))
+            left_s = end - now
+            ready = _poll_exactly(poller, left_s) if exact else poller.poll(_milliseconds(left_s))
     return dict(ready)
+
+
+def _poll_exactly(poller: zmq.Poller, timeout_s: float) -> list[tuple[Any, int]]:
+    """Whole milliseconds in the kernel, and the rest in naps: no core is kept busy."""
+    end = time.perf_counter() + timeout_s
+    ready = poller.poll(math.floor(timeout_s * 1000))
+    while not ready and (left_s := end - time.perf_counter()) > 0:
+        if left_s > NAP_S + AWAKE_S:
+            time.sleep(NAP_S)
+        ready = poller.poll(0)
+    return ready
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -109,24 +131,39 @@ def _new_socket(kind: int) -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[
 
 
 class Listener:
-    """The coordinator's end. One thread uses it; any thread may call `wake`."""
+    """The coordinator's end. One thread uses it; any thread may call `wake`.
 
-    def __init__(self, endpoint: str, *, busy_poll_s: float = 0.0) -> None:
-        """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
-        check_endpoint(endpoint)
+    endpoint  what to tell the nodes of this host: ":*" binds any free port; empty: none is there
+    outside   and those of others
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        busy_poll_s: float = 0.0,
+        outside: str = "",
+        keys: CoordinatorKeys | None = None,
+    ) -> None:
+        """Listen. Raises ConfigurationError, TransportError.
+
+        busy_poll_s  so long a wait asks for frames without pause, before it sleeps
+        outside      for nodes of other hosts, with these keys
+        """
+        if endpoint:
+            check_endpoint(endpoint)
+        if outside:
+            check_endpoint(outside, is_encrypted=keys is not None)
         self._woken, self._waker = _socket_pair()
         self._context, self._socket = _new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise TransportError(
-                f"cannot listen on {endpoint}: {error.strerror}; "
-                "is another coordinator running there?"
-            ) from error
-        # ":*" binds any free port; this is the endpoint to tell the nodes.
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._gate: Gate | None = None
+        self.outside = ""
+        self.endpoint = self._bound(endpoint) if endpoint else ""
+        if outside:
+            if keys is not None:
+                self._gate = Gate(self._context, self._socket, keys)
+            self.outside = self._bound(outside)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
@@ -134,20 +171,44 @@ class Listener:
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
 
+    def _bound(self, endpoint: str) -> str:
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close(linger_s=0.0)
+            raise TransportError(
+                f"cannot listen on {endpoint}: {error.strerror}; "
+                "is another coordinator running there?"
+            ) from error
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def num_refused(self) -> int:
+        """Connections from outside that were refused so far."""
+        return 0 if self._gate is None else self._gate.num_refused
+
     def wake(self) -> None:
         """Make a waiting `receive` return (from any thread)."""
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b"\0")
 
-    def receive(self, timeout_s: float) -> Iterator[tuple[bytes, bytes]]:
-        """All frames that are there, as (identity, frame); waits for the first at most so long."""
-        if self._woken.fileno() in _wait(self._poller, timeout_s, self._busy_poll_s):
+    def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """All frames that are there, as (identity, frame); waits for the first at most so long.
+
+        exact  that time is kept to about 0.1 ms, and not only to whole milliseconds
+        """
+        if self._woken.fileno() in _wait(self._poller, timeout_s, self._busy_poll_s, exact=exact):
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
         with contextlib.suppress(zmq.Again):
             # To poll costs a third of asking for a frame in vain.
             while self._frames.poll(0):
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                if self._gate is None:
+                    parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                else:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                    is_own = len(frames) == 2 and self._gate.is_own(*frames)
+                    parts = [part.bytes for part in frames] if is_own else []
                 if len(parts) == 2:
                     yield parts[0], parts[1]
 
@@ -161,6 +222,8 @@ class Listener:
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent has so long to leave."""
+        if self._gate is not None:
+            self._gate.close()
         self._context.destroy(linger=int(linger_s * 1000))
         self._woken.close()
         self._waker.close()
@@ -169,11 +232,31 @@ class Listener:
 class Connection:
     """A node's end. Used by one thread; a heartbeat thread makes its own."""
 
-    def __init__(self, endpoint: str, identity: bytes, *, busy_poll_s: float = 0.0) -> None:
-        """`busy_poll_s`: so long a wait asks for frames without pause, before it sleeps."""
-        check_endpoint(endpoint)
+    def __init__(
+        self,
+        endpoint: str,
+        identity: bytes,
+        *,
+        busy_poll_s: float = 0.0,
+        keys: NodeKeys | None = None,
+    ) -> None:
+        """Connect. Raises ConfigurationError, TransportError.
+
+        busy_poll_s  so long a wait asks for frames without pause, before it sleeps
+        keys         to a coordinator on another host
+        """
+        self.is_encrypted = keys is not None
+        check_endpoint(endpoint, is_encrypted=self.is_encrypted)
         self._context, self._socket = _new_socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_LIMIT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
+        if keys is not None:
+            self._socket.curve_publickey = keys.own.public.encode()
+            self._socket.curve_secretkey = keys.own.secret.encode()
+            self._socket.curve_serverkey = keys.coordinator.encode()
+            # While a link is cut nothing piles up that would be stale when it is there again.
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -192,6 +275,10 @@ class Connection:
             # To poll costs a third of asking for a frame in vain.
             while self._frames.poll(0):
                 yield self._socket.recv(zmq.NOBLOCK)
+
+    def has_frames(self) -> bool:
+        """Whether any are there."""
+        return bool(self._frames.poll(0))
 
     def send(self, frame: bytes) -> bool:
         """Send without blocking; False if the queue is full."""

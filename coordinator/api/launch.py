@@ -1,0 +1,69 @@
+"""Who starts the node processes: what a user can set of it."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from coordinator.api.frozen import Frozen
+from proto.errors import ConfigurationError
+
+
+def _check_ray_address(address: str) -> str:
+    if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
+        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {address!r}")
+    return address
+
+
+def _check_listen(endpoint: str) -> str:
+    if not re.fullmatch(r"(tcp://\S+:(\d+|\*))?", endpoint):
+        raise ConfigurationError(f"--listen: expected tcp://ADDRESS:PORT, got {endpoint!r}")
+    return endpoint
+
+
+class LaunchConfig(Frozen):
+    """Who starts the node processes, and where."""
+
+    ray: Annotated[
+        str,
+        AfterValidator(_check_ray_address),
+        Field(
+            description="Start the nodes on a Ray cluster: auto or HOST:PORT (docs/cluster.md). "
+            "Default: on this machine, without Ray."
+        ),
+    ] = ""
+    ray_pack: Annotated[
+        bool, Field(description="Both nodes on one host of the cluster, although there are two.")
+    ] = False
+    nodes: Annotated[
+        Literal["local", "remote"],
+        Field(
+            description="local: processes started here (or by --ray). remote: nodes that were "
+            "started by hand, with --join (docs/cluster.md); wait for them."
+        ),
+    ] = "local"
+    listen: Annotated[
+        str,
+        AfterValidator(_check_listen),
+        Field(description="With --nodes remote: tcp://ADDRESS:PORT of this host that they join."),
+    ] = ""
+    keys: Annotated[
+        Path | None,
+        Field(
+            description="With --nodes remote: folder of keys (python -m coordinator keys new DIR)."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        is_remote = self.nodes == "remote"
+        if is_remote and self.ray:
+            raise ConfigurationError("--ray starts the nodes, --nodes remote does not; give one")
+        if is_remote and not self.listen:
+            raise ConfigurationError("--nodes remote needs --listen tcp://ADDRESS:PORT")
+        if not is_remote and (self.listen or self.keys is not None):
+            raise ConfigurationError("--listen and --keys are for --nodes remote")
+        if self.ray_pack and not self.ray:
+            raise ConfigurationError("--ray-pack is for --ray")
+        return self

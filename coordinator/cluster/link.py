@@ -1,0 +1,136 @@
+"""A link that is slow, unsteady or loses messages: what becomes of each message on it (pure).
+
+Theory of operation
+-------------------
+A link has two directions. A message that is put in at `now` arrives at `now` plus the
+delay, give or take the jitter, unless it is lost. Messages arrive in the order in which they were
+sent, as over TCP: one that would overtake another arrives with it. With `reorder` it does overtake.
+
+A user writes a link as drafter:delay=5ms,jitter=1ms,loss=1%. Chance comes in as a function, so that
+the same seed loses the same messages.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import Generic, TypeVar
+
+from proto.errors import ConfigurationError
+from proto.messages import Role
+
+MAX_IN_FLIGHT = 4096  # messages in one direction; what does not fit is refused
+MAX_DELAY_S, MAX_LOSS = 1.0, 0.5  # beyond these a node counts as silent, or nothing gets through
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+EXPECTED = "expected drafter or target, a colon and some of delay=5ms,jitter=1ms,loss=1%,reorder"
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How each direction of a link behaves.
+
+    jitter_s  at most the delay
+    loss      the chance that a message is lost, 0 to 1
+    reorder   messages may overtake each other
+    """
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    reorder: bool = False
+
+
+class Direction(Generic[Item]):
+    """The messages on their way in one direction.
+
+    draw  a number from 0 up to 1, each time another; two are drawn for each message
+    """
+
+    def __init__(self, link: Link, draw: Callable[[], float]) -> None:
+        self._link = link
+        self._draw = draw
+        self._num_put = 0
+        self._last_s = -inf  # when the last one that was put in arrives; unused with `reorder`
+        self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
+
+    def put(self, item: Item, now: float, *, may_be_lost: bool) -> bool:
+        """Send a message; False if too many are on their way. One that is lost counts as sent."""
+        if len(self._flying) >= MAX_IN_FLIGHT:
+            return False
+        is_lost = self._draw() < self._link.loss
+        arrival = now + self._link.delay_s + self._link.jitter_s * (2 * self._draw() - 1)
+        if is_lost and may_be_lost:
+            return True
+        if not self._link.reorder:
+            arrival = self._last_s = max(arrival, self._last_s)
+        self._num_put += 1
+        heappush(self._flying, (arrival, self._num_put, item))
+        return True
+
+    def take(self, now: float) -> list[Item]:
+        """The messages that have arrived, in the order of their arrival."""
+        arrived = []
+        while self._flying and self._flying[0][0] <= now:
+            arrived.append(heappop(self._flying)[2])
+        return arrived
+
+    @property
+    def next_s(self) -> float:
+        """When the next one arrives; infinity: none is on its way."""
+        return self._flying[0][0] if self._flying else inf
+
+
+def parse_links(texts: Iterable[str]) -> dict[Role, Link]:
+    """The links by the node that they lead to. Raises ConfigurationError."""
+    links: dict[Role, Link] = {}
+    for text in texts:
+        name, colon, settings = text.partition(":")
+        if not colon or name not in list(Role):
+            raise ConfigurationError(f"{EXPECTED}, got {text!r}")
+        if Role(name) in links:
+            raise ConfigurationError(f"the link to the {name} is given twice; give it once")
+        links[Role(name)] = _parse(text, settings)
+    return links
+
+
+def _parse(text: str, settings: str) -> Link:
+    found: dict[str, str] = {}
+    for setting in settings.split(","):
+        name, _, value = setting.partition("=")
+        if name not in ("delay", "jitter", "loss", "reorder") or name in found:
+            raise ConfigurationError(f"{EXPECTED}, got {text!r}")
+        found[name] = value
+    if found.get("reorder"):
+        raise ConfigurationError(f"reorder has no value, got {text!r}")
+    link = Link(
+        delay_s=_seconds(text, found.get("delay", "0s")),
+        jitter_s=_seconds(text, found.get("jitter", "0s")),
+        loss=_chance(text, found.get("loss", "0")),
+        reorder="reorder" in found,
+    )
+    if link.jitter_s > link.delay_s:
+        raise ConfigurationError(f"the jitter is longer than the delay, got {text!r}")
+    return link
+
+
+def _seconds(text: str, value: str) -> float:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", value)
+    seconds = float(number[1]) * SECONDS[number[2]] if number else -1.0
+    if not 0 <= seconds <= MAX_DELAY_S:
+        raise ConfigurationError(
+            f"a time is written as 300us, 5ms or 0.5s, up to {MAX_DELAY_S:g} s; got {text!r}"
+        )
+    return seconds
+
+
+def _chance(text: str, value: str) -> float:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", value)
+    chance = float(number[1]) / (100 if number[2] else 1) if number else -1.0
+    if not 0 <= chance <= MAX_LOSS:
+        raise ConfigurationError(
+            f"loss is written as 1% or 0.01, up to {MAX_LOSS:.0%}; got {text!r}"
+        )
+    return chance

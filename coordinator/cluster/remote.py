@@ -1,0 +1,41 @@
+"""Nodes that somebody starts by hand, on any host (`node.joining`); here they are waited for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.cluster.launcher import Obituary
+from proto.links.keys import CoordinatorKeys, of_coordinator
+from proto.links.transport import check_endpoint
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+
+class RemoteNodes:
+    """A launcher that starts nothing. Raises ConfigurationError.
+
+    listen  tcp://ADDRESS:PORT of this host, that the nodes know
+    folder  of the keys; None: no encryption, and so only within this host
+    """
+
+    def __init__(self, listen: str, folder: Path | None, roles: Sequence[Role]) -> None:
+        keys: CoordinatorKeys | None = None
+        if folder is not None:
+            keys = of_coordinator(folder, {role: [f"{role}-1".encode()] for role in roles})
+        check_endpoint(listen, is_encrypted=keys is not None)
+        self.keys = keys
+        self.endpoint, self.outside = ("", listen) if keys is not None else (listen, "")
+        self.secret = "" if keys is None else keys.own.public
+
+    def start(self, config: NodeConfig) -> None:
+        """Nothing: the node introduces itself when it is there."""
+
+    def ended(self) -> list[Obituary]:
+        """Nobody: a node that is gone is silent."""
+        return []
+
+    def pids(self) -> dict[str, int]:
+        """None that are known here."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the nodes wait for another coordinator."""

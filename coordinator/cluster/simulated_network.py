@@ -1,0 +1,94 @@
+"""The coordinator's end of a network whose links are slow, unsteady or lossy, for rehearsals.
+
+It stands in the place of the `Listener` that it is made of. Everything that goes over a link passes
+the coordinator, so both directions of every link are delayed here and nowhere else: what a node has
+sent waits before it is received, and what is sent to a node waits before it leaves.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from coordinator.cluster.link import Direction, Link
+from proto.links.transport import Listener
+from proto.node_config import HEARTBEAT_SUFFIX
+
+Addressed = tuple[bytes, bytes]  # an identity and a frame
+
+
+class SimulatedNetwork:
+    """A listener with the interface of `Listener`. One thread uses it; any may call `wake`.
+
+    seed         what is lost, and how late each frame is; of each link and direction its own
+    may_be_lost  asked of a frame
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        seed: int,
+        may_be_lost: Callable[[bytes], bool],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._listener = listener
+        self._seed = seed
+        self._may_be_lost = may_be_lost
+        self._clock = clock
+        self._from_nodes: dict[bytes, Direction[Addressed]] = {}  # by the name of a node
+        self._to_nodes: dict[bytes, Direction[Addressed]] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """Where nodes connect."""
+        return self._listener.endpoint
+
+    def slow_down(self, node: bytes, link: Link) -> None:
+        """From now on the link to this node is such a one, for both of its connections."""
+        for directions, way in ((self._from_nodes, "from"), (self._to_nodes, "to")):
+            draw = random.Random(f"{self._seed} {way} {node.decode()}").random
+            directions[node] = Direction(link, draw)
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return (from any thread)."""
+        self._listener.wake()
+
+    def receive(self, timeout_s: float) -> Iterator[Addressed]:
+        """The frames that have arrived; waits at most so long, and no longer than for the next."""
+        left_s = self._next_s() - self._clock()
+        for identity, frame in self._listener.receive(min(timeout_s, left_s), exact=True):
+            direction = self._from_nodes.get(_node(identity))
+            if direction is None:
+                yield identity, frame
+            else:
+                self._put(direction, identity, frame)
+        now = self._clock()
+        for direction in tuple(self._to_nodes.values()):
+            for identity, frame in direction.take(now):
+                self._listener.send(identity, frame)
+        for direction in tuple(self._from_nodes.values()):
+            yield from direction.take(now)
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """Send without blocking; False if that is known to fail. Over a slow link nobody knows."""
+        direction = self._to_nodes.get(_node(identity))
+        if direction is None:
+            return self._listener.send(identity, frame)
+        return self._put(direction, identity, frame)
+
+    def close(self, linger_s: float = 0.2) -> None:
+        """Close the socket; what is on its way is lost."""
+        self._listener.close(linger_s)
+
+    def _put(self, direction: Direction[Addressed], identity: bytes, frame: bytes) -> bool:
+        may_be_lost = self._may_be_lost(frame)
+        return direction.put((identity, frame), self._clock(), may_be_lost=may_be_lost)
+
+    def _next_s(self) -> float:
+        directions = (*self._from_nodes.values(), *self._to_nodes.values())
+        return min((direction.next_s for direction in directions), default=float("inf"))
+
+
+def _node(identity: bytes) -> bytes:
+    """The node of a connection: its heartbeats come over one of their own."""
+    return identity.removesuffix(HEARTBEAT_SUFFIX)

@@ -1,0 +1,188 @@
+"""A node that was started by hand: `python -m target_node --join tcp://HOST:PORT --keys DIR`.
+
+It reads its weights once, and then serves one coordinator after another: it introduces itself until
+one answers, works until that one says that it ends, or is silent, and introduces itself again. The
+node connects and the coordinator listens, and not the other way round: so one port of one host has
+to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
+"""
+
+import gc
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+
+import typer
+
+from node.process import Heart
+from proto.descriptors import check_spare
+from proto.errors import ClosedError, ConfigurationError, RemoteProtocolError, SlipstreamError
+from proto.links.keys import keys_of, of_node, with_keys
+from proto.links.transport import Connection, check_endpoint
+from proto.messages import MAX_SESSIONS, Role, Welcome
+from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, NodeConfig
+
+if TYPE_CHECKING:
+    from engine.loading import Engine
+    from node.loop import HasState
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+ASK_S = 5.0  # so long one connection is tried, then a new one
+PAUSE_S = 0.5  # after a refusal
+
+
+class Worker(Protocol):
+    """What a node does: the module `target_node.worker` or `drafter_node.worker`."""
+
+    def make_engine(self, config: NodeConfig, heart: "HasState") -> "Engine":
+        """The model, loaded and warm."""
+
+    def serve(
+        self,
+        config: NodeConfig,
+        engine: "Engine",
+        welcome: Welcome,
+        connection: Connection,
+        heart: Heart,
+        *,
+        has_lifeline: bool = True,
+    ) -> NoReturn:
+        """Work for a coordinator."""
+
+
+class Voice:
+    """Says on standard error what the node is doing, each thing once."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._state = ""
+
+    @property
+    def state(self) -> str:
+        """The latest."""
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            typer.echo(f"{self._role}: {state}", err=True)
+
+
+Endpoint = Annotated[
+    str, typer.Option("--join", metavar="tcp://HOST:PORT", help="Where a coordinator listens.")
+]
+Keys = Annotated[
+    Path | None, typer.Option(help="Folder with this node's keys and the coordinator's public one.")
+]
+Model = Annotated[str, typer.Option(help="Folder or name of the model.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16; of a drafter also fastest.")
+]
+Device = Annotated[
+    str, typer.Option(help="cuda:0, cpu (all cores), cpu:0 (that core) or cpu:0-6 (those).")
+]
+MaxModelLen = Annotated[int, typer.Option(min=2, help="Most tokens of a text.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Most texts at once.")]
+Backend = Annotated[str, typer.Option(help="auto, fused, graphs, compiled or reference.")]
+SimulateMs = Annotated[
+    float, typer.Option(min=0, help="Simulate another device: a forward takes so long.")
+]
+
+
+def main(role: Role, worker: Callable[[], Any]) -> int:
+    """The main of such a node: returns its exit status; an error becomes a line."""
+
+    def join(
+        endpoint: Endpoint,
+        keys: Keys = None,
+        model: Model = str(MODELS / role),
+        revision: Revision = None,
+        dtype: Dtype = "auto",
+        device: Device = "cpu",
+        max_model_len: MaxModelLen = 4096,
+        max_num_seqs: MaxNumSeqs = 8,
+        backend: Backend = "auto",
+        simulate_ms: SimulateMs = 0.0,
+    ) -> None:
+        """Load a model and serve one coordinator after another, until Ctrl-C."""
+        own = None if keys is None else of_node(keys, role)
+        check_endpoint(endpoint, is_encrypted=own is not None)
+        check_spare()
+        config = NodeConfig(
+            role=role,
+            endpoint=endpoint,
+            identity=f"{role}-1",
+            secret="" if own is None else own.coordinator,
+            model=model,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            backend=backend,
+            simulated_ms=simulate_ms,
+        )
+        serve_all(config if own is None else with_keys(config, own), worker(), Voice(role))
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(join)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    return _status_of(app, f"python -m {role}_node")
+
+
+def _status_of(app: typer.Typer, name: str) -> int:
+    try:
+        app(prog_name=name, standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        return 0  # Ctrl-C is how it ends
+    except ConfigurationError as error:
+        typer.echo(f"error: {error}", err=True)
+        return EXIT_UNUSABLE
+    except SlipstreamError as error:
+        typer.echo(f"error: {error}", err=True)
+        return EXIT_FAILED
+    except typer.TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        return EXIT_UNUSABLE
+    return 0
+
+
+def serve_all(config: NodeConfig, worker: Worker, voice: Voice) -> NoReturn:
+    """One coordinator after another. Raises NodeError, ModelError: the engine cannot go on."""
+    engine = worker.make_engine(config, voice)
+    gc.freeze()
+    while True:
+        voice.state = f"waits for a coordinator at {config.endpoint}"
+        serve_one(config, engine, worker, voice)
+
+
+def serve_one(config: NodeConfig, engine: "Engine", worker: Worker, voice: Voice) -> None:
+    """Ask for a coordinator for a while; where one answers, work for it until it is gone."""
+    from node.loop import introduce  # takes seconds: what was typed wrong is said before
+
+    connection = Connection(
+        config.endpoint,
+        config.identity.encode(),
+        busy_poll_s=config.busy_poll_us / 1e6,
+        keys=keys_of(config),
+    )
+    heart = Heart(config)
+    heart.state = "ready"
+    try:
+        welcome = introduce(config, connection, engine, ASK_S)
+        voice.state = "serves a coordinator"
+        worker.serve(config, engine, welcome, connection, heart, has_lifeline=False)
+    except ClosedError as error:
+        voice.state = str(error)
+    except RemoteProtocolError as error:
+        if "no welcome" not in str(error):
+            voice.state = str(error)
+            time.sleep(PAUSE_S)
+    finally:
+        heart.stop()
+        connection.close(linger_s=0.0)

@@ -1,0 +1,1 @@
+"""Sockets between processes, and who may speak over them."""

@@ -1,0 +1,139 @@
+"""Keys of the encrypted links between hosts (CURVE: RFC 25 and 26 of ZeroMQ), and their files.
+
+Whoever takes part in a link has a key pair of its own. A node knows the coordinator's public key,
+the coordinator those of its nodes: neither speaks with anybody else.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import zmq
+import zmq.auth
+
+from proto.errors import ConfigurationError
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+COORDINATOR = "coordinator"
+NAMES = (COORDINATOR, *map(str, Role))
+PUBLIC, SECRET = ".key", ".key_secret"
+KEY_CHARS = 40  # of a key in Z85
+HOW = "make keys with `python -m coordinator keys new DIR`"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A public key and its secret one, in Z85; the secret one is never shown."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def new(cls) -> "KeyPair":
+        """A fresh one."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKeys:
+    """A node's: its own pair, and the public key of the coordinator."""
+
+    own: KeyPair
+    coordinator: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorKeys:
+    """The coordinator's: its own pair, and the public keys of its nodes by their identity.
+
+    Nodes may be added at any time, from any thread.
+    """
+
+    own: KeyPair
+    nodes: dict[bytes, str] = field(default_factory=dict)
+
+
+def keys_of(config: NodeConfig) -> NodeKeys | None:
+    """Those that a node was given; None where its link is not encrypted."""
+    if not config.coordinator_key:
+        return None
+    return NodeKeys(KeyPair(config.public_key, config.secret_key), config.coordinator_key)
+
+
+def with_keys(config: NodeConfig, keys: NodeKeys) -> NodeConfig:
+    """A node's config with its keys."""
+    return replace(
+        config,
+        public_key=keys.own.public,
+        secret_key=keys.own.secret,
+        coordinator_key=keys.coordinator,
+    )
+
+
+def write_new(folder: Path) -> list[Path]:
+    """Make a folder with a pair for the coordinator and one for each role; returns the files.
+
+    Raises ConfigurationError: one is there already, or the folder cannot be written to.
+    """
+    files = [folder / f"{name}{end}" for name in NAMES for end in (PUBLIC, SECRET)]
+    for file in files:
+        if file.exists():
+            raise ConfigurationError(
+                f"{file} is there already; name another folder, or remove the old keys first"
+            )
+    mask = os.umask(0o077)  # also while the library writes them, nobody else reads them
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in NAMES:
+            zmq.auth.create_certificates(folder, name)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write keys to {folder}: {error.strerror}") from error
+    finally:
+        os.umask(mask)
+    return files
+
+
+def of_coordinator(folder: Path, identities: Mapping[Role, Iterable[bytes]]) -> CoordinatorKeys:
+    """The coordinator's keys from their folder. Raises ConfigurationError."""
+    nodes = {
+        identity: _public(folder, role) for role, names in identities.items() for identity in names
+    }
+    return CoordinatorKeys(_pair(folder, COORDINATOR), nodes)
+
+
+def of_node(folder: Path, role: Role) -> NodeKeys:
+    """A node's keys from their folder. Raises ConfigurationError."""
+    return NodeKeys(_pair(folder, role), _public(folder, COORDINATOR))
+
+
+def _pair(folder: Path, name: str) -> KeyPair:
+    file = folder / f"{name}{SECRET}"
+    public, secret = _loaded(file)
+    if secret is None:
+        raise ConfigurationError(f"{file} has no secret key; {HOW}")
+    if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(f"others may read {file}; run chmod 600 {file}")
+    return KeyPair(public, secret)
+
+
+def _public(folder: Path, name: str) -> str:
+    return _loaded(folder / f"{name}{PUBLIC}")[0]
+
+
+def _loaded(file: Path) -> tuple[str, str | None]:
+    try:
+        keys = zmq.auth.load_certificate(file)
+        public, secret = (None if key is None else key.decode("ascii") for key in keys)
+    except OSError as error:
+        # The library says of a file that is not there only that it is not there.
+        reason = error.strerror or "there is no such file"
+        raise ConfigurationError(f"cannot read the key {file}: {reason}; {HOW}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not a key; {HOW}") from error
+    if public is None or not all(len(key) == KEY_CHARS for key in (public, secret) if key):
+        raise ConfigurationError(f"{file} is not a key; {HOW}")
+    return public, secret

@@ -1,0 +1,57 @@
+"""How nodes and coordinator meet: the roles, and what each says of itself before any work."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+PROTOCOL_VERSION = 8
+
+
+class Role(StrEnum):
+    """What a node does."""
+
+    DRAFTER = "drafter"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two tokenizers must agree on. `digest` is empty for a model without a tokenizer."""
+
+    vocab_size: int
+    digest: str
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Node -> coordinator, once loaded and warm: who I am and what I can do.
+
+    num_lanes  texts that the node has room for at once
+    host       where it runs, for people
+    """
+
+    version: int
+    role: Role
+    secret: str
+    fingerprint: Fingerprint
+    logits_size: int
+    max_model_len: int
+    model: str
+    dtype: str
+    device: str
+    num_parameters: int
+    load_us: int
+    num_lanes: int
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Coordinator -> node: you are in.
+
+    vocab_size  token ids from here on are never drafted
+    source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
+    """
+
+    vocab_size: int
+    source: int

@@ -1,0 +1,126 @@
+"""Slow links over real sockets."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from coordinator.cluster.link import Link
+from coordinator.cluster.simulated_network import SimulatedNetwork
+from proto.links.transport import Connection, Listener
+from proto.node_config import HEARTBEAT_SUFFIX
+
+PATIENCE_S = 5.0
+DELAY_S = 0.02
+SLACK_S = 0.1  # of a machine that has other things to do
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[SimulatedNetwork]:
+    """One that loses whatever begins with a small letter."""
+    listener = Listener(f"ipc://{tmp_path}/socket")
+    found = SimulatedNetwork(listener, seed=1, may_be_lost=bytes.islower)
+    yield found
+    found.close()
+
+
+def connect(network: SimulatedNetwork, identity: bytes) -> Connection:
+    """A node whose first frame has reached the coordinator."""
+    connection = Connection(network.endpoint, identity)
+    connection.send(b"HELLO")
+    assert wait_for(network) == [(identity, b"HELLO")]
+    return connection
+
+
+def wait_for(network: SimulatedNetwork, count: int = 1) -> list[tuple[bytes, bytes]]:
+    """So many frames."""
+    found: list[tuple[bytes, bytes]] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} frames have come"
+        found += network.receive(0.05)
+    return found
+
+
+def test_a_frame_takes_the_delay_in_each_direction(network: SimulatedNetwork) -> None:
+    network.slow_down(b"far", Link(DELAY_S))
+    far = connect(network, b"far")
+    took: list[float] = []
+    for _ in range(9):
+        started = time.perf_counter()
+        far.send(b"PING")
+        assert wait_for(network) == [(b"far", b"PING")]
+        took.append(time.perf_counter() - started)
+    assert min(took) >= DELAY_S
+    assert median(took) < DELAY_S + SLACK_S
+    started = time.perf_counter()
+    assert network.send(b"far", b"PONG")
+    while not (answer := list(far.receive(0.0))):
+        list(network.receive(0.001))
+    assert answer == [b"PONG"]
+    assert DELAY_S <= time.perf_counter() - started < DELAY_S + SLACK_S
+    far.close()
+
+
+def test_another_node_is_as_near_as_ever_and_heartbeats_are_of_their_node(
+    network: SimulatedNetwork,
+) -> None:
+    near, far, beats = (
+        connect(network, name) for name in (b"near", b"far", b"far" + HEARTBEAT_SUFFIX)
+    )
+    network.slow_down(b"far", Link(1.0))
+    started = time.perf_counter()
+    beats.send(b"BEAT")
+    far.send(b"FAR")
+    near.send(b"NEAR")
+    assert wait_for(network) == [(b"near", b"NEAR")]
+    assert time.perf_counter() - started < 1.0
+    assert {frame for _, frame in wait_for(network, 2)} == {b"BEAT", b"FAR"}
+    assert time.perf_counter() - started >= 1.0
+    for connection in (near, far, beats):
+        connection.close()
+
+
+def test_a_wait_ends_at_its_timeout_and_when_it_is_woken(network: SimulatedNetwork) -> None:
+    far = connect(network, b"far")
+    network.slow_down(b"far", Link(60.0))
+    far.send(b"FAR")
+    started = time.perf_counter()
+    while time.perf_counter() - started < 0.0504:
+        assert list(network.receive(0.0504)) == []
+    threading.Timer(0.02, network.wake).start()
+    assert list(network.receive(30.0)) == []
+    assert time.perf_counter() - started < 20.0
+    far.close()
+
+
+def test_a_wait_costs_no_core(network: SimulatedNetwork) -> None:
+    network.slow_down(b"far", Link(0.0096))
+    far = connect(network, b"far")
+    before = time.thread_time()
+    started = time.perf_counter()
+    for _ in range(20):
+        far.send(b"PING")
+        wait_for(network)
+    assert time.thread_time() - before < 0.35 * (time.perf_counter() - started)
+    far.close()
+
+
+def test_it_loses_what_may_be_lost_and_keeps_the_order_of_the_rest(
+    network: SimulatedNetwork,
+) -> None:
+    network.slow_down(b"far", Link(0.002, 0.002, 0.5))
+    far = connect(network, b"far")
+    for number in range(100):
+        far.send(b"%d" % number)  # neither small nor capital
+        far.send(b"small")
+    far.send(b"LAST")
+    frames: list[bytes] = []
+    while b"LAST" not in frames:
+        frames += [frame for _, frame in wait_for(network)]
+    assert [frame for frame in frames if frame.isdigit()] == [b"%d" % n for n in range(100)]
+    assert 25 < frames.count(b"small") < 75
+    far.close()

@@ -1,0 +1,191 @@
+"""Links between hosts: encrypted, and only for those whose keys are known."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proto.errors import ConfigurationError
+from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
+from proto.links.transport import Connection, Listener
+
+PATIENCE_S = 5.0
+QUIET_S = 0.3
+COORDINATOR, NODE = KeyPair.new(), KeyPair.new()
+KEYS = CoordinatorKeys(COORDINATOR, {b"node": NODE.public})
+NODE_KEYS = NodeKeys(NODE, COORDINATOR.public)
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[Listener]:
+    """Listens on this host, and for others."""
+    listening = Listener(f"ipc://{tmp_path}/socket", outside="tcp://127.0.0.1:*", keys=KEYS)
+    yield listening
+    listening.close()
+
+
+def arrived(listener: Listener, limit_s: float = PATIENCE_S) -> list[tuple[bytes, bytes]]:
+    """The first frames that come."""
+    return list(listener.receive(limit_s))
+
+
+def say(node: Connection, frame: bytes) -> bool:
+    """Send, once the link is there; False: it is not in time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not node.send(frame):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def refused(listener: Listener, number: int) -> int:
+    """How many were refused, once it is so many."""
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while listener.num_refused < number and time.monotonic() < deadline:
+        assert arrived(listener, 0.02) == []
+    return listener.num_refused
+
+
+def address(listener: Listener) -> tuple[str, int]:
+    """Where the outside is, for a bare socket."""
+    host, _, port = listener.outside.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+def test_nodes_of_both_sides_are_heard_and_answered(listener: Listener) -> None:
+    with (
+        closing(Connection(listener.endpoint, b"near")) as near,
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as far,
+    ):
+        for name, node in ((b"near", near), (b"node", far)):
+            assert say(node, b"hello")
+            assert arrived(listener) == [(name, b"hello")]
+            assert listener.send(name, b"welcome")
+            assert list(node.receive(PATIENCE_S)) == [b"welcome"]
+    assert listener.num_refused == 0
+
+
+def test_a_heartbeat_of_a_node_has_its_key(listener: Listener) -> None:
+    with closing(Connection(listener.outside, b"node/heartbeat", keys=NODE_KEYS)) as heart:
+        assert say(heart, b"beat")
+        assert arrived(listener) == [(b"node/heartbeat", b"beat")]
+
+
+def test_one_node_cannot_speak_for_another(listener: Listener) -> None:
+    other = KeyPair.new()
+    KEYS.nodes[b"other"] = other.public
+    with closing(Connection(listener.outside, b"node", keys=replace(NODE_KEYS, own=other))) as liar:
+        assert say(liar, b"hello")
+        assert arrived(listener, QUIET_S) == []
+    with closing(
+        Connection(listener.outside, b"other", keys=replace(NODE_KEYS, own=other))
+    ) as honest:
+        assert say(honest, b"hello")
+        assert arrived(listener) == [(b"other", b"hello")]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        None,  # none at all
+        NodeKeys(KeyPair.new(), COORDINATOR.public),  # the coordinator's, and none that it knows
+        NodeKeys(NODE, KeyPair.new().public),  # meant for another coordinator
+    ],
+)
+def test_who_has_no_key_is_refused_and_counted(listener: Listener, keys: NodeKeys | None) -> None:
+    with (
+        closing(Connection(listener.outside, b"node", keys=keys)) as stranger,
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as node,
+    ):
+        stranger.send(b"secret")
+        assert say(node, b"hello")
+        assert arrived(listener) == [(b"node", b"hello")]
+        assert refused(listener, 1) >= 1
+
+
+def test_garbage_is_refused_and_counted(listener: Listener) -> None:
+    with socket.create_connection(address(listener)) as one:
+        one.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n" + bytes(range(256)) * 100)
+        assert refused(listener, 1) == 1
+
+
+def test_a_frame_before_the_handshake_is_not_taken_whatever_its_length(listener: Listener) -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with socket.create_connection(address(listener)) as one:
+        one.sendall(greeting + b"\x06" + (1 << 40).to_bytes(8, "big"))  # a command of 1 TiB
+        assert refused(listener, 1) == 1
+
+
+def test_connections_that_say_nothing_disturb_nobody(listener: Listener) -> None:
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(address(listener)))
+        node = stack.enter_context(closing(Connection(listener.outside, b"node", keys=NODE_KEYS)))
+        for _ in range(50):
+            assert say(node, b"hello")
+            assert arrived(listener) == [(b"node", b"hello")]
+        assert refused(listener, 200) == 200  # when their time is up
+
+
+def test_nothing_that_is_sent_can_be_read_on_the_way(listener: Listener) -> None:
+    seen = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+
+        def pass_on(source: socket.socket, sink: socket.socket) -> None:
+            while chunk := source.recv(1 << 16):
+                seen.extend(chunk)
+                sink.sendall(chunk)
+
+        def serve() -> None:
+            there = stack.enter_context(server.accept()[0])
+            here = stack.enter_context(socket.create_connection(address(listener)))
+            for ends in ((there, here), (here, there)):
+                threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = server.getsockname()[1]
+        with closing(Connection(f"tcp://127.0.0.1:{port}", b"node", keys=NODE_KEYS)) as node:
+            assert say(node, b"a secret prompt")
+            assert arrived(listener) == [(b"node", b"a secret prompt")]
+            listener.send(b"node", b"a secret answer")
+            assert list(node.receive(PATIENCE_S)) == [b"a secret answer"]
+    assert len(seen) > 300
+    assert b"secret" not in seen
+    for key in (COORDINATOR.secret, NODE.secret):
+        assert key.encode() not in seen
+
+
+def test_a_message_of_more_frames_than_one_is_dropped(listener: Listener) -> None:
+    with closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as node:
+        assert say(node, b"first")
+        assert arrived(listener) == [(b"node", b"first")]
+        node._socket.send_multipart([b"two", b"frames"])
+        assert say(node, b"last")
+        got: list[tuple[bytes, bytes]] = []
+        while not got:
+            got = arrived(listener)
+        assert got == [(b"node", b"last")]
+
+
+def test_a_connection_that_comes_back_counts_before_the_old_one_is_dead(
+    listener: Listener,
+) -> None:
+    old = Connection(listener.outside, b"node", keys=NODE_KEYS)
+    assert say(old, b"old")
+    assert arrived(listener) == [(b"node", b"old")]
+    with closing(old), closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as new:
+        assert say(new, b"new")
+        assert arrived(listener) == [(b"node", b"new")]
+        listener.send(b"node", b"to the new one")
+        assert list(new.receive(PATIENCE_S)) == [b"to the new one"]
+
+
+def test_without_keys_nobody_listens_outside_of_this_host(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--keys DIR .*coordinator keys new DIR"):
+        Listener(f"ipc://{tmp_path}/socket", outside="tcp://0.0.0.0:*")
