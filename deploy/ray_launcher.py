@@ -1,21 +1,25 @@
 """Node processes on a Ray cluster: one supervising actor per node. The only file that imports ray.
 
-Ray reserves a machine for each role (a placement group; the roles are custom resources of the Ray
+Ray reserves a host for each role (a placement group; the roles are custom resources of the Ray
 nodes), starts the actor there, and ends it with the coordinator's job, however the coordinator
 ends. The actor starts the node process as the local launcher does and holds its lifeline: when the
-actor goes, the node goes. Tokens never pass through Ray: nodes connect to the coordinator.
+actor goes, the node goes. Tokens and secret keys never pass through Ray: nodes connect to the
+coordinator.
 """
 
 import atexit
 import contextlib
 import logging
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +28,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.cluster.launcher import ROOT, Obituary
+from coordinator.cluster.launcher import ROOT, Obituary, Wanted
+from coordinator.cluster.runtime_folder import RuntimeFolder
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
+from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -40,25 +46,46 @@ POLL_S = 0.05
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Supervisor:
-    """The actor: starts one node process on its machine and holds it. Runs two methods at once."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor has come to be.
 
-    def start(self, root: str, network: str, config: str) -> int:
-        """Start the node; return its process id."""
-        if loopback_network() != network:
-            raise RuntimeError(
-                "its Ray node is on another machine; what nodes and coordinator send is not "
-                "encrypted, so all must be on one machine"
-            )
+    network     what its 127.0.0.1 is (`loopback_network`)
+    can_enter   whether it can reach the coordinator's socket in its folder
+    public_key  of the pair that it has made for its node; the secret one stays there
+    """
+
+    host: str
+    network: str
+    can_enter: bool
+    public_key: str
+
+
+class Supervisor:
+    """The actor: starts one node process on its host and holds it. Runs two methods at once."""
+
+    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
+        """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
+        host = socket.gethostname()
         if not Path(root, "coordinator", "cluster", "launcher.py").is_file():
-            raise RuntimeError(f"the repository is not at {root} on its Ray node; put it there")
+            raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
         sys.path.insert(0, root)
+        from proto.links.keys import KeyPair
+
+        self._keys = KeyPair.new()
+        return host, loopback_network(), os.access(folder, os.X_OK), self._keys.public
+
+    def start(self, config: str, *, is_alone: bool) -> int:
+        """Start the node; return its process id."""
         from coordinator.cluster.launcher import Launcher
         from proto.node_config import NodeConfig
 
+        read = NodeConfig.from_json(config)
+        if read.coordinator_key:
+            read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
         forget_thread_limit()
-        self._launcher = Launcher()
-        self._launcher.start(NodeConfig.from_json(config))
+        self._launcher = Launcher(is_alone=is_alone)
+        self._launcher.start(read)
         (pid,) = self._launcher.pids().values()
         return pid
 
@@ -70,7 +97,8 @@ class Supervisor:
 
     def close(self) -> None:
         """End the node."""
-        self._launcher.close()
+        if hasattr(self, "_launcher"):
+            self._launcher.close()
 
 
 def loopback_network() -> str:
@@ -87,42 +115,70 @@ def forget_thread_limit() -> None:
 
 
 class RayLauncher:
-    """Starts nodes on the Ray cluster at `address` ("auto" or HOST:PORT), a machine for each role.
+    """Starts nodes on a Ray cluster, a host for each role where there are two.
 
-    Raises TransportError if there is no such cluster, NodeError if it has no room for the roles.
+    A node on the coordinator's own host is spoken to as without Ray. For the others the coordinator
+    listens at its host's address in the cluster; every link has fresh keys, and no secret one
+    leaves the process that has made it.
+
+    Raises TransportError if there is no such cluster, NodeError if it has no room for the roles or
+    a host is not ready.
     """
 
-    def __init__(self, address: str, roles: tuple[Role, ...]) -> None:
-        self.endpoint = "tcp://127.0.0.1:*"
-        self._roles = roles
+    def __init__(self, wanted: Wanted) -> None:
+        self.secret = secrets.token_hex(16)
+        self.outside = ""
+        self.keys: CoordinatorKeys | None = None
+        self._roles = tuple(wanted.devices)
         self._owner = os.getpid()
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
         self._deaths: dict[Role, Future[Obituary]] = {}
         self._identities: dict[Role, str] = {}
-        _check_reachable(address)
+        self._folder = RuntimeFolder()
+        self.endpoint = f"ipc://{self._folder.path}/s"
+        _check_reachable(wanted.address)
         try:
-            _connect(address)
-            self._group = _reserve(roles)
+            _connect(wanted.address)
+            bundles = _bundles(wanted)
+            self._group = _reserve(self._roles, bundles, is_packed=wanted.is_packed)
+            for index, role in enumerate(self._roles):
+                self._actors[role] = _supervisor(self._group, index, bundles[index])
+            self._places = self._arrive()
         except BaseException:
             ray.shutdown()
+            self._folder.remove()
             raise
+        if not all(map(self._is_near, self._roles)):
+            self.outside = f"tcp://{ray.util.get_node_ip_address()}:*"
+            self.keys = CoordinatorKeys(KeyPair.new())
+
+    def _arrive(self) -> dict[Role, Place]:
+        """Where the supervisors are. Raises NodeError."""
+        asked = {
+            role: actor.arrive.remote(str(ROOT), str(self._folder.path))
+            for role, actor in self._actors.items()
+        }
+        return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
+
+    def _is_near(self, role: Role) -> bool:
+        place = self._places[role]
+        return place.network == loopback_network() and place.can_enter
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
         role = config.role
-        place = PlacementGroupSchedulingStrategy(self._group, self._roles.index(role))
-        actor = ray.remote(Supervisor).options(
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=2,
-            scheduling_strategy=place,
-        )
-        supervisor: Any = actor.remote()
-        self._actors[role] = supervisor
+        place = self._places[role]
+        if not self._is_near(role):
+            assert self.keys is not None
+            self.keys.nodes[config.identity.encode()] = place.public_key
+            config = replace(config, endpoint=config.outside, coordinator_key=self.keys.own.public)
+        is_alone = [one.network for one in self._places.values()].count(place.network) == 1
+        supervisor = self._actors[role]
         self._identities[role] = config.identity
-        started = supervisor.start.remote(str(ROOT), loopback_network(), config.to_json())
-        self._pids[role] = _answer(role, started)
+        self._pids[role] = _answer(
+            role, supervisor.start.remote(config.to_json(), is_alone=is_alone)
+        )
         self._deaths[role] = supervisor.wait.remote().future()
 
     def ended(self) -> list[Obituary]:
@@ -144,6 +200,7 @@ class RayLauncher:
         self._deaths.clear()
         self._pids.clear()
         actors = [self._actors.pop(role) for role in list(self._actors)]
+        self._folder.remove()
         if not ray.is_initialized():
             return
         # Ray waits a minute for a cluster that is gone, and then ends this process.
@@ -207,16 +264,44 @@ def _connect(address: str) -> None:
             signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
 
 
-def _reserve(roles: tuple[Role, ...]) -> PlacementGroup:
-    """A bundle for each role, in their order. Raises NodeError, ConfigurationError."""
-    there = ray.cluster_resources()
-    for role in roles:
-        if there.get(str(role), 0) < 1:
+def _bundles(wanted: Wanted) -> list[dict[str, float]]:
+    """What is asked for each role: the role, and a GPU or the cores of its Ray node.
+
+    A target on a CPU takes all of them, but for one if the drafter needs it. Raises
+    ConfigurationError: nobody offers a role.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    bundles = []
+    for role, device in wanted.devices.items():
+        offers = [node for node in nodes if node.get(str(role), 0) >= 1]
+        if not offers:
             raise ConfigurationError(
                 f"the Ray cluster has no node with the resource `{role}`; start one with "
-                f"`ray start --resources='{{\"{role}\": 1}}' ...` (deploy/README.md)"
+                f"`ray start --resources='{{\"{role}\": 1}}' ...` (docs/cluster.md)"
             )
-    group: PlacementGroup = placement_group([{str(role): 1.0} for role in roles], name="slipstream")
+        bundle = {str(role): 1.0}
+        num_gpus = max(node.get("GPU", 0) for node in offers)
+        is_shared = all(node.get(str(one), 0) for node in offers for one in wanted.devices)
+        if device.startswith("cuda") or (not device and num_gpus):
+            bundle["GPU"] = 0.5 if is_shared and num_gpus == 1 else 1.0
+        elif role is Role.TARGET:
+            cores = min(node.get("CPU", 0) for node in offers) - is_shared
+            bundle |= {"CPU": cores} if cores >= 1 else {}
+        bundles.append(bundle)
+    return bundles
+
+
+def _reserve(
+    roles: tuple[Role, ...], bundles: list[dict[str, float]], *, is_packed: bool
+) -> PlacementGroup:
+    """A place for each bundle. Raises NodeError."""
+    num_nodes = sum(
+        any(node["Resources"].get(str(role), 0) for role in roles)
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+    strategy = "PACK" if is_packed or num_nodes < len(roles) else "STRICT_SPREAD"
+    group: PlacementGroup = placement_group(bundles, strategy=strategy, name="slipstream")
     if not group.wait(PLACEMENT_LIMIT_S):
         remove_placement_group(group)
         names = " and ".join(f"`{role}`" for role in roles)
@@ -227,7 +312,19 @@ def _reserve(roles: tuple[Role, ...]) -> PlacementGroup:
     return group
 
 
-def _answer(role: Role, started: "ray.ObjectRef[int]") -> int:
+def _supervisor(group: PlacementGroup, index: int, bundle: dict[str, float]) -> Any:
+    """An actor in its place; `cuda:0` is there the GPU that Ray gives it."""
+    actor = ray.remote(Supervisor).options(
+        num_cpus=0,
+        num_gpus=bundle.get("GPU", 0),
+        max_restarts=0,
+        max_concurrency=2,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+    )
+    return actor.remote()
+
+
+def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
     """What the supervisor returned. Raises NodeError, or the project's error it raised."""
     try:
         return ray.get(started, timeout=START_LIMIT_S)

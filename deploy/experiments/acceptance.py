@@ -15,7 +15,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from deploy.experiments.prompts import spread
+from deploy.experiments.arms import spread
 
 RULES = ("coupled", "token", "block")
 TEMPERATURES = (0.0, 0.7, 1.0)

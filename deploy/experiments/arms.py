@@ -6,6 +6,7 @@ hits all alike, and ratios are formed within one prompt and repetition. The sett
 and of Hugging Face's assisted generation are swept first, and each is measured at its own best.
 """
 
+import argparse
 import json
 import random
 import subprocess
@@ -14,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from coordinator.api import prompts
 from coordinator.api.config import (
     PairConfig,
     SpeculationConfig,
@@ -25,12 +28,45 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.cluster.launcher import ROOT
 from coordinator.text.metrics import Metrics, percentiles_ms
+from coordinator.text.simulated import MOST_OVERRUNS, overruns
 from proto.errors import NodeError
 
 PEERS = "deploy.experiments.peers"
 HUGGING_FACE, LLAMA_CPP = f"{PEERS}.huggingface", f"{PEERS}.llamacpp"
 PEER_LIMIT_S = 300.0  # for a peer to start, or to write a text
 SWEEP_PROMPTS = 5
+MAX_PROMPT_TOKENS = 256
+
+
+def spread(path: Path, count: int) -> list[str]:
+    """`count` prompts from all over a file, or all that it has. Raises ConfigurationError."""
+    texts = prompts.from_file(path)
+    count = min(count, len(texts))
+    return [texts[i * len(texts) // count] for i in range(count)]
+
+
+def encoded(pair: Pair, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """The first tokens of each prompt."""
+    return [pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
+
+
+def add_options(parser: argparse.ArgumentParser, *, num_prompts: int, max_tokens: int) -> None:
+    """What every measurement of a pair is asked: the prompts, the pair, how much, how slow."""
+    defaults = PairConfig()
+    parser.add_argument("prompts", type=Path, help="one prompt per line, or JSON Lines")
+    parser.add_argument("--target", default=defaults.target)
+    parser.add_argument("--drafter", default=defaults.drafter)
+    parser.add_argument("--num-prompts", type=_count, default=num_prompts)
+    parser.add_argument("--max-tokens", type=_count, default=max_tokens)
+    parser.add_argument("--repetitions", type=_count, default=2)
+    parser.add_argument("--simulate-target-ms", type=float, default=0.0, help="a slower target")
+    parser.add_argument("--simulate-draft-ms", type=float, default=0.0, help="a slower drafter")
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1 is needed, not {text}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +176,11 @@ def pair_arm(name: str, pair: Pair, speculation: SpeculationConfig, max_tokens: 
         request = SamplingParams(
             temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True
         )
+        before = pair.simulated()
         stream, _ = pair.generate(prompt, speculation, request)
         tokens = tuple(token for emit in stream for token in emit.tokens)
         assert stream.result is not None
-        metrics = stream.result.metrics
+        metrics = pair.marked(stream.result.metrics, before)
         return Text(
             tokens=tokens,
             tokens_per_second=metrics.tokens_per_second,
@@ -183,13 +220,24 @@ def best_arm(
     temperature: float,
     say: Callable[[str], None],
 ) -> tuple[Arm, dict[str, float]]:
-    """The fastest of several settings on the first prompts, and the tokens/s of each."""
+    """The fastest of several settings on the first prompts, and the tokens/s of each.
+
+    They are 0 where they would be void.
+    """
     runs = measure(arms, prompts[:SWEEP_PROMPTS], temperature=temperature, repetitions=1, say=say)
-    speeds = {
-        arm.name: median(run.text.tokens_per_second for run in runs if run.arm == arm.name)
-        for arm in arms
-    }
+    speeds = {}
+    for arm in arms:
+        mine = [run for run in runs if run.arm == arm.name]
+        is_void = void_share(mine) > 0
+        speeds[arm.name] = 0.0 if is_void else median(run.text.tokens_per_second for run in mine)
     return max(arms, key=lambda arm: speeds[arm.name]), speeds
+
+
+def void_share(runs: Sequence[Run]) -> float:
+    """0, or the share of forwards that took too long for figures of what is simulated."""
+    metrics = [run.text.metrics for run in runs if run.text.metrics is not None]
+    share = overruns(one.simulated for one in metrics if one.simulated is not None)
+    return share if share > MOST_OVERRUNS else 0.0
 
 
 def wait_for_quiet(limit_s: float = 30.0) -> float:

@@ -19,7 +19,8 @@ from coordinator.api.config import (
 from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.display import simulation
+from coordinator.cli.flags import SIMULATION, Flags, with_settings
 from coordinator.cluster.devices import chosen_devices
 from deploy.experiments.arms import (
     HUGGING_FACE,
@@ -28,19 +29,19 @@ from deploy.experiments.arms import (
     Peer,
     Run,
     best_arm,
+    encoded,
     measure,
     pair_arm,
+    spread,
     wait_for_quiet,
 )
-from deploy.experiments.prompts import spread
-from deploy.experiments.tables import equality, host_time, lost_drafters, machine, table
+from deploy.experiments.tables import equality, host_time, lost_drafters, machine, swept, table
 from proto.errors import ConfigurationError, NodeError
 
 PLAIN, PLAIN_ALL_CORES = "ar", "ar, all cores"
 SYNC_KS = (1, 2, 3, 4, 5, 6)
 ASSISTED_KS = (None, 2, 3, 5)
 LOOKUP_K = 8
-MAX_PROMPT_TOKENS = 256
 
 Say = Callable[[str], None]
 
@@ -53,7 +54,11 @@ def bench(
     ],
     pair: Annotated[
         PairConfig,
-        Flags("target", "drafter", "target_device", "drafter_device", "dtype", max_num_seqs=1),
+        Flags(
+            *("target", "drafter", "target_device", "drafter_device", "dtype"),
+            *SIMULATION,
+            max_num_seqs=1,
+        ),
     ],
     num_prompts: Annotated[
         int, typer.Option(help="How many prompts, spread over the file.", min=1)
@@ -100,7 +105,7 @@ def bench(
     runs: list[Run] = []
     with ExitStack() as stack, console.status("starting") as status:
         arms = _Arms(stack, pair, max_tokens, with_peers=peers, with_compiled=compiled)
-        prompts = [arms.pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
+        prompts = encoded(arms.pair, texts)
         for value in temperatures:
             runs += _one_temperature(arms, prompts, value, repetitions, status.update)
     if out is not None:
@@ -121,16 +126,18 @@ class _Arms:
     ) -> None:
         self.max_tokens = max_tokens
         self.pair = stack.enter_context(Pair(config))
-        self.all_cores = self.compiled_alone = None
+        lookup = config.model_copy(update={"drafter": NGRAM})
+        self.lookup = stack.enter_context(Pair(lookup))
+        self.all_cores = self.compiled_alone = self.reference = self.compiled = None
+        self.peer = self.llama = None
+        if config.simulated is not None:
+            return  # whatever else computes does so at the speed of this machine
         # Plain decoding and copying need no drafter, and could have its core.
         alone = config.model_copy(update={"target_device": "cpu", "drafter": NGRAM})
         if on_cpu := config.target_device.startswith("cpu"):
             self.all_cores = stack.enter_context(Pair(alone))
-        lookup = config.model_copy(update={"drafter": NGRAM})
-        self.lookup = stack.enter_context(Pair(lookup))
         reference = config.model_copy(update={"backend": "reference"})
         self.reference = stack.enter_context(Pair(reference, with_drafter=False))
-        self.compiled = None
         if with_compiled and on_cpu:
             self.compiled = self._compiled(stack, config)
             self.compiled_alone = self._compiled(stack, alone) if self.compiled else None
@@ -173,7 +180,7 @@ class _Arms:
         many = checked(SpeculationConfig, num_speculative_tokens=LOOKUP_K)
         both = many.model_copy(update={"also_ngram": True})
         return [
-            pair_arm("pipelined + ngram", self.pair, both, self.max_tokens),
+            pair_arm("auto + ngram", self.pair, both, self.max_tokens),
             pair_arm("ngram, no drafter", self.lookup, many, self.max_tokens),
         ]
 
@@ -184,8 +191,9 @@ class _Arms:
         many = checked(SpeculationConfig, num_speculative_tokens=LOOKUP_K, also_ngram=True)
         policies = {
             "ar": SpeculationConfig(policy="ar"),
-            "pipelined": SpeculationConfig(),
-            "pipel. + ngram": many,
+            "pipelined": SpeculationConfig(policy="pipelined"),
+            "auto": SpeculationConfig(policy="auto"),
+            "auto + ngram": many,
         }
         arms = [
             pair_arm(f"compiled {name}", self.compiled, speculation, self.max_tokens)
@@ -203,10 +211,9 @@ class _Arms:
     def plain(self) -> list[Arm]:
         """The target alone, on its core and on all of them, and as transformers computes it."""
         alone = SpeculationConfig(policy="ar")
-        arms = [
-            self.policy(PLAIN, "ar"),
-            pair_arm("ar, reference forward", self.reference, alone, self.max_tokens),
-        ]
+        arms = [self.policy(PLAIN, "ar")]
+        if self.reference is not None:
+            arms.append(pair_arm("ar, reference forward", self.reference, alone, self.max_tokens))
         if self.all_cores is not None:
             arms.append(pair_arm(PLAIN_ALL_CORES, self.all_cores, alone, self.max_tokens))
         return arms
@@ -218,28 +225,30 @@ def _one_temperature(
     """Sweep, measure, print."""
     syncs = [arms.policy(f"sync K={k}", "sync", num_speculative_tokens=k) for k in SYNC_KS]
     sync, sync_speeds = best_arm(syncs, prompts, temperature=value, say=say)
-    chosen = [*arms.plain(), sync, arms.policy("pipelined", "pipelined"), *arms.ngrams()]
-    chosen += arms.as_programs()
+    free = [arms.policy(name, name) for name in ("pipelined", "tree", "auto")]
+    chosen = [*arms.plain(), sync, *free, *arms.ngrams(), *arms.as_programs()]
     ours = [arm.name for arm in chosen]
-    swept = [sync_speeds]
+    tried = [sync_speeds]
     if arms.peer is not None:
         assisted = [
             arms.peer.arm(f"HF assisted {k or 'default'}", "assisted", k) for k in ASSISTED_KS
         ]
         best, speeds = best_arm(assisted, prompts, temperature=value, say=say)
-        swept.append(speeds)
+        tried.append(speeds)
         chosen += [arms.peer.arm("HF plain", "plain"), best, arms.peer.arm("HF lookup", "lookup")]
     if arms.llama is not None:
         chosen += [arms.llama.arm(f"llama.cpp {mode}", mode) for mode in ("plain", "lookup")]
     runs = measure(chosen, prompts, temperature=value, repetitions=repetitions, say=say)
     names = [arm.name for arm in chosen]
     typer.echo(f"\ntemperature {value:g}")
+    if (simulated := arms.pair.config.simulated) is not None:
+        typer.echo(simulation(simulated))
     typer.echo(table(runs, names, plain=PLAIN, sync=sync.name))
     compared = names if value == 0 else ours
     typer.echo(equality(runs, [name for name in compared if name != PLAIN], PLAIN))
     typer.echo(host_time(runs, ours))
     if lost := lost_drafters(runs):
         typer.echo(f"texts without their drafter, which was lost (measure again): {lost}")
-    for speeds in swept:
-        typer.echo("swept: " + ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items()))
+    for speeds in tried:
+        typer.echo(swept(speeds))
     return runs

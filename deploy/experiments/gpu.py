@@ -7,8 +7,8 @@ cost what large ones cost. They are made in FOLDER (17 GB), if they are not ther
 
     a  how many bytes a second the device copies: what a pass could reach at best
     b  the time of a target pass and of a draft step, on every backend that the device takes
-    c  tokens a second of ar, sync (at its best K) and pipelined, with both models on the device,
-       and with the drafter on the CPU
+    c  tokens a second of ar, sync (at its best K), pipelined, tree and auto, with both models on
+       the device, and with the drafter on the CPU
 
 `--small` makes both tiny: all parts run in about a minute on a CPU (`--device cpu`).
 """
@@ -27,9 +27,8 @@ import torch
 
 from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
-from deploy.experiments.arms import Arm, best_arm, measure, pair_arm
-from deploy.experiments.prompts import spread
-from deploy.experiments.tables import equality, host_time, machine, table
+from deploy.experiments.arms import Arm, best_arm, encoded, measure, pair_arm, spread
+from deploy.experiments.tables import equality, host_time, machine, swept, table
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
@@ -47,7 +46,6 @@ WARM, TIMED = 5, 40  # passes
 COPIES = 20
 SYNC_KS = (2, 4, 6)
 TEMPERATURES = (0.0, 0.8)
-MAX_PROMPT_TOKENS = 256
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -256,7 +254,7 @@ def end_to_end(
     with Pair(config) as pair:
         say(f"\nc. target on {device}, drafter on {drafter_device}")
         say(f"ready in {time.monotonic() - started:.0f} s")
-        ids = [pair.encode(text)[:MAX_PROMPT_TOKENS] for text in texts]
+        ids = encoded(pair, texts)
         pair_arm("warm", pair, SpeculationConfig(), scale.max_tokens).run(ids[0], 0.0, 0)
         for temperature in TEMPERATURES:
             _one_temperature(pair, ids, temperature, scale.max_tokens)
@@ -277,6 +275,8 @@ def _one_temperature(
         arm("ar", SpeculationConfig(policy="ar")),
         sync,
         arm("pipelined", SpeculationConfig(policy="pipelined")),
+        arm("tree", SpeculationConfig(policy="tree")),
+        arm("auto", SpeculationConfig(policy="auto")),
     ]
     runs = measure(arms, ids, temperature=temperature, repetitions=1, say=_quiet)
     names = [one.name for one in arms]
@@ -284,7 +284,7 @@ def _one_temperature(
     say(table(runs, names, plain="ar", sync=sync.name))
     say(equality(runs, names[1:], "ar"))
     say(host_time(runs, names))
-    say("swept: " + ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items()))
+    say(swept(speeds))
 
 
 def _quiet(_: str) -> None:

@@ -14,8 +14,8 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.cli.display import WIDTH, Progress
-from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.display import WIDTH, Progress, simulation
+from coordinator.cli.flags import SIMULATION, Flags, with_settings
 from coordinator.cli.verify_lossless import TextPrompt, prompts_of
 from deploy.experiments import shares
 from deploy.experiments.shares import Profile
@@ -41,6 +41,7 @@ def profile(
         Flags(
             *("target", "drafter", "target_device", "drafter_device"),
             *("dtype", "backend", "busy_poll_us"),
+            *SIMULATION,
             max_num_seqs=1,
         ),
     ],
@@ -70,6 +71,8 @@ def profile(
         f"{found.mean_acceptance_length:.2f}; in no model: {found.no_model_ms:.3f} ms a pass "
         f"(median),\nof it {found.host_ms:.3f} on the target's host"
     )
+    if found.simulated is not None:
+        typer.echo(simulation(found.simulated))
     if found.num_without_drafter:
         num_lost = found.num_without_drafter
         typer.echo(f"the drafter was lost: {num_lost} texts were without it, at least in part")

@@ -11,6 +11,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
+from coordinator.text.simulated import Simulated
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Role
 from proto.stopwatch import Phase
@@ -41,6 +42,7 @@ class Profile:
     no_model_ms  median time per pass in which no model is known to have been at work
     host_ms      what the target's host took of it
     num_without_drafter  texts that went without their drafter, or lost it on the way
+    simulated    of the hardware, the text that is not counted included; None: nothing
     """
 
     tokens_per_second: float
@@ -50,6 +52,7 @@ class Profile:
     no_model_ms: float
     host_ms: float
     num_without_drafter: int
+    simulated: Simulated | None
     shares: list[Share]
 
 
@@ -84,6 +87,7 @@ def profile(
         no_model_ms=median(text.no_model_ms_per_pass for text in texts),
         host_ms=median(text.host_ms_per_pass for text in texts),
         num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),
+        simulated=pair.simulated(),
         shares=[_share(name, before, after, elapsed_s, num_passes) for name in before.times_us],
     )
 

@@ -3,12 +3,12 @@
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
 
-from deploy.experiments.arms import Run
+from deploy.experiments.arms import Run, void_share
 
 WIDTH = 100
 
@@ -31,14 +31,19 @@ def machine() -> str:
     )
 
 
-def paired_ratio(runs: Sequence[Run], arm: str, base: str) -> tuple[float, float, float]:
-    """Median, lower and upper quartile of arm / base over prompts and repetitions."""
+def paired_ratios(runs: Sequence[Run], arm: str, base: str) -> list[float]:
+    """Arm / base, for each prompt and repetition."""
     speeds = {(run.arm, run.prompt, run.repetition): run.text.tokens_per_second for run in runs}
-    ratios = [
+    return [
         speed / speeds[base, prompt, repetition]
         for (name, prompt, repetition), speed in speeds.items()
         if name == arm
     ]
+
+
+def paired_ratio(runs: Sequence[Run], arm: str, base: str) -> tuple[float, float, float]:
+    """Median, lower and upper quartile of arm / base over prompts and repetitions."""
+    ratios = paired_ratios(runs, arm, base)
     if len(ratios) < 2:
         return ratios[0], ratios[0], ratios[0]
     low, middle, high = quantiles(ratios, n=4)
@@ -46,7 +51,8 @@ def paired_ratio(runs: Sequence[Run], arm: str, base: str) -> tuple[float, float
 
 
 def table(runs: Sequence[Run], arms: Sequence[str], *, plain: str, sync: str) -> str:
-    """One line per arm."""
+    """One line per arm; without figures where a simulated device was not kept up with."""
+    void = {arm for arm in arms if void_share([run for run in runs if run.arm == arm])}
     lines = [
         f"{'':<22}{'tokens/s':>9}{'x plain':>8} {'(quartiles)':<12}{'x sync':>7}"
         f"{'TTFT':>7}{'p50':>6}{'p99':>7}{'length':>8}{'rate':>6}{'busy':>6}",
@@ -54,12 +60,18 @@ def table(runs: Sequence[Run], arms: Sequence[str], *, plain: str, sync: str) ->
     ]
     for arm in arms:
         mine = [run for run in runs if run.arm == arm]
+        if arm in void:
+            late = f"{void_share(mine):.0%} of the forwards took longer than simulated"
+            lines.append(f"{arm:<22}{'void':>9}  {late}")
+            continue
         ratio, low, high = paired_ratio(runs, arm, plain)
-        over_sync = paired_ratio(runs, arm, sync)[0]
+        over_plain = f"{ratio:>8.2f} {f'({low:.2f}-{high:.2f})':<12}"
+        over_sync = f"{paired_ratio(runs, arm, sync)[0]:>7.2f}"
         lines.append(
-            f"{arm:<22}{median(run.text.tokens_per_second for run in mine):>9.0f}{ratio:>8.2f} "
-            f"{f'({low:.2f}-{high:.2f})':<12}{over_sync:>7.2f}"
-            f"{median(run.text.ttft_s for run in mine) * 1e3:>7.1f}"
+            f"{arm:<22}{median(run.text.tokens_per_second for run in mine):>9.0f}"
+            + (f"{'void':>8} {'':<12}" if plain in void else over_plain)
+            + (f"{'void':>7}" if sync in void else over_sync)
+            + f"{median(run.text.ttft_s for run in mine) * 1e3:>7.1f}"
             f"{median(run.text.p50_ms for run in mine):>6.1f}"
             f"{median(run.text.p99_ms for run in mine):>7.1f}" + _speculation(mine)
         )
@@ -109,3 +121,9 @@ def lost_drafters(runs: Sequence[Run]) -> str:
         if run.text.metrics is not None and run.text.metrics.drafter_lost_at is not None
     )
     return ", ".join(f"{arm} {number}" for arm, number in lost.items())
+
+
+def swept(speeds: Mapping[str, float]) -> str:
+    """Tokens a second of every setting that was tried."""
+    parts = (f"{name} {f'{speed:.0f}' if speed else 'void'}" for name, speed in speeds.items())
+    return "swept: " + ", ".join(parts)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.app import EXIT_USAGE, command_line, run
+from deploy.experiments.arms import spread
 from deploy.experiments.bench import bench
-from deploy.experiments.prompts import spread
 
 
 def test_prompts_are_taken_from_all_over_a_file(tmp_path: Path) -> None:
