@@ -9,12 +9,11 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 from coordinator.cli.app import main
 from coordinator.cli.flags import Command
-from coordinator.cluster.launcher import NodeLauncher
+from coordinator.cluster.launcher import NodeLauncher, Wanted
 from proto.errors import ConfigurationError
-from proto.messages import Role
 
 
-def connect_ray(address: str, roles: tuple[Role, ...]) -> NodeLauncher:
+def connect_ray(wanted: Wanted) -> NodeLauncher:
     """A launcher on a Ray cluster. Only here is Ray loaded. Raises ConfigurationError."""
     try:
         from deploy.ray_launcher import RayLauncher
@@ -22,15 +21,17 @@ def connect_ray(address: str, roles: tuple[Role, ...]) -> NodeLauncher:
         raise ConfigurationError(
             f"--ray needs the package `ray`, which cannot be loaded ({error}); run `make setup`"
         ) from error
-    return RayLauncher(address, roles)
+    return RayLauncher(wanted)
 
 
 def measurements() -> tuple[Command, ...]:
-    """The commands that measure."""
+    """The commands that measure, make what is measured, and predict."""
     from deploy.experiments.bench import bench
     from deploy.experiments.profile import profile
+    from deploy.outlook.command import plan
+    from deploy.outlook.testbed import testbed
 
-    return bench, profile
+    return bench, profile, testbed, plan
 
 
 if __name__ == "__main__":

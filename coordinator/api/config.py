@@ -3,7 +3,6 @@
 The flags of the command line are made of these fields (`coordinator.cli.flags`).
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -15,6 +14,8 @@ from pydantic import (
 )
 
 from coordinator.api.frozen import Frozen, named
+from coordinator.cluster.link import Link, parse_links
+from coordinator.text.simulated import Simulated
 from proto.errors import ConfigurationError
 from proto.messages import (
     MAX_CANDIDATES,
@@ -23,9 +24,18 @@ from proto.messages import (
     MAX_WINDOW,
     Lookup,
     Policy,
+    Role,
     Rule,
 )
-from proto.policies import POLICIES, TABLE, PolicyName, without_drafter
+from proto.policies import (
+    OPTIONS,
+    POLICIES,
+    TABLE,
+    PolicyName,
+    as_chain,
+    checked_options,
+    without_drafter,
+)
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 VerifyName = Literal["coupled", "token", "block"]
@@ -45,6 +55,14 @@ NGRAM = "ngram"  # in place of a draft model: the target drafts from what was wr
 
 Name = Annotated[str, Field(min_length=1)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+
+
+def _check_links(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    try:
+        parse_links(texts)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{named('link', info)}: {error}") from error
+    return texts
 
 
 class PairConfig(Frozen):
@@ -130,14 +148,32 @@ class PairConfig(Frozen):
             description="--verify token and block: most tokens that a draft is sampled from.",
         ),
     ] = 64
-    min_target_pass_ms: Annotated[
+    simulate_target_ms: Annotated[
         Milliseconds,
-        Field(description="Emulate a slower target: a pass takes at least so long."),
+        Field(description="Simulate another device: a pass of the target takes so long."),
     ] = 0.0
-    min_draft_step_ms: Annotated[
+    simulate_target_ms_per_row: Annotated[
+        Milliseconds, Field(description="And so much more for each of its rows.")
+    ] = 0.0
+    simulate_draft_ms: Annotated[
         Milliseconds,
-        Field(description="Emulate a slower drafter: a forward takes at least so long."),
+        Field(description="Simulate another device: a forward of the drafter takes so long."),
     ] = 0.0
+    simulate_draft_ms_per_row: Annotated[
+        Milliseconds, Field(description="And so much more for each of its rows.")
+    ] = 0.0
+    link: Annotated[
+        tuple[str, ...],
+        AfterValidator(_check_links),
+        Field(
+            description="Simulate a link between hosts, in each direction: "
+            "drafter:delay=5ms,jitter=1ms,loss=1% (also target:...; `,reorder` lets messages "
+            "overtake each other). May be given once for each node."
+        ),
+    ] = ()
+    link_seed: Annotated[
+        int, Field(ge=0, description="Of what --link loses and how late each message is.")
+    ] = 0
 
     @model_validator(mode="after")
     def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
@@ -163,34 +199,41 @@ class PairConfig(Frozen):
         """Whether drafts come from a model."""
         return self.drafter != NGRAM
 
+    @property
+    def links(self) -> dict[Role, Link]:
+        """The links that are simulated, by the node that they lead to."""
+        return parse_links(self.link)
+
+    @property
+    def simulated(self) -> Simulated | None:
+        """What of the hardware is simulated; None: nothing."""
+        simulated = Simulated(
+            self.simulate_target_ms,
+            self.simulate_target_ms_per_row,
+            self.simulate_draft_ms,
+            self.simulate_draft_ms_per_row,
+            self.link,
+            self.link_seed,
+        )
+        return simulated if simulated.words else None
+
 
 def is_folder(model: str) -> bool:
     """Whether a model is a folder here, and not a name on the hub."""
     return Path(model).expanduser().is_dir()
 
 
-def _check_ray_address(address: str) -> str:
-    if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
-        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {address!r}")
-    return address
-
-
-class LaunchConfig(Frozen):
-    """Who starts the node processes."""
-
-    ray: Annotated[
-        str,
-        AfterValidator(_check_ray_address),
-        Field(
-            description="Start the nodes on a Ray cluster: auto or HOST:PORT (deploy/README.md). "
-            "Default: on this machine, without Ray."
-        ),
-    ] = ""
-
-
 def _policies() -> str:
     *others, last = (f"{row.name} ({row.summary})" for row in TABLE)
     return f"{', '.join(others)} or {last}."
+
+
+def _check_options(options: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+    try:
+        checked_options(options)
+    except ValueError as error:
+        raise ConfigurationError(f"{named('policy_option', info)}: {error}") from error
+    return options
 
 
 NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
@@ -199,23 +242,29 @@ NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
 class SpeculationConfig(Frozen):
     """The policy and its numbers."""
 
-    policy: Annotated[PolicyName, Field(description=_policies())] = "pipelined"
+    policy: Annotated[PolicyName, Field(description=_policies())] = "auto"
     num_speculative_tokens: Annotated[
-        int, Field(ge=1, le=48, description="K: most drafted tokens in one target pass.")
-    ] = 4
+        int | None,
+        Field(ge=1, le=48, description="K: most drafted tokens in one target pass; by policy."),
+    ] = None
     window: Annotated[
-        int,
+        int | None,
         Field(
             ge=1,
             le=MAX_WINDOW,
-            description="Most tokens the drafter may be ahead of the last verdict.",
+            description="Most tokens the drafter may be ahead of the last verdict; by policy.",
         ),
-    ] = 16
+    ] = None
+    policy_option: Annotated[
+        dict[str, float],
+        AfterValidator(_check_options),
+        Field(description=f"Other numbers of the policy: {', '.join(OPTIONS)}."),
+    ] = Field(default_factory=dict)
     adaptive: Annotated[
         bool,
         Field(
-            description="pipelined: measure now and then whether the target is faster alone, and "
-            "let the drafter rest where it is."
+            description="auto, pipelined: let measured prices decide how much is drafted and "
+            "verified, and let the drafter rest where the target is faster alone."
         ),
     ] = True
     verify: Annotated[
@@ -280,13 +329,20 @@ class SpeculationConfig(Frozen):
         return policy if pair.has_draft_model else without_drafter(policy)
 
     def _policy(self, *, reproducible: bool) -> Policy:
-        k = self.num_speculative_tokens
+        row = POLICIES[self.policy]
+        policy = row.make(
+            self.num_speculative_tokens,
+            self.window,
+            adaptive=self.adaptive,
+            options=self.policy_option,
+        )
+        k = policy.num_speculative_tokens
         if reproducible and k >= REPRODUCIBLE_ROWS:
             raise ConfigurationError(
                 f"num_speculative_tokens is {k}; with --reproducible it must be below "
                 f"{REPRODUCIBLE_ROWS}, the rows of every pass"
             )
-        return POLICIES[self.policy].make(k, max(k, self.window), adaptive=self.adaptive)
+        return policy if self.verify == "coupled" else as_chain(policy)
 
 
 ALONE = SpeculationConfig(policy="ar")  # nothing is drafted

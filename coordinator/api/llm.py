@@ -44,7 +44,7 @@ class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
     target, drafter     folder or Hugging Face name
-    speculative_config  "method" (ar, sync, pipelined, or ngram: no draft model),
+    speculative_config  "method" (auto, ar, sync, tree ... as `--policy`, or ngram: no draft model),
                         "num_speculative_tokens", "window", "adaptive", "verify", "model" as
                         another way to name the drafter; for n-gram drafts "prompt_lookup_max",
                         "prompt_lookup_min", "reference", and "also_ngram" for both kinds

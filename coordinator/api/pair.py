@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,11 @@ from coordinator.api.config import (
 from coordinator.api.frozen import reviewed
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
-from coordinator.cluster.devices import chosen_devices
 from coordinator.cluster.launcher import Launcher, NodeLauncher
 from coordinator.cluster.service import Service
 from coordinator.text.detokenization import Decoder, IdStream
+from coordinator.text.metrics import Metrics
+from coordinator.text.simulated import Simulated
 from coordinator.text.stops import Ending
 from coordinator.text.stream import Reader, Stream
 from proto.descriptors import check_spare
@@ -69,6 +71,8 @@ class Pair:
                 self._launcher,
                 busy_poll_s=config.busy_poll_us / 1e6,
                 max_num_seqs=config.num_seqs,
+                links=config.links,
+                link_seed=config.link_seed,
             )
             self.service.start()
             for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
@@ -80,8 +84,6 @@ class Pair:
 
     def _node_configs(self, *, with_drafter: bool) -> list[NodeConfig]:
         config = self.config
-        target_device, drafter_device = chosen_devices(config.target_device, config.drafter_device)
-        open_dtype = "fastest" if drafter_device.startswith("cpu") else config.dtype
         target = NodeConfig(
             role=Role.TARGET,
             endpoint=self.service.endpoint,
@@ -90,13 +92,15 @@ class Pair:
             model=config.target,
             revision=config.target_revision,
             dtype=config.dtype,
-            device=target_device,
+            device=config.target_device,
+            outside=self.service.outside,
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
             max_num_seqs=config.num_seqs,
             fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
-            min_forward_ms=config.min_target_pass_ms,
+            simulated_ms=config.simulate_target_ms,
+            simulated_ms_per_row=config.simulate_target_ms_per_row,
         )
         drafter = NodeConfig(
             role=Role.DRAFTER,
@@ -105,13 +109,16 @@ class Pair:
             secret=self.service.secret,
             model=config.drafter,
             revision=config.drafter_revision,
-            dtype=config.drafter_dtype or open_dtype,
-            device=drafter_device,
+            dtype=config.drafter_dtype or config.dtype,
+            dtype_on_cpu="" if config.drafter_dtype else "fastest",
+            device=config.drafter_device,
+            outside=self.service.outside,
             max_model_len=config.max_model_len,
             backend=config.backend,
             busy_poll_us=config.busy_poll_us,
             max_num_seqs=config.num_seqs,
-            min_forward_ms=config.min_draft_step_ms,
+            simulated_ms=config.simulate_draft_ms,
+            simulated_ms_per_row=config.simulate_draft_ms_per_row,
             max_candidates=config.max_draft_candidates,
         )
         return [target, drafter] if with_drafter else [target]
@@ -130,10 +137,23 @@ class Pair:
                 say(self.states())
             time.sleep(0.02)
         self.service.check_alive()
+        self.service.wait_for_round_trips()
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
         return self.service.states()
+
+    def whereabouts(self) -> list[str]:
+        """Where the nodes are, a line each, if they may be on other hosts."""
+        if self._launcher.keys is None:
+            return []
+        nodes = [node for role in Role for node in self.service.registry.ready(role)]
+        return [
+            f"{node.role}: {Path(hello.model).name}, {hello.dtype}, on {hello.host} "
+            f"({hello.device}), {1e3 * (node.round_trips.now_s or 0.0):.1f} ms there and back"
+            for node in nodes
+            if (hello := node.hello) is not None
+        ]
 
     def hello(self, role: Role) -> Hello:
         """How the node introduced itself. The node is there."""
@@ -141,6 +161,27 @@ class Pair:
         assert node is not None
         assert node.hello is not None
         return node.hello
+
+    def simulated(self) -> Simulated | None:
+        """What of the hardware is simulated, and how well it has gone so far; None: nothing."""
+        config, simulated = self.config, self.config.simulated
+        if simulated is None:
+            return None
+        slowed = {
+            Role.TARGET: config.simulate_target_ms + config.simulate_target_ms_per_row > 0,
+            Role.DRAFTER: config.simulate_draft_ms + config.simulate_draft_ms_per_row > 0,
+        }
+        nodes = [node for node in self.service.registry.nodes if slowed[node.role]]
+        return replace(
+            simulated,
+            num_forwards=sum(node.progress for node in nodes),
+            num_overruns=sum(node.num_overruns for node in nodes),
+        )
+
+    def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:
+        """A text's figures, marked if hardware is simulated. `before`: as it was asked for."""
+        now = self.simulated()
+        return replace(metrics, simulated=now and before and now.since(before))
 
     @property
     def num_seqs(self) -> int:

@@ -38,6 +38,7 @@ class Request:
         self._ids = ids
         self._params = params
         self._open: dict[Stream, Assembly] = {}  # the texts that are asked for and not complete
+        self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
 
     @property
@@ -93,6 +94,7 @@ class Request:
             case Result(reason, metrics, until):
                 if assembly.is_stopped:
                     metrics = until(assembly.num_tokens)
+                metrics = self._pair.marked(metrics, self._simulated)
                 del self._open[stream]
                 is_last = len(self._complete) == self.num_texts - 1
                 part = assembly.finish(str(reason), metrics, is_last=is_last)

@@ -12,6 +12,7 @@ import typer
 
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
+from coordinator.cli.keys import keys
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.cluster.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
@@ -51,6 +52,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
     commands: list[Command] = [generate, verify_lossless, *measurements]
     for command in commands:
         app.command()(command)
+    app.add_typer(keys, name="keys")
     return app
 
 

@@ -1,12 +1,14 @@
 """What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
 from coordinator.text.metrics import Metrics
+from coordinator.text.simulated import Simulated
 from proto.messages import Role
 
 WIDTH = 80
@@ -52,30 +54,46 @@ class Progress:
 def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
     """The figures of one text in a few lines of at most 80 columns."""
     m = metrics
+    worth = f" ({m.speedup:.2f} x plain)" if m.speedup and m.num_draft_tokens else ""
     lines = [
-        f"{m.num_tokens} tokens in {m.elapsed_s:.2f} s: {m.tokens_per_second:.1f} tokens/s, "
-        f"first token after {m.time_to_first_token_s * 1e3:.0f} ms",
+        f"{m.num_tokens} tokens in {m.elapsed_s:.2f} s: {m.tokens_per_second:.1f} tokens/s{worth}, "
+        f"first after {m.time_to_first_token_s * 1e3:.0f} ms",
         f"policy {policy}: {m.num_target_passes} target passes, target busy "
         f"{m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
     ]
     if m.num_draft_tokens:
         lines.append(
-            f"mean acceptance length {m.mean_acceptance_length:.2f}, acceptance rate "
+            f"{m.mean_acceptance_length:.2f} tokens a pass, acceptance rate "
             f"{m.acceptance_rate:.0%} ({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
-        lines.append(
-            f"rolled back {m.num_rolled_back_tokens} tokens, {m.num_stale_tokens} came too late"
-        )
-    fallbacks = [f"{number} {cause}" for cause, number in m.fallbacks.items()]
-    if m.drafter_lost_at is not None:
-        fallbacks.append(f"drafter lost after {m.drafter_lost_at} tokens")
-    if m.num_reopened:
-        fallbacks.append(f"{m.num_reopened} reopened")
     if m.speculative_decoding is not None:
-        lines.append(f"passes without drafts: {', '.join(fallbacks) if fallbacks else 'none'}")
+        lines.append("; ".join(_what_failed(m)))
     if seed is not None:
         lines.append(f"seed {seed}")
+    if m.simulated is not None:
+        lines.append(simulation(m.simulated))
     return "\n".join(lines)
+
+
+def _what_failed(m: Metrics) -> list[str]:
+    """How often drafts were of use, and why they were not."""
+    misses = ", ".join(f"{number} {why}" for why, number in m.misses.items() if number)
+    words = [f"hit rate {m.hit_rate:.0%}" + (f", misses: {misses}" if misses else "")]
+    if fallbacks := ", ".join(f"{number} {cause}" for cause, number in m.fallbacks.items()):
+        words.append(fallbacks)
+    if m.drafter_lost_at is not None:
+        words.append(f"drafter lost after {m.drafter_lost_at} tokens")
+    if m.num_reopened:
+        words.append(f"{m.num_reopened} reopened")
+    return words
+
+
+def simulation(simulated: Simulated) -> str:
+    """That figures are not of this machine, in lines of at most 80 columns."""
+    words = f"SIMULATED: {simulated.words}"
+    if simulated.verdict:
+        words += f"; {simulated.verdict}"
+    return fill(words, WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def heading(index: int, total: int, prompt: str | None) -> str:
@@ -110,9 +128,13 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
     )
     if num_lost := sum(m.drafter_lost_at is not None for m in done):
         line += f"\nthe drafter was lost: {num_lost} texts were without it"
-    if not drafted:
-        return line
-    return (
-        f"{line}\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
-        f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
-    )
+    if drafted:
+        line += (
+            f"\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
+            f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
+        )
+    # Counted from the start of the call, so the last one to end has all of them.
+    simulated = [m.simulated for m in done if m.simulated is not None]
+    if simulated:
+        line += "\n" + simulation(max(simulated, key=lambda one: one.num_forwards))
+    return line

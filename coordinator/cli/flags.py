@@ -40,6 +40,17 @@ def parse_biases(flag: str, text: str) -> dict[int, float]:
         ) from error
 
 
+def parse_options(flag: str, text: str) -> dict[str, float]:
+    """Numbers by name like width=4,branches=3. Raises ConfigurationError."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {name.strip().replace("-", "_"): float(value) for name, value in pairs}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{flag}: expected numbers like width=4,branches=3, got {text!r}"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a value is written, where its type does not say; `parse` is told the flag for errors."""
@@ -50,14 +61,24 @@ class Form:
 
 FORMS = {
     "logit_bias": Form("ID:BIAS,...", parse_biases),
+    "policy_option": Form("NAME=VALUE,...", parse_options),
     "stop_token_ids": Form("ID,...", parse_ids),
     "reference": Form("FILE"),
     "ray": Form("ADDRESS"),
+    "listen": Form("ENDPOINT"),
+    "keys": Form("DIR"),
+    "link": Form("NODE:DELAY,..."),
 }
+# Other hardware than there is.
+SIMULATION = (
+    *("simulate_target_ms", "simulate_target_ms_per_row"),
+    *("simulate_draft_ms", "simulate_draft_ms_per_row"),
+    *("link", "link_seed"),
+)
 # Of interest to few: at the end of the help.
 LAST = (
     *("max_draft_candidates", "start_timeout_s", "busy_poll_us"),
-    *("min_target_pass_ms", "min_draft_step_ms"),
+    *SIMULATION,
 )
 
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from coordinator.api import prompts
 from coordinator.api.batch import Batch
 from coordinator.api.config import (
-    LaunchConfig,
     PairConfig,
     SpeculationConfig,
 )
+from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
@@ -25,7 +25,8 @@ from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
-from coordinator.cluster.launcher import ConnectRay, Launcher
+from coordinator.cluster.launcher import ConnectRay, Launcher, Wanted
+from coordinator.cluster.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.messages import Role
 
@@ -58,10 +59,12 @@ def generate(
     )
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
-        launcher = _launcher(launch, context.obj, with_drafter=with_drafter)
+        launcher = _launcher(launch, pair, context.obj, with_drafter=with_drafter)
         config = _with_room_for(len(asked) * request.n, pair)
         started = Pair(config, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
     with started as running:
+        for line in running.whereabouts():
+            typer.echo(line, err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)
@@ -92,15 +95,34 @@ def _writer(
     return TextWriter(policy, request, show_speculation=show_speculation)
 
 
+# What a node that was started by hand has been told itself.
+OF_THE_NODES = (
+    *("target_device", "drafter_device", "dtype", "drafter_dtype", "backend", "reproducible"),
+    *("simulate_target_ms", "simulate_target_ms_per_row"),
+    *("simulate_draft_ms", "simulate_draft_ms_per_row"),
+)
+
+
 def _launcher(
-    launch: LaunchConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
+    launch: LaunchConfig, pair: PairConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
 ) -> MakeLauncher:
+    """Raises ConfigurationError."""
+    devices = {Role.TARGET: pair.target_device}
+    if with_drafter:
+        devices[Role.DRAFTER] = pair.drafter_device
+    if launch.nodes == "remote":
+        for name in OF_THE_NODES:
+            if getattr(pair, name) != PairConfig.model_fields[name].default:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(
+                    f"{flag} is for nodes that are started here; with --nodes remote tell the node"
+                )
+        return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices))
     if not launch.ray:
         return Launcher
     if connect_ray is None:
         raise ConfigurationError("--ray works with `python -m coordinator` only")
-    roles = (Role.TARGET, Role.DRAFTER) if with_drafter else (Role.TARGET,)
-    return partial(connect_ray, launch.ray, roles)
+    return partial(connect_ray, Wanted(launch.ray, devices, is_packed=launch.ray_pack))
 
 
 @dataclass(frozen=True, slots=True)

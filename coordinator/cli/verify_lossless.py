@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 
 from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
 from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.lossless import checks as lossless
 from coordinator.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
+from proto.policies import TABLE
 
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n',
@@ -46,7 +48,7 @@ def verify_lossless(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="sync or pipelined; may be given twice. Default: both.")
+        list[str] | None, typer.Option(help="May be given several times. Default: sync and auto.")
     ] = None,
     prompt: TextPrompt = None,
     num_texts: Texts = 600,
@@ -98,10 +100,12 @@ def _checks(
 
 
 def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
-    known = {str(policy.policy): policy for policy in lossless.POLICIES}
+    default = list(lossless.POLICIES)
+    every = [checked(SpeculationConfig, policy=row.name) for row in TABLE if row.drafts]
+    known = {str(policy.policy): policy for policy in (*every, *default)}
     if unknown := [name for name in names or () if name not in known]:
         raise ConfigurationError(f"--policy: {unknown[0]!r} is none of {', '.join(known)}")
-    return [known[name] for name in names or known]
+    return [policy for name, policy in known.items() if name in names] if names else default
 
 
 def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Text]:

@@ -33,8 +33,8 @@ TEMPERATURE = 1.5
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 POLICIES = (
     SpeculationConfig(policy="sync", num_speculative_tokens=3),
-    SpeculationConfig(policy="pipelined"),
-)
+    SpeculationConfig(policy="auto"),
+)  # where nobody says which: of each kind one
 
 Text = tuple[int, ...]
 Joint = dict[Text, float]

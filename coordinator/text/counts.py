@@ -20,6 +20,8 @@ class PassFigures:
     host_us: int
     drafter_us: int
     cause: str
+    hit: str = "nobody"
+    plain_us: int = 0
 
     @property
     def no_model_us(self) -> int:
@@ -44,6 +46,8 @@ class PassFigures:
             host_us=verdict.host_us,
             drafter_us=verdict.drafter_us,
             cause=verdict.cause.name.lower(),
+            hit=verdict.hit.name.lower(),
+            plain_us=verdict.plain_us,
         )
 
 
@@ -62,6 +66,8 @@ class SessionCounts:
     model_us: int = 0
     host_us: list[int] = field(default_factory=list)  # per pass
     causes: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)  # by `Hit`
+    drafter_us: int = 0
     # (drafted, accepted) of every pass that had drafts -> number of such passes
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
     passes: list[PassFigures] = field(default_factory=list)  # in order: what the sums are of
@@ -77,6 +83,8 @@ class SessionCounts:
         self.model_us += one.model_us
         self.host_us.append(one.host_us)
         self.causes[one.cause] += 1
+        self.hits[one.hit] += 1
+        self.drafter_us += one.drafter_us
         if one.num_drafted:
             self.acceptance[one.num_drafted, one.num_accepted] += 1
         self.passes.append(one)

@@ -7,6 +7,9 @@ from statistics import median
 from typing import Self
 
 from coordinator.text.counts import SessionCounts
+from coordinator.text.simulated import Simulated
+
+MISSES = ("timing", "content", "width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class SpeculativeDecoding:
     mean_acceptance_length  1 + accepted / steps
     acceptance_histogram    [j]: steps that accepted exactly j drafts, j = 0..num_spec_tokens
     acceptance_histogram_by_draft_length  [k][j]: steps that accepted j of k drafts
+    acceptance_by_position  [j]: share of the steps that accepted more than j drafts
     num_spec_tokens         most drafts in a step (the policy's K)
     """
 
@@ -29,6 +33,7 @@ class SpeculativeDecoding:
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    acceptance_by_position: list[float]
 
     @classmethod
     def of(cls, acceptance: Counter[tuple[int, int]], num_spec_tokens: int) -> Self:
@@ -50,6 +55,10 @@ class SpeculativeDecoding:
             num_accepted_draft_tokens=accepts,
             num_draft_tokens=drafts,
             num_spec_tokens=num_spec_tokens,
+            acceptance_by_position=[
+                sum(histogram[position + 1 :]) / steps if steps else 0.0
+                for position in range(num_spec_tokens)
+            ],
         )
 
 
@@ -61,11 +70,20 @@ class Metrics:
     mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
+    drafter_busy            the same of the drafter's, by the drafts that came
+    target_idle             share in which the target neither computed nor waited for drafts
+    speedup                 tokens per second in those of plain decoding, by what a pass without
+                            drafts takes; 0: not known
+    hit_rate                share of the passes for which anybody drafted whose first token had been
+                            drafted and was verified
+    misses                  the other such passes: `timing` (nothing was there yet), `content`
+                            (nothing of it was right), `width` (the right one was not verified)
     host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
     no_model_ms_per_pass    the same and what of the wait neither model was at work for
     fallbacks               passes that went without (enough) drafts, by cause
     drafter_lost_at         tokens that were there when the drafter went away; 0: it was away
     speculative_decoding    None if the policy has no drafter
+    simulated               of the hardware; None: nothing, the figures are of this machine
     """
 
     num_tokens: int
@@ -80,6 +98,11 @@ class Metrics:
     mean_acceptance_length: float
     acceptance_rate: float
     target_busy: float
+    drafter_busy: float
+    target_idle: float
+    speedup: float
+    hit_rate: float
+    misses: dict[str, int]
     wait_s: float
     host_ms_per_pass: float
     no_model_ms_per_pass: float
@@ -91,6 +114,7 @@ class Metrics:
     drafter_lost_at: int | None
     queued_s: float
     speculative_decoding: SpeculativeDecoding | None
+    simulated: Simulated | None = None
 
     @classmethod
     def of(
@@ -108,6 +132,10 @@ class Metrics:
         num_tokens = sum(number for _, number in emitted)
         p50_ms, p99_ms = percentiles_ms(emitted)
         passes, drafted = counts.num_passes, counts.num_drafted
+        misses = {why: counts.hits[why] for why in MISSES}
+        num_tried = counts.hits["hit"] + sum(misses.values())
+        plain_us = [one.plain_us for one in counts.passes if one.plain_us]
+        used_s = (counts.model_us + counts.wait_us) / 1e6
         return cls(
             num_tokens=num_tokens,
             elapsed_s=elapsed,
@@ -121,6 +149,11 @@ class Metrics:
             mean_acceptance_length=1 + counts.num_accepted / passes if passes else 0.0,
             acceptance_rate=counts.num_accepted / drafted if drafted else 0.0,
             target_busy=min(1.0, counts.model_us / 1e6 / elapsed) if elapsed > 0 else 0.0,
+            drafter_busy=min(1.0, counts.drafter_us / 1e6 / elapsed) if elapsed > 0 else 0.0,
+            target_idle=max(0.0, 1.0 - used_s / elapsed) if elapsed > 0 else 0.0,
+            speedup=_speedup(emitted, median(plain_us)) if plain_us else 0.0,
+            hit_rate=counts.hits["hit"] / num_tried if num_tried else 0.0,
+            misses=misses,
             wait_s=counts.wait_us / 1e6,
             host_ms_per_pass=median(counts.host_us) / 1e3 if counts.host_us else 0.0,
             no_model_ms_per_pass=(
@@ -143,6 +176,13 @@ class Metrics:
                 else None
             ),
         )
+
+
+def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
+    """Tokens per second after the first, in those of plain decoding."""
+    elapsed_s = emitted[-1][0] - emitted[0][0]
+    num_tokens = sum(number for _, number in emitted[1:])
+    return num_tokens * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def percentiles_ms(emitted: list[tuple[float, int]]) -> tuple[float, float]:
