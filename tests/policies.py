@@ -6,7 +6,7 @@ from proto.policies import POLICIES, REST_AFTER
 
 def autoregressive() -> Policy:
     """The target alone."""
-    return POLICIES["ar"].make(0, 0)
+    return POLICIES["ar"].make()
 
 
 def synchronous(k: int) -> Policy:

@@ -7,6 +7,7 @@ from proto.messages import (
     Ack,
     Cause,
     Draft,
+    Hit,
     Limits,
     Open,
     Policy,
@@ -60,9 +61,10 @@ def draft(
     incarnation: int = 1,
     done: bool = False,
     model_us: int = 0,
+    num_steps: int | None = None,
     session: int = 1,
 ) -> Draft:
-    """A chain of drafts below the path `parent`."""
+    """A chain of drafts below the path `parent`; a step each, if nobody says."""
     return Draft(
         session=session,
         incarnation=incarnation,
@@ -76,6 +78,7 @@ def draft(
         scores=(-0.5,) * len(tokens),
         done=done,
         model_us=model_us,
+        num_steps=len(tokens) if num_steps is None else num_steps,
     )
 
 
@@ -93,8 +96,12 @@ def verdict(
     durations_us: tuple[int, int, int] = (0, 0, 0),
     rejected: tuple[int, ...] = (),
     session: int = 1,
+    hit: Hit | None = None,
 ) -> Verdict:
-    """The text `base` goes on with `tokens`."""
+    """The text `base` goes on with `tokens`. hit: if not what the other figures say."""
+    if hit is None:
+        is_alone = cause in (Cause.ALONE, Cause.RESTING)
+        hit = Hit.HIT if num_accepted else Hit.NOBODY if is_alone else Hit.TIMING
     return Verdict(
         session,
         incarnation,
@@ -109,4 +116,5 @@ def verdict(
         num_stale,
         *durations_us,
         rejected=rejected,
+        hit=hit,
     )

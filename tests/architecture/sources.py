@@ -13,6 +13,7 @@ PACKAGES = (
     "drafter_node",
     "target_node",
     "coordinator",
+    "rehearsal",
     "deploy",
     "models",
 )

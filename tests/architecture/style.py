@@ -125,7 +125,8 @@ def asks_for_a_policy(file: Source) -> list[str]:
     return [
         f"{file.path}:{item.lineno} asks for {item.value!r}"
         for item in asked
-        if isinstance(item, ast.Constant) and item.value in POLICIES
+        # "auto" is a value of other settings too.
+        if isinstance(item, ast.Constant) and item.value in POLICIES.keys() - {"auto"}
     ]
 
 

@@ -150,7 +150,7 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
     [
         ("node/process.py", "import zmq"),
         ("coordinator/cluster/service.py", "from zmq.utils import z85"),
-        ("proto/transport.py", "import msgpack"),
+        ("proto/links/transport.py", "import msgpack"),
         ("coordinator/cluster/launcher.py", "def later():\n    import ray"),
         ("target_node/verifying.py", "import torch"),
         ("coordinator/cli/app.py", "from torch import nn"),
@@ -163,7 +163,7 @@ def test_a_misplaced_library_is_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("proto/transport.py", "import zmq"),
+        ("proto/links/transport.py", "import zmq"),
         ("engine/model.py", "import torch.nn"),
         ("drafter_node/worker.py", "import torch"),
         ("deploy/ray_launcher.py", "import ray"),

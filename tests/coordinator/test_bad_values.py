@@ -81,7 +81,7 @@ def test_a_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ({"target": ""}, "--target: String should have at least 1 character"),
         ({"start_timeout_s": float("inf")}, "--start-timeout-s: Input should be less than"),
         ({"start_timeout_s": float("nan")}, "--start-timeout-s: Input should be"),
-        ({"min_target_pass_ms": float("nan")}, "--min-target-pass-ms: Input should be"),
+        ({"simulate_target_ms": float("nan")}, "--simulate-target-ms: Input should be"),
     ],
 )
 def test_a_bad_setting_is_refused_before_a_process_starts(
@@ -100,7 +100,7 @@ def open_files_left(number: int, code: str) -> str:
         "from proto.errors import SlipstreamError\n"
         "from proto.messages import Role\n"
         "from proto.node_config import NodeConfig\n"
-        "from proto.transport import Connection, Listener\n"
+        "from proto.links.transport import Connection, Listener\n"
         "def leave(number):\n"
         "    highest = max(map(int, os.listdir('/proc/self/fd')))\n"
         "    while (last := os.dup(0)) < highest: pass\n"

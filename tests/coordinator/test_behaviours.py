@@ -15,7 +15,7 @@ from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.registry import Registry
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
-from engine.coupling import choose, choose_scored
+from engine.coupling import choose, rank_scored
 from engine.judging import distributions, sample_draft
 from engine.model import load_model
 from engine.sampling import Sampling
@@ -87,8 +87,8 @@ def test_7_equal_logits_go_to_the_lowest_id_on_both_sides() -> None:
     logits = torch.zeros(2, 50)
     logits[0, 7:] = 1.0
     target = choose(logits, Sampling(), 1, 0, (3, 4))
-    drafter, _ = choose_scored(logits, Sampling(), 1, 0, (3, 4))
-    assert target == drafter == [7, 0]
+    drafter, _ = rank_scored(logits, Sampling(), 1, 0, (3, 4), 1)
+    assert (target, drafter) == ([7, 0], [[7], [0]])
 
 
 def test_8_the_noise_is_of_the_position_and_not_of_the_rows_around_it() -> None:

@@ -97,10 +97,10 @@ class Trio:
 
     def _proposal(self, compute: d.Compute) -> d.Proposed:
         (part,) = compute.parts
-        if part.position is None:
-            return d.Proposed(compute.ticket, (d.Children((), ()),), 0)
-        token = self._drafter_says[part.position]
-        return d.Proposed(compute.ticket, (d.Children((token,), (LIKELY,)),), 0)
+        children = tuple(
+            d.Children((self._drafter_says[position],), (LIKELY,)) for position in part.positions
+        )
+        return d.Proposed(compute.ticket, (children,), 0)
 
     def _step_target(self, event: Arrived | Tick | t.Computed) -> None:
         for action in self._verifying.handle(event, 0.0):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.coupling import choose, choose_scored
+from engine.coupling import choose, rank_scored
 from engine.executor import Executor
 from engine.fused import FAMILIES
 from engine.graphs import GraphBackend
@@ -67,7 +67,9 @@ def test_choices_on_the_device_are_those_of_the_host(sampling: Sampling, vocab: 
     logits = some_logits(8, vocab)
     there, positions = logits.to(GPU), range(8)
     assert choose(there, sampling, 5, 0, positions) == choose(logits, sampling, 5, 0, positions)
-    tokens, scores = choose_scored(there, sampling, 5, 0, positions)
-    wanted, values = choose_scored(logits, sampling, 5, 0, positions)
-    assert tokens == wanted
-    assert scores == pytest.approx(values, abs=1e-3)
+    for num_ranked in (1, 4):
+        tokens, scores = rank_scored(there, sampling, 5, 0, positions, num_ranked)
+        wanted, values = rank_scored(logits, sampling, 5, 0, positions, num_ranked)
+        assert tokens == wanted
+        for got, there in zip(scores, values, strict=True):
+            assert got == pytest.approx(there, abs=1e-3)

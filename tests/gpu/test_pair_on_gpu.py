@@ -27,6 +27,7 @@ pytestmark = [
 
 GREEDY = SamplingParams(max_tokens=96, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=96, ignore_eos=True)
+CHAIN = SpeculationConfig(policy="pipelined", num_speculative_tokens=8, adaptive=False)
 
 
 @pytest.fixture(scope="module", params=["cuda:0", "cpu"])
@@ -66,6 +67,11 @@ def test_a_seed_gives_one_text_under_every_policy(pair: Pair) -> None:
 
 def test_no_pass_falls_off_the_captured_shapes(pair: Pair) -> None:
     ids = [pair.encode(prompt) for prompt in PROMPTS[:3]]
-    found = profile(pair, ids, SpeculationConfig(num_speculative_tokens=8, adaptive=False), SAMPLED)
+    found = profile(
+        pair,
+        ids,
+        SpeculationConfig(policy="pipelined", num_speculative_tokens=8, adaptive=False),
+        SAMPLED,
+    )
     assert all(share.num_uncaptured == 0 for share in found.shares)
     assert found.mean_acceptance_length > 1.2

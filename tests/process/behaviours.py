@@ -15,13 +15,13 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request, Step
 from tests.process.reference import Reference
 
-MAX_MODEL_LEN = 256
+MAX_MODEL_LEN = 384
 CONFIG = PairConfig(dtype="float32", drafter_dtype="float32", max_model_len=MAX_MODEL_LEN)
 PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 AR = SpeculationConfig(policy="ar")
-SYNC = SpeculationConfig(policy="sync")
 # On a busy machine the drafter may be measured to be of no use, and rest.
-PIPELINED = SpeculationConfig(adaptive=False)
+SYNC = SpeculationConfig(policy="sync", adaptive=False)
+PIPELINED = SpeculationConfig(policy="pipelined", adaptive=False)
 POLICIES = (AR, SYNC, PIPELINED)
 
 

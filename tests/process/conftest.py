@@ -6,6 +6,16 @@ from contextlib import ExitStack
 
 import pytest
 
+from coordinator.api.pair import Pair
+from tests.process.behaviours import CONFIG
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[Pair]:
+    """The embedded pair in float32, for every test that leaves it as it was."""
+    with Pair(CONFIG) as pair:
+        yield pair
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _ignored_signals_stay_here() -> Iterator[None]:

@@ -13,16 +13,16 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
+from proto.policies import TABLE
 
 # A difference at a smaller margin than this (of float32 logits) is a near tie; DESIGN: counted.
 NEAR_TIE = 1e-4
 
 EVERY_POLICY = (
-    SpeculationConfig(policy="ar"),
-    SpeculationConfig(policy="sync", num_speculative_tokens=1),
-    SpeculationConfig(policy="sync", num_speculative_tokens=4),
-    SpeculationConfig(policy="sync", num_speculative_tokens=8),
-    SpeculationConfig(policy="pipelined"),
+    *(SpeculationConfig(policy=row.name) for row in TABLE),
+    SpeculationConfig(policy="sync", num_speculative_tokens=1, adaptive=False),
+    SpeculationConfig(policy="sync", num_speculative_tokens=8, adaptive=False),
+    SpeculationConfig(policy="tree", num_speculative_tokens=12, policy_option={"width": 8}),
 )
 
 PROMPTS = (

@@ -5,7 +5,6 @@ tests/coordinator/test_behaviours.py.
 """
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,10 +40,9 @@ SOON_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
+def pair(embedded: Pair) -> Pair:
     """One pair for all of them."""
-    with Pair(CONFIG) as made:
-        yield made
+    return embedded
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +159,7 @@ def test_3_everything_is_trimmed_at_the_stop(pair: Pair, text: list[int], is_sho
 
 
 def test_4_nothing_is_drafted_past_max_tokens_or_the_context(pair: Pair) -> None:
-    eight = SpeculationConfig(policy="sync", num_speculative_tokens=8)
+    eight = SpeculationConfig(policy="sync", num_speculative_tokens=8, adaptive=False)
     long = PROMPT * (MAX_MODEL_LEN // len(pair.encode(PROMPT)) + 1)
     ids = pair.encode(long)[: MAX_MODEL_LEN - 6]
     for prompt, params in ((pair.encode(PROMPT), with_(GREEDY, max_tokens=6)), (ids, GREEDY)):
@@ -235,14 +233,14 @@ def test_7_greedy_is_the_argmax_of_the_target(pair: Pair, target: Reference) -> 
 
 def test_8_the_seed_alone_decides_whatever_the_draft_length(pair: Pair, text: list[int]) -> None:
     for k in (1, 3, 8):
-        policy = SpeculationConfig(policy="sync", num_speculative_tokens=k)
+        policy = SpeculationConfig(policy="sync", num_speculative_tokens=k, adaptive=False)
         made = answered(pair, SAMPLED, policy).outputs[0]
         assert made.token_ids == text
         assert num_accepted(made) > 0
     assert answered(pair, with_(SAMPLED, seed=12)).outputs[0].token_ids != text
 
 
-BY_RATIO = SpeculationConfig(policy="sync", verify="block")
+BY_RATIO = SpeculationConfig(policy="sync", verify="block", adaptive=False)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, BY_RATIO], ids=lambda p: p.policy + p.verify)

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROMPT = (5, 6, 7)
 GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
-PIPELINED = SpeculationConfig(adaptive=False)  # where it is slow, it may rest
+PIPELINED = SpeculationConfig(policy="pipelined", adaptive=False)  # where it is slow, it may rest
 LIMIT_S = 60.0
 
 
@@ -36,7 +36,7 @@ LIMIT_S = 60.0
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
     """A random model drafted by itself, by a target that is slow enough to wait for it."""
     folder = str(make_model("llama", tmp_path_factory.mktemp("models") / "llama"))
-    return PairConfig(target=folder, drafter=folder, dtype="float32", min_target_pass_ms=5.0)
+    return PairConfig(target=folder, drafter=folder, dtype="float32", simulate_target_ms=5.0)
 
 
 @pytest.fixture(scope="module")

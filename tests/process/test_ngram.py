@@ -38,7 +38,7 @@ GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.3, seed=7, max_tokens=120, ignore_eos=True)
 HOT = SamplingParams(temperature=0.9, seed=7, max_tokens=96, ignore_eos=True)
 PLAIN = SpeculationConfig(policy="ar")
-COPYING = SpeculationConfig(num_speculative_tokens=8)
+COPYING = SpeculationConfig(policy="pipelined", num_speculative_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +86,15 @@ def test_the_classical_rules_judge_copies_too(alone: Pair, verify: str) -> None:
     assert got.metrics.num_accepted_tokens > 20
 
 
-def test_a_draft_model_and_ngrams_feed_one_tree() -> None:
+def test_a_draft_model_and_ngrams_feed_one_tree(embedded: Pair) -> None:
     speculation = COPYING.model_copy(update={"also_ngram": True})
-    with Pair(FLOAT32) as pair:
-        prompt = pair.encode(EDITING)
-        for request in (GREEDY, SAMPLED):
-            plain = generate(pair, prompt, PLAIN, request)
-            both = generate(pair, prompt, speculation, request)
-            assert passes_saved(plain, both) >= 2.0
-        stream, _ = pair.generate(prompt, speculation, GREEDY)
-        drafters = {origin for emit in stream for origin in origins(emit)}
+    prompt = embedded.encode(EDITING)
+    for request in (GREEDY, SAMPLED):
+        plain = generate(embedded, prompt, PLAIN, request)
+        both = generate(embedded, prompt, speculation, request)
+        assert passes_saved(plain, both) >= 2.0
+    stream, _ = embedded.generate(prompt, speculation, GREEDY)
+    drafters = {origin for emit in stream for origin in origins(emit)}
     assert {"draft:model", "draft:ngram"} <= drafters
 
 

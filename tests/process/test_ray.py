@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from click import ClickException
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deploy.ray_launcher import Supervisor, loopback_network
+from deploy.ray_launcher import Place, Supervisor, loopback_network
 from tests.process.ray_nodes import (
     Cluster,
     alive,
@@ -77,12 +78,15 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A generation with a random model that is drafted by itself: every draft is accepted."""
+    """A generation with a random model that is drafted by itself: every draft is accepted.
+
+    It is waited for, so that drafts come in time on a busy machine too.
+    """
     folder = str(make_model("llama", tmp_path_factory.mktemp("models") / "llama"))
     return [
         *("generate", "--prompt-ids", "5,6,7", "--target", folder, "--drafter", folder),
         *("--dtype", "float32", "--max-tokens", "120", "--ignore-eos"),
-        *("--min-target-pass-ms", "5"),
+        *("--simulate-target-ms", "5", "--policy", "sync"),
     ]
 
 
@@ -116,7 +120,7 @@ def generating(arguments: list[str], cluster: Cluster) -> Iterator["subprocess.P
     coordinator = subprocess.Popen(
         [
             *(sys.executable, "-m", "coordinator", *arguments, "--ray", cluster.address),
-            *("--max-tokens", "900", "--min-target-pass-ms", "300"),
+            *("--max-tokens", "900", "--simulate-target-ms", "300"),
         ],
         cwd=ROOT,
         env=cluster.env,
@@ -253,13 +257,23 @@ def test_a_missing_ray_is_one_line(arguments: list[str]) -> None:
     assert_one_line(done, "--ray needs the package `ray`")
 
 
-def test_a_supervisor_says_when_the_repository_is_not_there_or_the_machine_is_another() -> None:
-    with pytest.raises(RuntimeError, match="the repository is not at /nowhere on its Ray node"):
-        Supervisor().start("/nowhere", loopback_network(), "{}")
-    with pytest.raises(RuntimeError, match="its Ray node is on another machine"):
-        Supervisor().start(str(ROOT), "another boot, another network", "{}")
+def test_a_supervisor_says_where_it_is_and_when_the_repository_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"the repository is not at /nowhere on {gethostname()}"):
+        Supervisor().arrive("/nowhere", str(tmp_path))
+    place = Place(*Supervisor().arrive(str(ROOT), str(tmp_path)))
+    assert (place.host, place.network) == (gethostname(), loopback_network())
+    assert place.can_enter
+    assert len(place.public_key) == 40
+    assert not Place(*Supervisor().arrive(str(ROOT), "/nowhere")).can_enter
 
 
+def test_the_keys_of_a_node_stay_with_its_supervisor() -> None:
+    supervisor = Supervisor()
+    place = Place(*supervisor.arrive(str(ROOT), "/"))
+    assert supervisor._keys.secret not in repr(place) + repr(supervisor._keys)
+
+
+@pytest.mark.long
 def test_without_ray_the_coordinator_loads_neither_ray_nor_torch(
     alone: "subprocess.CompletedProcess[str]",
 ) -> None:

@@ -1,10 +1,12 @@
 """Eight texts in one pass are what they are one by one, whatever drafts them and whatever happens.
 
-One by one means: by a pair that has room for one text.
+One by one means: by a pair that has room for one text. Whether drafts are accepted at all is asked
+under `sync`: where the machine is busy, drafts that are not waited for may all be late.
 """
 
 import os
 import signal
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.process
 PROMPTS = tuple((5, 6 + number, 7) for number in range(8))
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
-PIPELINED = SpeculationConfig(adaptive=False)
+SYNC = SpeculationConfig(policy="sync", adaptive=False)
+PIPELINED = SpeculationConfig(policy="pipelined", adaptive=False)
 POLICIES = (*EVERY_POLICY[:-1], PIPELINED)
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 SOON_S = 3.0
@@ -39,7 +42,7 @@ def make_pair(architecture: str, folder: Path) -> PairConfig:
         drafter=str(drafter),
         dtype="float32",
         max_model_len=512,
-        min_target_pass_ms=8.0,
+        simulate_target_ms=8.0,
     )
 
 
@@ -79,7 +82,7 @@ def check_every_policy(config: PairConfig, max_num_differences: int) -> None:
             for speculation in POLICIES:
                 texts, num_accepted = together(many, speculation, request)
                 num_differences += sum(a != b for a, b in zip(texts, plain, strict=True))
-                assert num_accepted > 0 or not speculation.drafts, "speculation is dead"
+                assert num_accepted > 0 or speculation.policy != "sync", "speculation is dead"
     assert num_differences <= max_num_differences
 
 
@@ -109,31 +112,34 @@ def test_so_they_are_in_reproducible_bfloat16(tmp_path: Path) -> None:
             for speculation in POLICIES:
                 texts, num_accepted = together(pair, speculation, request)
                 assert texts == plain
-                assert num_accepted > 0 or not speculation.drafts, "speculation is dead"
+                assert num_accepted > 0 or speculation.policy != "sync", "speculation is dead"
 
 
 def check_killed(folder: Path, counts: list[int]) -> None:
-    """Kill the drafter after so many tokens of the first of eight texts."""
+    """Kill the drafter after so many tokens of the first of eight texts.
+
+    The target alone writes the same again.
+    """
     target = str(make_model("llama", folder / "target"))
-    config = PairConfig(target=target, drafter=target, dtype="float32", min_target_pass_ms=5.0)
-    with Pair(config) as pair:
-        whole, num_accepted = together(pair, PIPELINED, LONG)
-    assert num_accepted > len(PROMPTS) * 50, "speculation is dead"
-    for count in counts:
+    config = PairConfig(target=target, drafter=target, dtype="float32", simulate_target_ms=5.0)
+    for count, speculation in zip(counts, cycle((SYNC, PIPELINED)), strict=False):
         with Pair(config) as pair:
-            texts, num_accepted = together(pair, PIPELINED, LONG, kill_after=count)
+            texts, num_accepted = together(pair, speculation, LONG, kill_after=count)
             assert wait_for(lambda: pair.pids().keys() == {"target"}, SOON_S)
+            is_waited_for = speculation is SYNC and count >= 20
+            assert num_accepted > 0 or not is_waited_for, "speculation is dead"
+            whole, num_accepted = together(pair, speculation, LONG)
+        assert num_accepted == 0
         assert texts == whole, f"killed at {count}"
-        assert num_accepted > 0 or count < 20, "speculation is dead"
 
 
 @pytest.mark.parametrize(
     "counts",
     [
-        pytest.param([60], marks=pytest.mark.long),
+        pytest.param([60, 120], marks=pytest.mark.long),
         pytest.param(list(range(1, 200, 20)), marks=pytest.mark.slow),
     ],
-    ids=["once", "ten times"],
+    ids=["twice", "ten times"],
 )
 def test_eight_texts_are_complete_when_the_drafter_is_killed(
     tmp_path: Path, counts: list[int]

@@ -8,6 +8,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from coordinator.text.detokenization import IdStream
+from coordinator.text.metrics import Metrics
 from coordinator.text.running import Result
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
@@ -61,6 +62,13 @@ class ScriptedPair:
 
     def check_alive(self) -> None:
         """It is."""
+
+    def simulated(self) -> None:
+        """Nothing is."""
+
+    def marked(self, metrics: Metrics, _: None) -> Metrics:
+        """As they are."""
+        return metrics
 
     def generate(
         self,

@@ -1,6 +1,7 @@
 """Flags made of the fields of settings."""
 
 import inspect
+import re
 from typing import Annotated
 
 import pytest
@@ -8,7 +9,8 @@ import typer
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from coordinator.api.config import LaunchConfig, PairConfig, SpeculationConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS, LAST, Command, Flags, with_settings
 from coordinator.cli.generate import generate
@@ -81,11 +83,33 @@ def test_a_field_refuses_a_value_by_the_name_of_its_flag() -> None:
         called(command, "--logit-bias", "5")
 
 
+def test_options_of_a_policy_are_numbers_by_name() -> None:
+    seen: list[SpeculationConfig] = []
+
+    def command(*, speculation: SpeculationConfig) -> None:
+        seen.append(speculation)
+
+    called(command, "--policy-option", "width=2, min-score=-1.5,subtree=0")
+    assert seen[0].policy_option == {"width": 2.0, "min_score": -1.5, "subtree": 0.0}
+    for given, why in (
+        ("wide=2", "there is no 'wide'; there are "),
+        ("width=99", "width is a whole number in 1..16, not 99"),
+        ("width=1.5", "width is a whole number in 1..16, not 1.5"),
+        ("width=nan", "width is a whole number in 1..16, not nan"),
+        ("width", "expected numbers like width=4,branches=3, got 'width'"),
+        ("width=many", "expected numbers like width=4,branches=3, got 'width=many'"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^--policy-option: {re.escape(why)}"):
+            called(command, "--policy-option", given)
+    with pytest.raises(ConfigurationError, match=r"^policy_option: there is no 'wide'"):
+        SpeculationConfig(policy_option={"wide": 2})
+
+
 def test_the_help_says_what_the_field_says() -> None:
     app = typer.Typer()
     app.command()(generate)
     shown = " ".join(CliRunner().invoke(app, ["--help"]).output.replace("│", " ").split())
-    assert "ar (target alone), sync (draft K, wait for the verdict) or pipelined" in shown
+    assert "ar (target alone), sync (draft K, wait for the verdict), pearl" in shown
     assert "ID:BIAS,..." in shown
     assert "--adaptive" in shown
     assert "--no-adaptive" in shown

@@ -3,10 +3,15 @@
 import dataclasses
 import json
 from collections import Counter
+from dataclasses import replace
+
+import pytest
 
 from coordinator.cli.display import figures_of_all
-from coordinator.text.counts import SessionCounts
+from coordinator.text.counts import PassFigures, SessionCounts
 from coordinator.text.metrics import Metrics, SpeculativeDecoding
+
+A_PASS = PassFigures(1, 0, 1, 0, 0, 0, 0, 0, 0, "ready")
 
 
 def test_histograms_count_the_steps_by_drafts_and_by_accepted_drafts() -> None:
@@ -49,6 +54,48 @@ def test_metrics_are_json_and_say_nothing_of_speculation_under_ar() -> None:
     assert record["speculative_decoding"]["acceptance_histogram_by_draft_length"] == {
         "2": [0, 1, 0]
     }
+
+
+def test_acceptance_by_position_is_of_all_steps() -> None:
+    figures = SpeculativeDecoding.of(Counter({(3, 0): 5, (3, 1): 3, (3, 3): 2}), 3)
+    assert figures.acceptance_by_position == [0.5, 0.2, 0.2]
+
+
+def test_hits_misses_shares_and_times_plain() -> None:
+    # Ten passes of 10 ms, of which one is half a wait and half a model's.
+    counts = SessionCounts(
+        num_passes=10,
+        wait_us=30_000,
+        model_us=50_000,
+        drafter_us=20_000,
+        hits=Counter(hit=6, timing=2, content=1, width=1, nobody=5),
+        passes=[replace(A_PASS, plain_us=us) for us in (0, 8_000, 10_000, 12_000)],
+    )
+    made = Metrics.of(
+        counts,
+        started=1.0,
+        emitted=[(1.02, 1), (1.06, 4), (1.1, 4)],
+        drafter_lost_at=None,
+        queued_s=0.0,
+        num_spec_tokens=4,
+    )
+    assert made.hit_rate == 0.6
+    assert made.misses == {"timing": 2, "content": 1, "width": 1}
+    assert made.target_busy == pytest.approx(0.5)
+    assert made.drafter_busy == pytest.approx(0.2)
+    assert made.target_idle == pytest.approx(0.2)
+    # Eight tokens in 80 ms after the first; alone they take 10 ms each.
+    assert made.speedup == pytest.approx(1.0)
+    counts.passes = [A_PASS]
+    unknown = Metrics.of(
+        counts,
+        started=1.0,
+        emitted=[(1.02, 1), (1.06, 4)],
+        drafter_lost_at=None,
+        queued_s=0.0,
+        num_spec_tokens=4,
+    )
+    assert unknown.speedup == 0.0
 
 
 def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:

@@ -1,0 +1,59 @@
+"""What a person sees around the text."""
+
+from dataclasses import replace
+
+from coordinator.api.config import PairConfig
+from coordinator.cli.display import WIDTH, figures_of_all, simulation, summary
+from coordinator.text.counts import SessionCounts
+from coordinator.text.metrics import Metrics
+from coordinator.text.simulated import Simulated
+
+DEVICES = Simulated(30.0, 0.1, 2.0, 0.0, ("drafter:delay=5ms,jitter=1ms,loss=1%",), 0, 1000, 10)
+
+
+def figures(simulated: Simulated | None) -> Metrics:
+    """Of a text of four tokens."""
+    metrics = Metrics.of(
+        SessionCounts(),
+        started=0.0,
+        emitted=[(0.1, 1), (0.2, 3)],
+        drafter_lost_at=None,
+        queued_s=0.0,
+        num_spec_tokens=0,
+    )
+    return replace(metrics, simulated=simulated)
+
+
+def test_figures_of_other_hardware_are_marked_as_such_and_those_of_this_one_are_not() -> None:
+    for shown in (
+        summary(figures(DEVICES), policy="ar", seed=None),
+        figures_of_all([figures(DEVICES), figures(DEVICES)], policy="ar"),
+    ):
+        marked = shown[shown.index("SIMULATED") :]
+        assert " ".join(marked.split()) == (
+            "SIMULATED: a target pass 30 ms + 0.1 ms a row; a draft step 2 ms; link "
+            "drafter:delay=5ms,jitter=1ms,loss=1%; 10 of 1000 forwards took longer than simulated"
+        )
+        assert max(map(len, marked.splitlines())) <= WIDTH
+    assert "SIMULATED" not in summary(figures(None), policy="ar", seed=None)
+    assert "SIMULATED" not in figures_of_all([figures(None)] * 2, policy="ar")
+
+
+def test_figures_are_void_where_more_than_one_forward_of_a_hundred_took_too_long() -> None:
+    late = Simulated(30.0, 0.0, 0.0, 0.0, (), 0, 1000, 11)
+    words = " ".join(simulation(late).split())
+    assert words.endswith("11 of 1000 forwards took longer than simulated: the figures are void")
+    assert not DEVICES.is_void
+    assert late.is_void
+    assert not late.since(late).is_void
+    assert late.since(DEVICES).is_void
+
+
+def test_a_pair_knows_what_of_it_is_simulated() -> None:
+    assert PairConfig().simulated is None
+    link = PairConfig(link=("target:loss=1%",)).simulated
+    assert link is not None
+    assert simulation(link) == "SIMULATED: link target:loss=1%"
+    rows = PairConfig(simulate_draft_ms_per_row=0.5).simulated
+    assert rows is not None
+    assert rows.words == "a draft step 0.5 ms a row"
