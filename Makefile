@@ -29,19 +29,21 @@ demo: setup
 
 # Tests of real processes run one by one: each has the machine for itself.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) -m 'not process and not long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not long and not slow and not gpu'
 	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
 
-# What `make test` has no time for.
+# What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
+# so that the tests of one still share theirs.
 long: setup
-	$(RUN) -m pytest -m 'long and not slow and not gpu'
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) -m 'not process and not gpu'
-	$(RUN) -m pytest -m 'process and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not gpu'
+	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
