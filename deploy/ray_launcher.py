@@ -253,6 +253,9 @@ def _check_reachable(address: str) -> None:
 
 def _connect(address: str) -> None:
     """Join the cluster, silently. Raises TransportError."""
+    # `log_to_driver` leaves out that Ray prints on stdout, among the text, when a host is gone.
+    # The end of a node is said in the project's words.
+    ray._private.worker.print_to_stdstream = _say_nothing
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -262,6 +265,10 @@ def _connect(address: str) -> None:
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
+
+
+def _say_nothing(data: object, *, ignore_prefix: bool) -> None:
+    del data, ignore_prefix
 
 
 def _bundles(wanted: Wanted) -> list[dict[str, float]]:

@@ -61,6 +61,16 @@ try:
 finally:
     print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})), file=sys.stderr)
 """
+# What Ray publishes when a host is gone, told to a coordinator that is connected.
+A_HOST_IS_GONE = """
+import sys, time
+from ray._private.utils import publish_error_to_driver
+from ray._private.worker import global_worker
+from deploy.ray_launcher import _connect
+_connect(sys.argv[1])
+publish_error_to_driver("node_removed", "a host is gone", gcs_client=global_worker.gcs_client)
+time.sleep(2.0)
+"""
 WITHOUT_RAY = """
 import runpy, sys
 sys.modules["ray"] = None  # an import of it fails
@@ -240,6 +250,12 @@ def test_a_cluster_that_wants_another_token_is_one_line(
 
 
 @pytest.mark.long
+def test_what_ray_says_of_its_hosts_is_not_printed_among_the_text(cluster: Cluster) -> None:
+    done = run([cluster.address], cluster.env, A_HOST_IS_GONE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.long
 def test_an_address_where_nobody_answers_is_one_line_in_time(arguments: list[str]) -> None:
     started = time.monotonic()
     done = run([*arguments, "--ray", f"127.0.0.1:{free_port()}"])
@@ -282,10 +298,20 @@ def test_without_ray_the_coordinator_loads_neither_ray_nor_torch(
     assert not loaded & {"ray", "torch", "transformers", "engine", "node"}
 
 
-def cluster_config() -> dict[str, Any]:
-    """`deploy/cluster.yaml` as it is written."""
-    config: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "cluster.yaml").read_text())
+def cluster_config(name: str = "cluster.yaml") -> dict[str, Any]:
+    """A file of deploy/ as it is written."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / name).read_text())
     return config
+
+
+def test_the_cluster_file_for_a_cloud_is_valid_and_gives_each_machine_its_role() -> None:
+    config = prepare_config(cluster_config("cluster-cloud.yaml"))
+    validate_config(config)
+    machines = config["available_node_types"]
+    head = machines[config["head_node_type"]]
+    (worker,) = (machine for machine in machines.values() if machine is not head)
+    assert head["resources"]["target"] == worker["resources"]["drafter"] == 1
+    assert worker["min_workers"] == worker["max_workers"] == 1
 
 
 def test_the_cluster_file_is_valid_and_gives_each_machine_its_role() -> None:
