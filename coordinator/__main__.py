@@ -9,7 +9,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 from coordinator.cli.app import main
 from coordinator.cli.flags import Command
-from coordinator.cluster.launcher import NodeLauncher, Wanted
+from coordinator.launching.launcher import NodeLauncher, Wanted
 from proto.errors import ConfigurationError
 
 

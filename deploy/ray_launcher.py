@@ -13,14 +13,11 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -28,8 +25,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.cluster.launcher import ROOT, Obituary, Wanted
-from coordinator.cluster.runtime_folder import RuntimeFolder
+from coordinator.launching.launcher import ROOT, Obituary, Wanted
+from coordinator.launching.runtime_folder import RuntimeFolder
+from deploy import supervisor
+from deploy.supervisor import Place, Supervisor, loopback_network
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
@@ -43,75 +42,7 @@ POLL_S = 0.05
 
 # The supervisor's code is sent to the cluster, not its name: it must run before anything of the
 # project can be imported there, to say that the project is not there.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an actor has come to be.
-
-    network     what its 127.0.0.1 is (`loopback_network`)
-    can_enter   whether it can reach the coordinator's socket in its folder
-    public_key  of the pair that it has made for its node; the secret one stays there
-    """
-
-    host: str
-    network: str
-    can_enter: bool
-    public_key: str
-
-
-class Supervisor:
-    """The actor: starts one node process on its host and holds it. Runs two methods at once."""
-
-    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
-        """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
-        host = socket.gethostname()
-        if not Path(root, "coordinator", "cluster", "launcher.py").is_file():
-            raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
-        sys.path.insert(0, root)
-        from proto.links.keys import KeyPair
-
-        self._keys = KeyPair.new()
-        return host, loopback_network(), os.access(folder, os.X_OK), self._keys.public
-
-    def start(self, config: str, *, is_alone: bool) -> int:
-        """Start the node; return its process id."""
-        from coordinator.cluster.launcher import Launcher
-        from proto.node_config import NodeConfig
-
-        read = NodeConfig.from_json(config)
-        if read.coordinator_key:
-            read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
-        forget_thread_limit()
-        self._launcher = Launcher(is_alone=is_alone)
-        self._launcher.start(read)
-        (pid,) = self._launcher.pids().values()
-        return pid
-
-    def wait(self) -> "Obituary":  # in quotes: where this runs, the name may not be there yet
-        """Return when the node has ended, and how it did."""
-        while not (ended := self._launcher.ended()):
-            time.sleep(POLL_S)
-        return ended[0]
-
-    def close(self) -> None:
-        """End the node."""
-        if hasattr(self, "_launcher"):
-            self._launcher.close()
-
-
-def loopback_network() -> str:
-    """A name for what 127.0.0.1 reaches from this process: the boot and the network namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}"
-
-
-def forget_thread_limit() -> None:
-    """Undo what Ray does to an actor without CPUs: one thread, also for a node on all cores."""
-    raylet = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    if b"OMP_NUM_THREADS=" not in raylet:
-        os.environ.pop("OMP_NUM_THREADS", None)
+ray.cloudpickle.register_pickle_by_value(supervisor)
 
 
 class RayLauncher:
@@ -130,6 +61,8 @@ class RayLauncher:
         self.outside = ""
         self.keys: CoordinatorKeys | None = None
         self._roles = tuple(wanted.devices)
+        self._lost: set[Role] = set()  # whose actor has gone with its host
+        self._is_closed = False
         self._owner = os.getpid()
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
@@ -140,11 +73,9 @@ class RayLauncher:
         _check_reachable(wanted.address)
         try:
             _connect(wanted.address)
-            bundles = _bundles(wanted)
-            self._group = _reserve(self._roles, bundles, is_packed=wanted.is_packed)
-            for index, role in enumerate(self._roles):
-                self._actors[role] = _supervisor(self._group, index, bundles[index])
-            self._places = self._arrive()
+            self._bundles = _bundles(wanted)
+            self._group = _reserve(self._roles, self._bundles, is_packed=wanted.is_packed)
+            self._places = self._arrive(self._roles)
         except BaseException:
             ray.shutdown()
             self._folder.remove()
@@ -153,12 +84,14 @@ class RayLauncher:
             self.outside = f"tcp://{ray.util.get_node_ip_address()}:*"
             self.keys = CoordinatorKeys(KeyPair.new())
 
-    def _arrive(self) -> dict[Role, Place]:
-        """Where the supervisors are. Raises NodeError."""
-        asked = {
-            role: actor.arrive.remote(str(ROOT), str(self._folder.path))
-            for role, actor in self._actors.items()
-        }
+    def _arrive(self, roles: tuple[Role, ...]) -> dict[Role, Place]:
+        """Start supervisors; where they are. Raises NodeError."""
+        asked = {}
+        for role in roles:
+            index = self._roles.index(role)
+            actor = _supervisor(self._group, index, self._bundles[index])
+            self._actors[role] = actor
+            asked[role] = actor.arrive.remote(str(ROOT), str(self._folder.path))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _is_near(self, role: Role) -> bool:
@@ -168,18 +101,23 @@ class RayLauncher:
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
         role = config.role
+        if self._is_closed:
+            raise NodeError(f"cannot start the {role}: all nodes are being ended")
+        if role in self._lost:
+            ray.kill(self._actors[role])
+            self._places |= self._arrive((role,))
+            self._lost.discard(role)
         place = self._places[role]
         if not self._is_near(role):
-            assert self.keys is not None
+            if self.keys is None:
+                raise NodeError(f"cannot start the {role}: it is on another host than before")
             self.keys.nodes[config.identity.encode()] = place.public_key
             config = replace(config, endpoint=config.outside, coordinator_key=self.keys.own.public)
         is_alone = [one.network for one in self._places.values()].count(place.network) == 1
-        supervisor = self._actors[role]
+        actor = self._actors[role]
         self._identities[role] = config.identity
-        self._pids[role] = _answer(
-            role, supervisor.start.remote(config.to_json(), is_alone=is_alone)
-        )
-        self._deaths[role] = supervisor.wait.remote().future()
+        self._pids[role] = _answer(role, actor.start.remote(config.to_json(), is_alone=is_alone))
+        self._deaths[role] = actor.wait.remote().future()
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call."""
@@ -187,7 +125,9 @@ class RayLauncher:
         for role, _ in found:
             del self._deaths[role]
             del self._pids[role]
-        return [_obituary(role, self._identities[role], death) for role, death in found]
+        ends = [_obituary(role, self._identities[role], death) for role, death in found]
+        self._lost |= {role for (role, _), end in zip(found, ends, strict=True) if end.is_of_host}
+        return ends
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -197,6 +137,7 @@ class RayLauncher:
         """End the nodes and their actors, give the place back, leave the cluster."""
         if os.getpid() != self._owner:
             return  # a forked child's copy
+        self._is_closed = True
         self._deaths.clear()
         self._pids.clear()
         actors = [self._actors.pop(role) for role in list(self._actors)]
@@ -267,8 +208,8 @@ def _connect(address: str) -> None:
             signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
 
 
-def _say_nothing(data: object, *, ignore_prefix: bool) -> None:
-    del data, ignore_prefix
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def _bundles(wanted: Wanted) -> list[dict[str, float]]:

@@ -131,6 +131,15 @@ class PairConfig(Frozen):
     start_timeout_s: Annotated[
         float, Field(gt=0, le=86_400, description="How long the nodes may take to load.")
     ] = 600.0
+    drafter_restarts: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100,
+            description="A drafter that had worked and ended is started again so many times in a "
+            "row, later each time. The texts go on meanwhile.",
+        ),
+    ] = 3
     busy_poll_us: Annotated[
         int,
         Field(

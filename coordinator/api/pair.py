@@ -19,8 +19,8 @@ from coordinator.api.config import (
 from coordinator.api.frozen import reviewed
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
-from coordinator.cluster.launcher import Launcher, NodeLauncher
 from coordinator.cluster.service import Service
+from coordinator.launching.launcher import Launcher, NodeLauncher
 from coordinator.text.detokenization import Decoder, IdStream
 from coordinator.text.metrics import Metrics
 from coordinator.text.simulated import Simulated
@@ -73,6 +73,7 @@ class Pair:
                 max_num_seqs=config.num_seqs,
                 links=config.links,
                 link_seed=config.link_seed,
+                drafter_restarts=config.drafter_restarts,
             )
             self.service.start()
             for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):

@@ -14,7 +14,7 @@ from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.keys import keys
 from coordinator.cli.verify_lossless import verify_lossless
-from coordinator.cluster.launcher import ConnectRay
+from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"

@@ -25,8 +25,8 @@ from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
-from coordinator.cluster.launcher import ConnectRay, Launcher, Wanted
-from coordinator.cluster.remote import RemoteNodes
+from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
+from coordinator.launching.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.messages import Role
 

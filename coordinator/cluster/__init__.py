@@ -1,1 +1,1 @@
-"""The nodes: started, watched and ended, and the thread through which their messages go."""
+"""The nodes and the texts, and the thread through which their messages go."""

@@ -57,6 +57,7 @@ class Node:
     num_overruns    forwards that took longer than its simulated device, by its last heartbeat
     num_bad_frames  frames of it that could not be decoded
     round_trips     how long a message takes there, and its answer back
+    is_again        it takes the place of one that has ended
     """
 
     role: Role
@@ -73,6 +74,7 @@ class Node:
     num_overruns: int = 0
     num_bad_frames: int = 0
     round_trips: RoundTrips = field(default_factory=RoundTrips)
+    is_again: bool = False
 
     @property
     def num_lanes(self) -> int:
@@ -81,21 +83,26 @@ class Node:
 
 
 class Registry:
-    """The nodes of one coordinator. Other threads may expect a node, and ask."""
+    """The nodes of one coordinator. Other threads may expect a node, and ask.
+
+    host  of the coordinator, within which the ways are not watched
+    """
+
+    host = ""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
         self._looked_at = 0.0  # when the nodes' silence was last asked for
         self._nodes: dict[NodeId, Node] = {}
 
-    def expect(self, role: Role, node_id: NodeId, now: float) -> None:
+    def expect(self, role: Role, node_id: NodeId, now: float, *, is_again: bool = False) -> None:
         """A process of this role is started and will introduce itself by this id."""
         for node in self.of_role(role):
             if node.health is Health.GONE:
                 del self._nodes[node.id]
         # A target is waited for longer: without it nothing goes on, without a drafter all does.
         limit = SILENCE_LIMIT_S * (3 if role is Role.TARGET else 1)
-        self._nodes[node_id] = Node(role, node_id, FaultDetector(now, limit))
+        self._nodes[node_id] = Node(role, node_id, FaultDetector(now, limit), is_again=is_again)
 
     def find(self, node_id: NodeId) -> Node | None:
         """The node of this id, unless it is gone."""
@@ -118,6 +125,11 @@ class Registry:
     def ready(self, role: Role) -> list[Node]:
         """The nodes of this role that can work."""
         return [node for node in self.of_role(role) if node.health is Health.READY]
+
+    def has_worked(self, node_id: NodeId) -> bool:
+        """Whether the node, which may be gone, was ready once."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.hello is not None
 
     def none_expected(self) -> bool:
         """Whether nobody is waited for: every node that was started was ready once, or is gone."""
@@ -147,11 +159,12 @@ class Registry:
         return Welcome(min(sizes), source)
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
-        """A node has told how it is. True if the way to it has just become slower."""
+        """A node has told how it is. True if the way to another host has just become slower."""
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
         node.times_us = beat.times_us
         node.num_uncaptured, node.num_overruns = beat.num_uncaptured, beat.num_overruns
-        return node.round_trips.add(beat.stamp_us, beat.held_us, now)
+        is_slower = node.round_trips.add(beat.stamp_us, beat.held_us, now)
+        return is_slower and node.hello is not None and node.hello.host != self.host
 
     def lives(self, node_id: NodeId, now: float) -> None:
         """A node that is ready has said something."""

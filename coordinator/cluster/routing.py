@@ -17,16 +17,14 @@ only then is it read and told to the session.
 
 At most max_num_seqs texts are open, and no more than the target has lanes for; the others wait in
 the order in which they came. A node works on as many texts as it has lanes, and when one ends it is
-offered the open texts that it had no room for, the oldest first. So where a target is replaced by
-one with fewer lanes, the youngest texts stay open as they are, without a target, until it is their
-turn. Without any target none begins.
+offered the open texts that it had no room for, the oldest first. Where a target is replaced by one
+with fewer lanes, the youngest texts stay open without a target until it is their turn.
 
 A text has one target. Under coupled verification every drafter that is there feeds it. Under the
 classical rules one does: to choose between two for what they drafted would bias the text. If that
 one is lost another takes over, as it would itself if it came back, and keeps the text.
 
-Every drafter has a source number while it is there, and no other gets that number as long as an
-open text knows it: in drafts, acks and verdicts it must mean one drafter.
+A drafter has a source number, and no other gets it as long as an open text knows it: it means one.
 """
 
 from collections import deque
@@ -65,6 +63,7 @@ from proto.messages import (
     PromptLogprobs,
     Role,
     Verdict,
+    Welcome,
 )
 
 
@@ -72,8 +71,7 @@ class Router:
     """The texts and nodes of one coordinator.
 
     max_num_seqs   most texts that are open at once, if the target has room for as many
-    awaits_target  a lost target is replaced by a new one, for which its texts wait; otherwise its
-                   end is the end of everything
+    awaits_target  a lost target is replaced, and its texts wait; otherwise its end is that of all
     """
 
     def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
@@ -192,25 +190,29 @@ class Router:
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
         has_worked = beat.progress != node.progress
         if self.registry.beaten(node, beat, now):
-            trips = node.round_trips
-            self._do(Warn(f"a message to the {node.role} and back takes longer: {trips.words}"))
+            words = node.round_trips.words
+            self._do(Warn(f"a message to the {node.role} and back takes longer: {words}"))
         if has_worked and node.role is Role.TARGET:
             self._step_each(node, s.Progressed(), now)
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
+        answer: Welcome | Fault
         if source is None:
             line = f"there is no source number left for one more {node.role}"
-            self._do(Send(node.id, encode(Fault(0, 0, FaultCode.REFUSED, line))))
-            self._failed(node, line, now)
-            return
-        answer = self.registry.greet(node, hello, source)
-        self._do(Send(node.id, encode(answer)))
-        if isinstance(answer, Fault):
-            self._do(Abort(IncompatibleError(answer.detail)))
+            answer = Fault(0, 0, FaultCode.REFUSED, line)
         else:
+            answer = self.registry.greet(node, hello, source)
+        self._do(Send(node.id, encode(answer)))
+        if isinstance(answer, Welcome):
+            if node.is_again:
+                self._do(Warn(f"the {node.role} is there again"))
             self._joined(node, now)
+        elif source is None or node.is_again:
+            self._failed(node, answer.detail, now)
+        else:
+            self._do(Abort(IncompatibleError(answer.detail)))
 
     def _on_garbled(self, node: Node, reason: str, now: float) -> None:
         node.num_bad_frames += 1
@@ -273,7 +275,7 @@ class Router:
 
         is_unusable  as it was configured it cannot work: from the start, an error of the user
         """
-        was_ready = node.health is not Health.EXPECTED
+        was_ready = node.health is not Health.EXPECTED or node.is_again
         self.registry.gone(node)
         if node.role is Role.DRAFTER and (was_ready or not is_unusable):
             others = self.registry.ready(Role.DRAFTER)

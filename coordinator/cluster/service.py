@@ -8,6 +8,7 @@ reads its `Stream` in a thread of their own. Every wait has a limit.
 import logging
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -32,12 +33,13 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.launcher import NodeLauncher
 from coordinator.cluster.link import Link
 from coordinator.cluster.registry import Health, Registry
-from coordinator.cluster.remote import RemoteNodes
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork
+from coordinator.launching.launcher import NodeLauncher
+from coordinator.launching.remote import RemoteNodes
+from coordinator.launching.restarts import Restarts
 from coordinator.text.running import Running, check_opening
 from coordinator.text.session import Session
 from coordinator.text.stream import Reader, Stream
@@ -74,6 +76,7 @@ class Service:
 
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
     links, link_seed  that are simulated, by the role of the nodes that they lead to
+    drafter_restarts  times in a row that a drafter which has ended is started again
     """
 
     def __init__(
@@ -84,8 +87,10 @@ class Service:
         max_num_seqs: int = 1,
         links: Mapping[Role, Link] = NO_LINKS,
         link_seed: int = 0,
+        drafter_restarts: int = 0,
     ) -> None:
         self._launcher = launcher
+        self._restarts = Restarts(drafter_restarts)
         self._links = links
         self._door = listener = Listener(
             launcher.endpoint,
@@ -102,8 +107,10 @@ class Service:
         self.endpoint = self._listener.endpoint
         self.secret = launcher.secret
         self._router = Router(self.secret, max_num_seqs=max_num_seqs)
+        if not links:
+            self.registry.host = socket.gethostname()
         # From other threads; told to the router by the loop.
-        self._events: deque[TextSubmitted | TextLeft] = deque()
+        self._events: deque[TextSubmitted | TextLeft | NodeEnded] = deque()
         self._lock = threading.Lock()  # guards the next two
         # Of the texts that have been submitted and not ended, by session.
         self._streams: dict[int, Stream] = {}
@@ -131,10 +138,16 @@ class Service:
 
     def launch(self, config: NodeConfig) -> None:
         """Start a node and expect its Hello."""
-        self.registry.expect(config.role, config.identity.encode(), time.monotonic())
-        if self._network is not None and (link := self._links.get(config.role)) is not None:
-            self._network.slow_down(config.identity.encode(), link)
+        now = time.monotonic()
+        self._restarts.started(config, now)
+        self._expect(config, now)
         self._launcher.start(config)
+
+    def _expect(self, config: NodeConfig, now: float, *, is_again: bool = False) -> None:
+        identity = config.identity.encode()
+        self.registry.expect(config.role, identity, now, is_again=is_again)
+        if self._network is not None and (link := self._links.get(config.role)) is not None:
+            self._network.slow_down(identity, link)
 
     def check_alive(self) -> None:
         """Raises what ended the service, if something did, or if this is a forked child's copy."""
@@ -207,7 +220,7 @@ class Service:
             self._tell(TextSubmitted(Running(machine, since)))
         return stream
 
-    def _tell(self, event: TextSubmitted | TextLeft) -> None:
+    def _tell(self, event: TextSubmitted | TextLeft | NodeEnded) -> None:
         """Tell the router, in the loop."""
         self._events.append(event)
         self._listener.wake()
@@ -292,8 +305,29 @@ class Service:
             is_unusable = end.status == EXIT_UNUSABLE
             self._handle(NodeEnded(end.identity.encode(), end.line, is_unusable), now)
         self._handle(Tick(), now)
+        for restart in self._restarts.due(now):
+            last = ", for the last time" if restart.is_last else ""
+            logger.warning("the %s is started again%s", restart.config.role, last)
+            self._expect(restart.config, now, is_again=True)
+            # A cluster may take long, and the texts do not wait for it.
+            threading.Thread(
+                target=self._start_again, args=(restart.config,), name="restart", daemon=True
+            ).start()
+
+    def _start_again(self, config: NodeConfig) -> None:
+        try:
+            self._launcher.start(config)
+        except SlipstreamError as error:
+            self._tell(NodeEnded(config.identity.encode(), str(error), is_unusable=False))
 
     def _handle(self, event: Event, now: float) -> None:
+        if isinstance(event, NodeEnded):
+            self._restarts.ended(
+                event.node.decode(),
+                now,
+                has_worked=self.registry.has_worked(event.node),
+                is_unusable=event.is_unusable,
+            )
         for action in self._router.handle(event, now):
             self._perform(action)
 

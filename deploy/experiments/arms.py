@@ -26,7 +26,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.cluster.launcher import ROOT
+from coordinator.launching.launcher import ROOT
 from coordinator.text.metrics import Metrics, percentiles_ms
 from coordinator.text.simulated import MOST_OVERRUNS, overruns
 from proto.errors import NodeError

@@ -21,7 +21,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.cli.display import simulation
 from coordinator.cli.flags import SIMULATION, Flags, with_settings
-from coordinator.cluster.devices import chosen_devices
+from coordinator.launching.devices import chosen_devices
 from deploy.experiments.arms import (
     HUGGING_FACE,
     LLAMA_CPP,

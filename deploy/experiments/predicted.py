@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
-from coordinator.cluster.launcher import ROOT
+from coordinator.launching.launcher import ROOT
 from coordinator.text.metrics import Metrics
 from deploy.experiments.arms import (
     Run,

@@ -27,7 +27,7 @@ MAY_ALSO_IMPORT = {
     "deploy/experiments/ranks.py": {"engine"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "cluster", "api", "lossless", "cli")
+ROOMS = ("text", "launching", "cluster", "api", "lossless", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
@@ -94,6 +94,7 @@ PURE = (
     "coordinator/cluster/registry.py",
     "coordinator/cluster/round_trips.py",
     "coordinator/cluster/routing.py",
+    "coordinator/launching/restarts.py",
     "rehearsal/acceptance.py",
     "rehearsal/cache.py",
     "rehearsal/closed_forms.py",

@@ -96,7 +96,7 @@ def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str)
         ("target_node/worker.py", "import drafter_node"),
         ("node/loop.py", "from drafter_node.worker import Worker"),
         ("proto/node_config.py", "from node.process import Heart"),
-        ("coordinator/cluster/launcher.py", "from node.process import run_node"),
+        ("coordinator/launching/launcher.py", "from node.process import run_node"),
         ("coordinator/cluster/service.py", "from engine import slots"),
         ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
@@ -137,7 +137,7 @@ def test_an_allowed_room_is_not_found() -> None:
         ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
         (
             "deploy/ray_launcher.py",
-            "from coordinator.cluster.launcher import Launcher\nimport proto",
+            "from coordinator.launching.launcher import Launcher\nimport proto",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_an_allowed_package_is_not_found(path: str, text: str) -> None:
         ("node/process.py", "import zmq"),
         ("coordinator/cluster/service.py", "from zmq.utils import z85"),
         ("proto/links/transport.py", "import msgpack"),
-        ("coordinator/cluster/launcher.py", "def later():\n    import ray"),
+        ("coordinator/launching/launcher.py", "def later():\n    import ray"),
         ("target_node/verifying.py", "import torch"),
         ("coordinator/cli/app.py", "from torch import nn"),
     ],

@@ -18,7 +18,7 @@ from coordinator.api.frozen import AS_FLAGS
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cli.writers import TextWriter
-from coordinator.cluster.launcher import Launcher
+from coordinator.launching.launcher import Launcher
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
@@ -96,7 +96,7 @@ def open_files_left(number: int, code: str) -> str:
     """What a program says of the error in `code`, where so many more files may be open."""
     program = (
         "import os, resource\n"
-        "from coordinator.cluster.launcher import Launcher\n"
+        "from coordinator.launching.launcher import Launcher\n"
         "from proto.errors import SlipstreamError\n"
         "from proto.messages import Role\n"
         "from proto.node_config import NodeConfig\n"

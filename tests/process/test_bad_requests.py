@@ -10,8 +10,8 @@ import pytest
 
 from coordinator import LLM, SamplingParams
 from coordinator.api.config import SpeculationConfig
-from coordinator.cluster.launcher import Launcher
 from coordinator.cluster.service import Service
+from coordinator.launching.launcher import Launcher
 from coordinator.text.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
 from proto.messages import MAX_SESSIONS, MAX_STOP_IDS, Limits, Role, SamplingSpec

@@ -15,7 +15,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.cluster import launcher
+from coordinator.launching import launcher
 from deploy.experiments.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
@@ -34,9 +34,18 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
-    """A random model drafted by itself, by a target that is slow enough to wait for it."""
+    """A random model drafted by itself, by a target that is slow enough to wait for it.
+
+    A drafter that has ended is not started again.
+    """
     folder = str(make_model("llama", tmp_path_factory.mktemp("models") / "llama"))
-    return PairConfig(target=folder, drafter=folder, dtype="float32", simulate_target_ms=5.0)
+    return PairConfig(
+        target=folder,
+        drafter=folder,
+        dtype="float32",
+        simulate_target_ms=5.0,
+        drafter_restarts=0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +124,59 @@ def test_a_drafter_that_fails_in_the_middle_of_a_text_is_done_without(
     assert next_one.metrics.drafter_lost_at == 0
     assert next_one.metrics.num_draft_tokens == 0
     assert re.match(line, only_warning(caplog))
+
+
+def test_a_drafter_that_was_killed_is_started_again_and_drafts_in_the_same_text(
+    tiny: PairConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = {"drafter_restarts": 1, "simulate_target_ms": 100.0}
+    with Pair(tiny.model_copy(update=slow)) as pair:
+        first = pair.pids()["drafter"]
+        stream, _ = pair.generate(PROMPT, PIPELINED, GREEDY.model_copy(update={"max_tokens": 900}))
+        tokens = iter(stream)
+        before = [next(tokens) for _ in range(5)]
+        os.kill(first, signal.SIGKILL)
+        assert wait_for(lambda: pair.pids().get("drafter", first) != first, LIMIT_S)
+        assert wait_for(lambda: "the drafter is there again" in caplog.messages, LIMIT_S)
+        again = pair.service.registry.ready(Role.DRAFTER)
+        assert [node.id for node in again] == [b"drafter-1.1"]
+        assert wait_for(lambda: again[0].progress > 20, LIMIT_S), "it does not draft"
+        assert before
+    assert caplog.messages == [
+        "the drafter process was ended by signal 9 (SIGKILL); going on without drafts",
+        "the drafter is started again, for the last time",
+        "the drafter is there again",
+    ]
+
+
+def test_a_drafter_that_keeps_failing_is_started_again_a_few_times(
+    tiny: PairConfig,
+    whole: list[int],
+    failing: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing.setenv("SLIPSTREAM_TEST_FAILURE", "exit_ run")
+    ends = "the drafter process exited with status 3; going on without drafts"
+    with Pair(tiny.model_copy(update={"drafter_restarts": 2})) as pair:
+        deadline = time.monotonic() + LIMIT_S
+        while caplog.messages.count(ends) < 3 and time.monotonic() < deadline:
+            assert generate(pair, PROMPT, PIPELINED, GREEDY).tokens == whole
+        assert pair.pids().keys() == {"target"}
+    again = "the drafter is started again"
+    assert [one for one in caplog.messages if one.startswith(again)] == [
+        again,
+        f"{again}, for the last time",
+    ]
+    assert caplog.messages.count(ends) == 3
+
+
+def test_nothing_is_started_when_the_coordinator_ends_in_between(tiny: PairConfig) -> None:
+    pair = Pair(tiny.model_copy(update={"drafter_restarts": 1}))
+    os.kill(pair.pids()["drafter"], signal.SIGKILL)
+    assert wait_for(lambda: "drafter" not in pair.pids(), LIMIT_S)
+    pair.close()
+    time.sleep(1.5)  # it would have been
+    assert not [pid for pid in children(os.getpid()) if "drafter_node" in command_of(pid)]
 
 
 def test_a_drafter_that_cannot_be_used_is_an_error_from_the_start(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.app import main
-from coordinator.cluster import launcher
+from coordinator.launching import launcher
 from proto.messages import Role
 from tests.tiny_models import make_model, make_noised
 

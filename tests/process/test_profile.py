@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cluster import launcher
+from coordinator.launching import launcher
 from proto.stopwatch import Phase
 from tests.tiny_models import make_model, make_noised
 

@@ -11,7 +11,7 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.cluster.launcher import ROOT
+from coordinator.launching.launcher import ROOT
 from coordinator.text.metrics import Metrics
 from tests.tiny_models import make_model, make_noised
 

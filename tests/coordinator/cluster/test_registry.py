@@ -1,8 +1,12 @@
 """Who counts as silent."""
 
+from dataclasses import replace
+
+import pytest
+
 from coordinator.cluster.registry import OWN_PAUSE_S, Health, Registry
 from proto.liveness import SILENCE_LIMIT_S
-from proto.messages import MODEL_SOURCE, NGRAM_SOURCE, Role
+from proto.messages import MODEL_SOURCE, NGRAM_SOURCE, Heartbeat, Role
 from tests.coordinator.test_behaviours import hello
 
 
@@ -36,6 +40,21 @@ def test_whoever_was_stopped_itself_blames_nobody() -> None:
     node = registry.of(Role.DRAFTER)
     assert node is not None
     assert node.detector.silence_s(701.0) == 1.0
+
+
+@pytest.mark.parametrize("host", ["here", "there"])
+def test_a_way_that_gets_slower_is_told_of_another_host_only(host: str) -> None:
+    registry = Registry("secret")
+    registry.host = "here"
+    registry.expect(Role.DRAFTER, b"drafter", 0.0)
+    node = registry.of(Role.DRAFTER)
+    assert node is not None
+    registry.greet(node, replace(hello(Role.DRAFTER), host=host), MODEL_SOURCE)
+    told = [
+        registry.beaten(node, Heartbeat((), 0, "", stamp_us=number * 1_000_000), number + way_s)
+        for number, way_s in enumerate([0.002] * 20 + [0.1] * 20, 1)
+    ]
+    assert sum(told) == (host == "there")
 
 
 def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:

@@ -120,6 +120,35 @@ def test_only_what_a_user_must_mend_makes_an_error_of_a_drafter_that_never_came(
         assert action == Warn("the drafter failed: no model; going on without drafts")
 
 
+def test_a_drafter_that_is_started_again_is_told_every_text_and_people_hear_of_it() -> None:
+    router = router_of(FIRST)
+    begun(router, text())
+    router.handle(NodeEnded(FIRST, "gone", is_unusable=False), 0.0)
+    router.registry.expect(Role.DRAFTER, SECOND, 0.0, is_again=True)
+    assert router.handle(Arrived(SECOND, hello(Role.DRAFTER)), 0.0) == [
+        Send(SECOND, encode(Welcome(100, 2))),
+        Warn("the drafter is there again"),
+        opened(SECOND, 1, 2, session=1, incarnation=3),
+    ]
+
+
+def test_a_drafter_that_does_not_fit_when_it_is_started_again_ends_no_text() -> None:
+    router = router_of(FIRST)
+    running = begun(router, text())
+    router.handle(NodeEnded(FIRST, "gone", is_unusable=False), 0.0)
+    router.registry.expect(Role.DRAFTER, SECOND, 0.0, is_again=True)
+    fault, warning = router.handle(Arrived(SECOND, hello(Role.DRAFTER, digest="y")), 0.0)
+    assert isinstance(fault, Send)
+    assert isinstance(warning, Warn)
+    assert warning.line.endswith("going on without drafts")
+    router.registry.expect(Role.DRAFTER, FIRST, 0.0, is_again=True)
+    unusable = Fault(0, 0, FaultCode.UNUSABLE, "no model")
+    assert router.handle(Arrived(FIRST, unusable), 0.0) == [
+        Warn("the drafter failed: no model; going on without drafts")
+    ]
+    assert not running.machine.ended
+
+
 def test_a_node_that_does_not_fit_is_refused() -> None:
     router = router_of()
     router.registry.expect(Role.DRAFTER, FIRST, 0.0)

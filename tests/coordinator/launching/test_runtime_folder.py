@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cluster.launcher import ROOT
-from coordinator.cluster.runtime_folder import OWNER, PREFIX, RuntimeFolder
+from coordinator.launching.launcher import ROOT
+from coordinator.launching.runtime_folder import OWNER, PREFIX, RuntimeFolder
 
 KILLED = """
 import os, signal
-from coordinator.cluster.runtime_folder import RuntimeFolder
+from coordinator.launching.runtime_folder import RuntimeFolder
 folder = RuntimeFolder()
 print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 FORKED = """
 import os, sys
-from coordinator.cluster.launcher import Launcher
+from coordinator.launching.launcher import Launcher
 launcher = Launcher()
 child = os.fork()
 if child == 0:

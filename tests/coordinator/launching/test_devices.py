@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cluster import devices
-from coordinator.cluster.devices import default_devices
+from coordinator.launching import devices
+from coordinator.launching.devices import default_devices
 
 
 @pytest.fixture

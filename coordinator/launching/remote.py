@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.cluster.launcher import Obituary
+from coordinator.launching.launcher import Obituary
 from proto.links.keys import CoordinatorKeys, of_coordinator
 from proto.links.transport import check_endpoint
 from proto.messages import Role

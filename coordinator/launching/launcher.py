@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.cluster.devices import default_device
-from coordinator.cluster.runtime_folder import RuntimeFolder
+from coordinator.launching.devices import default_device
+from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys
@@ -29,6 +30,7 @@ from proto.node_config import NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
+MAX_NEW_BYTES = 1 << 16
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
 
@@ -44,6 +46,11 @@ class Obituary:
     identity: str
     line: str
     status: int | None
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it went with its machine."""
+        return self.status is None
 
 
 class NodeLauncher(Protocol):
@@ -98,6 +105,7 @@ class NodeProcess:
     role: Role
     process: subprocess.Popen[str]
     log: Path
+    num_read: int = 0  # bytes of the log
 
     def obituary(self) -> Obituary | None:
         """How the process ended; None while it runs."""
@@ -111,6 +119,19 @@ class NodeProcess:
         words = self.last_words()
         line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
         return Obituary(self.identity, line, status)
+
+    def new_lines(self) -> list[str]:
+        """What the process has printed since the last call, in whole lines."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.num_read)
+                new = file.read(MAX_NEW_BYTES)
+        except OSError:
+            return []
+        if len(new) < MAX_NEW_BYTES:  # otherwise a line may be cut, rather than never be told
+            new = new[: new.rfind(b"\n") + 1]
+        self.num_read += len(new)
+        return new.decode(errors="replace").splitlines()
 
     def last_words(self) -> str:
         """The last line that the process printed."""
@@ -142,38 +163,47 @@ class Launcher:
         self.folder = self._runtime.path
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
+        self._is_closed = False
+        self._lock = threading.Lock()  # nothing is started once it is closed
         _launchers.add(self)
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
         log = self.folder / f"{config.identity}.log"
         try:
-            with log.open("w") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", MODULES[config.role]],
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    # What its libraries leave in the temporary folder goes with ours.
-                    env={
-                        **os.environ,
-                        "TOKENIZERS_PARALLELISM": "false",
-                        "TMPDIR": str(self.folder),
-                    },
-                )
+            with self._lock:
+                if self._is_closed:
+                    raise NodeError(f"cannot start the {config.role} process: all are being ended")
+                node = self._started(config, log)
         except OSError as error:
             what = remedy(error, "see that there is room for one more process")
             raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
+        try:
+            assert node.process.stdin is not None
+            node.process.stdin.write(self._completed(config).to_json() + "\n")
+            node.process.stdin.flush()
+        except (OSError, ValueError):
+            pass  # it has ended already, or is being ended; its obituary says why
+
+    def _started(self, config: NodeConfig, log: Path) -> NodeProcess:
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULES[config.role]],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                # What its libraries leave in the temporary folder goes with ours.
+                env={
+                    **os.environ,
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "TMPDIR": str(self.folder),
+                },
+            )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
-        try:
-            assert process.stdin is not None
-            process.stdin.write(self._completed(config).to_json() + "\n")
-            process.stdin.flush()
-        except OSError:
-            pass  # it has ended already; its obituary says why
+        return node
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """With what depends on the machine."""
@@ -188,12 +218,18 @@ class Launcher:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
         return [obituary for _, obituary in found]
 
+    def new_lines(self) -> list[str]:
+        """What the nodes have printed since the last call."""
+        return [f"{node.role}: {line}" for node in list(self._nodes) for line in node.new_lines()]
+
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
         return {str(node.role): node.process.pid for node in self._nodes}
 
     def close(self) -> None:
         """End every node: close its lifeline, then insist."""
+        with self._lock:
+            self._is_closed = True
         for node in self._nodes:
             if node.process.stdin is not None and not node.process.stdin.closed:
                 node.process.stdin.close()
@@ -215,6 +251,7 @@ class Launcher:
                 os.dup2(nowhere, node.process.stdin.fileno(), inheritable=False)
         os.close(nowhere)
         self._nodes = []
+        self._lock = threading.Lock()  # a thread of the parent may have held it
         self._runtime.disown()
 
     def _wait(self) -> bool:

@@ -1,0 +1,1 @@
+"""Who starts the node processes, where, and when again."""

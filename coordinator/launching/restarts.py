@@ -1,0 +1,92 @@
+"""When a drafter that has ended is started again (pure).
+
+Without a drafter everything goes on, more slowly; so one that had worked is started again, later
+each time, a few times in a row. One that never worked would fail in the same way.
+"""
+
+from dataclasses import dataclass, replace
+
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+BACK_OFF_S = 1.0  # before the first start again; twice as long before each that follows
+STEADY_S = 60.0  # one that has worked for so long may be started again as often as a new one
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A process in the place of one that has ended.
+
+    config   with an identity of its own
+    is_last  whether there is another if this one ends as well
+    """
+
+    config: NodeConfig
+    is_last: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known of the processes that had one drafter's place.
+
+    config  of the first one
+    number  of processes after the first
+    streak  how many of them since one had worked for STEADY_S
+    since   when the latest was started
+    due     when the next is started; None: not at all
+    """
+
+    config: NodeConfig
+    since: float
+    has_worked: bool = False
+    number: int = 0
+    streak: int = 0
+    due: float | None = None
+
+    @property
+    def identity(self) -> str:
+        """Of the latest process: no two have the same."""
+        first = self.config.identity
+        return f"{first}.{self.number}" if self.number else first
+
+
+class Restarts:
+    """The drafters of one coordinator. Times are seconds of a monotonic clock.
+
+    most  starts in a row after the first
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: list[_Place] = []
+
+    def started(self, config: NodeConfig, now: float) -> None:
+        """A node is started for the first time."""
+        if config.role is Role.DRAFTER:
+            self._places.append(_Place(config, now))
+
+    def ended(self, identity: str, now: float, *, has_worked: bool, is_unusable: bool) -> None:
+        """A process has ended; `is_unusable`: it would end in the same way again."""
+        place = next((one for one in self._places if one.identity == identity), None)
+        if place is None or place.due is not None:
+            return
+        place.has_worked |= has_worked
+        if has_worked and now - place.since >= STEADY_S:
+            place.streak = 0
+        if place.has_worked and not is_unusable and place.streak < self._most:
+            place.due = now + BACK_OFF_S * 2**place.streak
+
+    def due(self, now: float) -> list[Restart]:
+        """What is to be started now."""
+        return [
+            self._again(place, now)
+            for place in self._places
+            if place.due is not None and now >= place.due
+        ]
+
+    def _again(self, place: _Place, now: float) -> Restart:
+        place.since, place.due = now, None
+        place.number += 1
+        place.streak += 1
+        config = replace(place.config, identity=place.identity)
+        return Restart(config, place.streak == self._most)

@@ -1,0 +1,92 @@
+"""What holds a node process on a host of a Ray cluster; an actor, but nothing here is of Ray.
+
+It is sent to the host as code and runs before anything of the project can be imported there.
+"""
+
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coordinator.launching.launcher import Obituary
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor has come to be.
+
+    network     what its 127.0.0.1 is (`loopback_network`)
+    can_enter   whether it can reach the coordinator's socket in its folder
+    public_key  of the pair that it has made for its node; the secret one stays there
+    """
+
+    host: str
+    network: str
+    can_enter: bool
+    public_key: str
+
+
+class Supervisor:
+    """The actor: starts one node process on its host and holds it. Runs two methods at once."""
+
+    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
+        """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
+        host = socket.gethostname()
+        if not Path(root, "coordinator", "cluster", "launcher.py").is_file():
+            raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
+        sys.path.insert(0, root)
+        from proto.links.keys import KeyPair
+
+        self._keys = KeyPair.new()
+        return host, loopback_network(), os.access(folder, os.X_OK), self._keys.public
+
+    def start(self, config: str, *, is_alone: bool) -> int:
+        """Start the node; return its process id."""
+        from coordinator.launching.launcher import Launcher
+        from proto.node_config import NodeConfig
+
+        read = NodeConfig.from_json(config)
+        if read.coordinator_key:
+            read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
+        forget_thread_limit()
+        self.close()  # one that has ended left its folder
+        self._launcher = Launcher(is_alone=is_alone)
+        self._launcher.start(read)
+        (pid,) = self._launcher.pids().values()
+        return pid
+
+    def wait(self) -> "Obituary":  # in quotes: where this runs, the name may not be there yet
+        """Return when the node has ended, and how it did. What it prints is in Ray's logs."""
+        while True:
+            lines = self._launcher.new_lines()
+            ended = self._launcher.ended()
+            for line in (*lines, *(one.line for one in ended)):
+                sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+            if ended:
+                return ended[0]
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """End the node."""
+        if hasattr(self, "_launcher"):
+            self._launcher.close()
+
+
+def loopback_network() -> str:
+    """A name for what 127.0.0.1 reaches from this process: the boot and the network namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def forget_thread_limit() -> None:
+    """Undo what Ray does to an actor without CPUs: one thread, also for a node on all cores."""
+    raylet = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    if b"OMP_NUM_THREADS=" not in raylet:
+        os.environ.pop("OMP_NUM_THREADS", None)
