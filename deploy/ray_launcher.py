@@ -21,7 +21,14 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -125,9 +132,15 @@ class RayLauncher:
         for role, _ in found:
             del self._deaths[role]
             del self._pids[role]
-        ends = [_obituary(role, self._identities[role], death) for role, death in found]
-        self._lost |= {role for (role, _), end in zip(found, ends, strict=True) if end.is_of_host}
-        return ends
+        return [self._obituary(role, death) for role, death in found]
+
+    def _obituary(self, role: Role, death: Future[Obituary]) -> Obituary:
+        try:
+            return death.result()
+        except RayError:
+            self._lost.add(role)
+            line = f"the {role} process went with its host {self._places[role].host}"
+            return Obituary(self._identities[role], line, status=None)
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -154,7 +167,9 @@ class RayLauncher:
 
 def _leave(actors: list[Any], group: PlacementGroup) -> None:
     with contextlib.suppress(RayError):
-        ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors))
+        # One that is not there yet does not answer.
+        closing = [actor.close.remote() for actor in actors]
+        ray.wait(closing, num_returns=len(actors), timeout=CLOSE_LIMIT_S / 2)
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(group)
@@ -284,16 +299,14 @@ def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
         raise NodeError(
             f"cannot start the {role}: Ray did not start its supervisor in {START_LIMIT_S:.0f} s"
         ) from error
+    except ActorUnschedulableError as error:
+        raise NodeError(
+            f"cannot start the {role}: no host of the cluster is free for it"
+        ) from error
+    except (ActorDiedError, ActorUnavailableError) as error:
+        raise NodeError(f"cannot start the {role}: its host does not answer") from error
     except RayError as error:
         raise NodeError(f"cannot start the {role}: {_line(error)}") from error
-
-
-def _obituary(role: Role, identity: str, death: Future[Obituary]) -> Obituary:
-    try:
-        return death.result()
-    except RayError as error:
-        line = f"the {role} process went with its Ray node: {_line(error)}"
-        return Obituary(identity, line, status=None)
 
 
 def _line(error: BaseException) -> str:

@@ -38,7 +38,7 @@ class Supervisor:
     def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
         """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
         host = socket.gethostname()
-        if not Path(root, "coordinator", "cluster", "launcher.py").is_file():
+        if not Path(root, "coordinator", "launching", "launcher.py").is_file():
             raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
         sys.path.insert(0, root)
         from proto.links.keys import KeyPair

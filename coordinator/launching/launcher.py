@@ -47,11 +47,6 @@ class Obituary:
     line: str
     status: int | None
 
-    @property
-    def is_of_host(self) -> bool:
-        """Whether it went with its machine."""
-        return self.status is None
-
 
 class NodeLauncher(Protocol):
     """Where and how node processes are started; `Launcher` does it on this machine.

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -70,8 +70,30 @@ class Host:
 
     name: str
     address: str
-    init: int  # process id of its first process, seen from outside
     bridge: str
+    boot_command: list[str]
+    log: Path
+    process: "subprocess.Popen[bytes] | None" = None
+    init: int = 0  # process id of its first process, seen from outside
+
+    def boot(self) -> None:
+        """Start it, or start it again."""
+        with self.log.open("w") as log:
+            process = self.process = subprocess.Popen(
+                self.boot_command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        listens = wait_for(
+            lambda: process.poll() is not None or "listening" in self.log.read_text(),
+            START_LIMIT_S,
+        )
+        assert listens, self.log.read_text()
+        assert process.poll() is None, self.log.read_text()
+        (init,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        self.init = int(init)
 
     def command(self, *words: str) -> list[str]:
         """The command line that runs this one on the host."""
@@ -90,18 +112,29 @@ class Host:
             check=False,
         )
 
-    def start(self, *words: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
-        """Start it."""
-        return subprocess.Popen(
-            self.command(*_at(cwd, words)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(
+        self, *words: str, cwd: Path | None = None, errors: Path | None = None
+    ) -> "subprocess.Popen[str]":
+        """Start it. What it says of itself goes into the file, if there is one."""
+        with nullcontext(subprocess.PIPE) if errors is None else errors.open("w") as stderr:
+            return subprocess.Popen(
+                self.command(*_at(cwd, words)),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
 
     def kill(self) -> None:
         """Every process of it: the kernel ends them with the first."""
         os.kill(self.init, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        """Nothing of it is left afterwards, but for its network."""
+        if self.process is not None:
+            self.process.kill()  # with --kill-child its first process goes, and so all others
+            self.process.wait()
+            time.sleep(0.1)
 
     def set_link(self, *, is_up: bool) -> None:
         """Plug the host's cable in, or pull it."""
@@ -173,29 +206,10 @@ def _host(name: str, address: str, bridge: str, folder: Path, table: str) -> Ite
         for device in ("eth0", "lo"):
             _ip("-n", space, "link", "set", device, "up")
         (folder / name).mkdir()
-        log = stack.enter_context((folder / f"{name}.log").open("w"))
         spaces = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
         boot = ["bash", "-c", BOOT, "boot", name, str(folder), table]
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", space, "unshare", *spaces, *boot],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        stack.callback(_end, process)
-        log_file = folder / f"{name}.log"
-        listens = wait_for(
-            lambda: process.poll() is not None or "listening" in log_file.read_text(),
-            START_LIMIT_S,
-        )
-        assert listens, log_file.read_text()
-        assert process.poll() is None, log_file.read_text()
-        (init,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Host(name, address, int(init), bridge)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()  # with --kill-child the first process of the host goes, and so all others
-    process.wait()
-    time.sleep(0.1)
+        command = ["ip", "netns", "exec", space, "unshare", *spaces, *boot]
+        host = Host(name, address, bridge, command, folder / f"{name}.log")
+        stack.callback(host.end)
+        host.boot()
+        yield host
