@@ -10,7 +10,9 @@ faster goes on, for twice as long as before each time that trials clearly confir
 trials cost less and less: under 4 % of the passes where nothing changes. Where both are nearly
 alike, trials go on as often as at first: they cost nothing there, and the next one may tell.
 Passes without drafts were timed when the model was loaded. Where the first drafts bring less than
-those would, the first trial comes early: else a short run would be over before it.
+those would, the first trial comes early: else a short run would be over before it. Where drafts
+bring far more than those would, that stands for a trial, which would cost a short text a fifth of
+its passes; only the stretches that are longest end with one all the same.
 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
@@ -33,6 +35,7 @@ LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
 CLEARLY = 1.05  # so many times faster the other way must be
+FORESEEN = 1.25  # likewise where only the costs are known: they may have been timed too slow
 NUM_TO_SUSPECT = 16  # passes that count, before drafts can look slower than none
 LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
 MAX_KINDS = 64
@@ -104,13 +107,17 @@ class Course:
         """Whether drafts seem to bring less than none would, and no trial has said otherwise."""
         if self.rests or self.is_trial or self.num_counted < NUM_TO_SUSPECT:
             return False
-        if self.rates and self.rates[True] <= self.rates[False]:
+        if True in self.rates and self.rates[True] <= self.rates[False]:
             return False
         return 0 < self.num_tokens * self.plain_s < self.num_counted * self.seconds
 
     def _next(self, rate: float) -> None:
         """A stretch has ended: try the other way, or judge what was tried."""
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
+        if self._is_foreseen:
+            self.stretch = min(2 * self.stretch, LONGEST_STRETCH)
+            self._begin()
+            return
         if not self.is_trial:
             self.rests = not self.rests
         else:
@@ -122,6 +129,17 @@ class Course:
                 is_clear = there > CLEARLY * here
                 self.stretch = min(2 * self.stretch, LONGEST_STRETCH) if is_clear else self.first
         self.is_trial = not self.is_trial
+        self._begin()
+
+    @property
+    def _is_foreseen(self) -> bool:
+        """Whether a trial without drafts, which would be next, is not worth its cost."""
+        if self.rests or self.is_trial or self.stretch == LONGEST_STRETCH:
+            return False
+        return self.num_tokens * self.plain_s > FORESEEN * self.num_counted * self.seconds
+
+    def _begin(self) -> None:
+        """Count a stretch from its start."""
         self.num_passes = self.num_silent = self.num_counted = 0
         self.num_tokens = self.seconds = self.plain_s = 0.0
 

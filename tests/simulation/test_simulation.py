@@ -86,13 +86,6 @@ def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
     assert simulate(8151, plain=True, chain=True)["accepted again"] >= 2
 
 
-def test_a_rest_counts_neither_for_nor_against_the_drafter() -> None:
-    # It is told to rest before its first draft of a text has come, which takes six passes.
-    seen = simulate(4100, chain=True)
-    assert seen["cause RESTING"] > 10
-    assert seen["accepted again"] == 5
-
-
 def test_a_seed_is_the_same_story_every_time() -> None:
     first: list[Line] = []
     second: list[Line] = []

@@ -72,8 +72,19 @@ def test_the_first_trial_comes_early_where_drafts_bring_less_than_is_known_of_no
     assert rested.index(True) == early
     assert not any(rested[early + SETTLE_RESTING + TRIAL_OF_REST + 1 :][:REST_AFTER])
     assert sum(rested) < 0.03 * LONG
-    rested = run(started(), LONG, with_s=0.6, alone_s=1.0, plain_s=1.0)
+    rested = run(started(), LONG, with_s=0.9, alone_s=1.0, plain_s=1.0)
     assert rested.index(True) == SETTLE_DRAFTING + REST_AFTER
+
+
+def test_it_tries_no_rest_for_long_where_drafts_bring_far_more_than_is_known_of_none() -> None:
+    rested = run(started(), LONG, with_s=0.6, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) > 2 * LONGEST_STRETCH - REST_AFTER
+    assert 0 < sum(rested) < 0.01 * LONG
+    # What was timed at load may have been too high: then the first trial tells.
+    rested = run(started(), LONG, with_s=1.2, alone_s=1.0, plain_s=2.0)
+    first = rested.index(True)
+    assert first < 2 * LONGEST_STRETCH + 10 * SETTLE_DRAFTING
+    assert sum(rested[first:]) > 0.9 * (LONG - first)
 
 
 def test_it_hardly_rests_where_drafts_pay() -> None:
