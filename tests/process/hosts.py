@@ -125,9 +125,10 @@ class Host:
             )
 
     def kill(self) -> None:
-        """Every process of it: the kernel ends them with the first."""
-        os.kill(self.init, signal.SIGKILL)
-        self.end()
+        """Every process of it: the kernel ends them with the first. May be called twice."""
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.init, signal.SIGKILL)
+            self.end()
 
     def end(self) -> None:
         """Nothing of it is left afterwards, but for its network."""

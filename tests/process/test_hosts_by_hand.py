@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from proto.policies import TABLE
 from tests.process import hosts as simulated
+from tests.process import policies_over_links
 from tests.process.hosts import Host, Hosts
+from tests.process.policies_over_links import NUM_TOKENS, SEED, TEMPERATURES
 from tests.tiny_models import make_model
 
 pytestmark = [
@@ -26,7 +29,6 @@ LIMIT_S = 120.0
 SILENCE_S = 20.0  # the limit for a target is 15
 PORT = 5570
 TEXT = ("generate", "--prompt-ids", "5,6,7", "--ignore-eos", "--max-tokens")
-SEEDED = ("--temperature", "0.8", "--seed", "11")
 DELAYS_MS = (0, 1, 5, 20)
 
 
@@ -45,20 +47,20 @@ class ByHand:
         made = self.here.run(*coordinator("keys", "new", keys), cwd=ROOT)
         assert made.returncode == 0, made.stderr
         endpoint = f"tcp://{self.here.address}:{PORT}"
+        self.place = (endpoint, keys)
         self._join = ("--join", endpoint, "--keys", keys, "--model", self.model)
         self.models = ("--target", self.model, "--drafter", self.model)
         self.remote = ("--nodes", "remote", "--listen", endpoint, "--keys", keys)
 
     @contextmanager
     def node(self, host: Host, module: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
-        """A node on a host."""
+        """A node on a host, with which it ends."""
         command = (sys.executable, "-m", module, *self._join, *more)
-        node = host.start(*command, cwd=ROOT)
-        try:
-            yield node
-        finally:
-            node.kill()
-            node.communicate()
+        with host.start(*command, cwd=ROOT) as node:
+            try:
+                yield node
+            finally:
+                host.kill()
 
 
 def test_the_end_of_the_targets_host_is_one_line_within_the_limit_of_silence() -> None:
@@ -85,26 +87,24 @@ def test_the_end_of_the_targets_host_is_one_line_within_the_limit_of_silence() -
 def test_every_policy_writes_the_text_of_one_host_over_slow_links_that_lose_messages() -> None:
     with simulated.hosts("here", "one", "two") as hosts:
         hand = ByHand(hosts)
-        text = (*TEXT, "60", *hand.models, "--json")
         wanted = {}
-        for sampling in ((), SEEDED):
-            alone = coordinator(*text, "--dtype", "float32", "--policy", "ar", *sampling)
-            done = hand.here.run(*alone, cwd=ROOT)
-            wanted[sampling] = json.loads(done.stdout)["token_ids"]
+        for temperature in TEMPERATURES:
+            text = (*TEXT, str(NUM_TOKENS), *hand.models, "--json", "--policy", "ar")
+            sampling = ("--temperature", str(temperature), "--seed", str(SEED))
+            done = hand.here.run(*coordinator(*text, "--dtype", "float32", *sampling), cwd=ROOT)
+            wanted[temperature] = json.loads(done.stdout)["token_ids"]
+        assert len({tuple(tokens) for tokens in wanted.values()}) == len(TEMPERATURES)
         one = hand.node(hosts["one"], "target_node", "--dtype", "float32", "--simulate-ms", "15")
         two = hand.node(hosts["two"], "drafter_node", "--dtype", "float32")
-        num_accepted = dict.fromkeys((row.name for row in TABLE), 0)
+        num_accepted: Counter[str] = Counter()
         with one, two:
             for delay_ms in DELAYS_MS:
-                links = [
-                    f"--link={role}:delay={delay_ms}ms,loss=1%" for role in ("target", "drafter")
-                ]
-                for policy in num_accepted:
-                    for sampling, tokens in wanted.items():
-                        words = (*text, *hand.remote, *links, "--policy", policy, *sampling)
-                        done = hand.here.run(*coordinator(*words), cwd=ROOT)
-                        assert done.returncode == 0, done.stderr
-                        made = json.loads(done.stdout)
-                        assert made["token_ids"] == tokens, (policy, delay_ms, sampling)
-                        num_accepted[policy] += made["metrics"]["num_accepted_tokens"]
+                words = (*hand.place, hand.model, str(delay_ms))
+                command = (sys.executable, "-m", policies_over_links.__name__, *words)
+                done = hand.here.run(*command, cwd=ROOT, limit_s=LIMIT_S)
+                assert done.returncode == 0, done.stderr
+                for policy, temperature, tokens, accepted in json.loads(done.stdout):
+                    assert tokens == wanted[temperature], (policy, delay_ms, temperature)
+                    num_accepted[policy] += accepted
         assert {name for name, number in num_accepted.items() if number == 0} == {"ar"}
+        assert len(num_accepted) == len(TABLE)
