@@ -14,7 +14,7 @@ DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # K
 WINDOW, WIDER = 16, (MAX_WINDOW,)
 PAYS = 1.02  # times plain decoding; what is less is within what a rehearsal can tell
 # Forwards of so many rows the nodes time before their first text (their workers' WARM_ROWS).
-TARGET_ROWS, DRAFTER_ROWS = (1, 2, 3, 5, 9), (1, 2, 4, 8)
+TARGET_ROWS, DRAFTER_ROWS = (1, 2, 3, 5, 9, 16), (1, 2, 4, 8)
 FLOPS_PER_PARAMETER = 2  # and row: a multiplication and an addition
 
 

@@ -28,7 +28,7 @@ from target_node.known import Known
 from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
 
-WARM_ROWS = (1, 2, 3, 5, 9)
+WARM_ROWS = (1, 2, 3, 5, 9, 16)
 # A program costs half a minute and a copy of the weights, a graph next to nothing.
 PROGRAM_ROWS = {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)}
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}

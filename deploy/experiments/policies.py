@@ -49,7 +49,7 @@ DRAFTS: dict[PolicyName, Sequence[int]] = {  # K
     "pipelined": (2, 4, 8),
     "ssd": (2, 3, 4, 6),
     "tree": (4, 8, 16),
-    "auto": (8,),
+    "auto": (8, 15),
 }
 BASE = "sync"  # what all are compared with
 CALIBRATION = ("sync K=1", "sync K=6")  # besides the best, for what is predicted
