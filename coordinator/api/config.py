@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from coordinator.api.frozen import Frozen, named
-from coordinator.cluster.link import Link, parse_links
+from coordinator.cluster.link import Links, parse_links
 from coordinator.text.simulated import Simulated
 from proto.errors import ConfigurationError
 from proto.messages import (
@@ -176,8 +176,9 @@ class PairConfig(Frozen):
         AfterValidator(_check_links),
         Field(
             description="Simulate a link between hosts, in each direction: "
-            "drafter:delay=5ms,jitter=1ms,loss=1% (also target:...; `,reorder` lets messages "
-            "overtake each other). May be given once for each node."
+            "drafter:delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit (also target:...; `,reorder` "
+            "lets messages overtake each other; to-drafter:... or from-drafter:... for one "
+            "direction). May be given once for each node or direction."
         ),
     ] = ()
     link_seed: Annotated[
@@ -209,7 +210,7 @@ class PairConfig(Frozen):
         return self.drafter != NGRAM
 
     @property
-    def links(self) -> dict[Role, Link]:
+    def links(self) -> dict[Role, Links]:
         """The links that are simulated, by the node that they lead to."""
         return parse_links(self.link)
 

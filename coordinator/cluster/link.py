@@ -1,13 +1,15 @@
-"""A link that is slow, unsteady or loses messages: what becomes of each message on it (pure).
+"""A link that is slow, narrow, unsteady or loses messages: what becomes of each message (pure).
 
 Theory of operation
 -------------------
-A link has two directions. A message that is put in at `now` arrives at `now` plus the
-delay, give or take the jitter, unless it is lost. Messages arrive in the order in which they were
-sent, as over TCP: one that would overtake another arrives with it. With `reorder` it does overtake.
+A link has two directions. A message leaves when those before it have left, in the time that its
+bytes take at the bandwidth, and arrives after the delay, give or take the jitter, unless it is
+lost on the way. Messages arrive in the order in which they were sent, as over TCP: one that would
+overtake another arrives with it. With `reorder` it does overtake.
 
-A user writes a link as drafter:delay=5ms,jitter=1ms,loss=1%. Chance comes in as a function, so that
-the same seed loses the same messages.
+A user writes drafter:delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit for both directions,
+to-drafter:... or from-drafter:... for one, as seen from the coordinator. Chance comes in as a
+function, so that the same seed loses the same messages.
 """
 
 import re
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from proto.errors import ConfigurationError
 from proto.messages import Role
@@ -23,24 +25,44 @@ from proto.messages import Role
 MAX_IN_FLIGHT = 4096  # messages in one direction; what does not fit is refused
 MAX_DELAY_S, MAX_LOSS = 1.0, 0.5  # beyond these a node counts as silent, or nothing gets through
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-EXPECTED = "expected drafter or target, a colon and some of delay=5ms,jitter=1ms,loss=1%,reorder"
+MIN_BITS_PER_S = 64e3  # with less, heartbeats alone fill it
+BITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+SETTINGS = ("delay", "jitter", "loss", "bandwidth", "reorder")
+EXPECTED = (
+    "expected drafter or target, or one direction of it as in to-drafter or from-drafter, a colon "
+    "and some of delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit,reorder"
+)
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How each direction of a link behaves.
+    """How one direction of a link behaves.
 
-    jitter_s  at most the delay
-    loss      the chance that a message is lost, 0 to 1
-    reorder   messages may overtake each other
+    jitter_s     at most the delay
+    loss         the chance that a message is lost, 0 to 1
+    reorder      messages may overtake each other
+    bytes_per_s  its bandwidth
     """
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
     reorder: bool = False
+    bytes_per_s: float = inf
+
+
+class Links(NamedTuple):
+    """Both directions of the link to a node."""
+
+    to_node: Link = Link()
+    from_node: Link = Link()
+
+    @property
+    def hop_s(self) -> float:
+        """The delay of one direction, in the mean of both."""
+        return (self.to_node.delay_s + self.from_node.delay_s) / 2
 
 
 class Direction(Generic[Item]):
@@ -54,14 +76,16 @@ class Direction(Generic[Item]):
         self._draw = draw
         self._num_put = 0
         self._last_s = -inf  # when the last one that was put in arrives; unused with `reorder`
+        self._free_s = -inf  # when the last one has left
         self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
 
-    def put(self, item: Item, now: float, *, may_be_lost: bool) -> bool:
+    def put(self, item: Item, now: float, *, may_be_lost: bool, num_bytes: int = 0) -> bool:
         """Send a message; False if too many are on their way. One that is lost counts as sent."""
         if len(self._flying) >= MAX_IN_FLIGHT:
             return False
+        self._free_s = max(now, self._free_s) + num_bytes / self._link.bytes_per_s
         is_lost = self._draw() < self._link.loss
-        arrival = now + self._link.delay_s + self._link.jitter_s * (2 * self._draw() - 1)
+        arrival = self._free_s + self._link.delay_s + self._link.jitter_s * (2 * self._draw() - 1)
         if is_lost and may_be_lost:
             return True
         if not self._link.reorder:
@@ -83,16 +107,21 @@ class Direction(Generic[Item]):
         return self._flying[0][0] if self._flying else inf
 
 
-def parse_links(texts: Iterable[str]) -> dict[Role, Link]:
+def parse_links(texts: Iterable[str]) -> dict[Role, Links]:
     """The links by the node that they lead to. Raises ConfigurationError."""
-    links: dict[Role, Link] = {}
+    links: dict[Role, Links] = {}
+    given: set[tuple[Role, str]] = set()
     for text in texts:
-        name, colon, settings = text.partition(":")
-        if not colon or name not in list(Role):
+        place, colon, settings = text.partition(":")
+        way, _, name = place.rpartition("-")
+        if not colon or name not in list(Role) or way not in ("", "to", "from"):
             raise ConfigurationError(f"{EXPECTED}, got {text!r}")
-        if Role(name) in links:
-            raise ConfigurationError(f"the link to the {name} is given twice; give it once")
-        links[Role(name)] = _parse(text, settings)
+        role, link = Role(name), _parse(text, settings)
+        for field in ("to_node", "from_node") if not way else (f"{way}_node",):
+            if (role, field) in given:
+                raise ConfigurationError(f"the link to the {role} is given twice; give it once")
+            given.add((role, field))
+            links[role] = links.get(role, Links())._replace(**{field: link})
     return links
 
 
@@ -100,7 +129,7 @@ def _parse(text: str, settings: str) -> Link:
     found: dict[str, str] = {}
     for setting in settings.split(","):
         name, _, value = setting.partition("=")
-        if name not in ("delay", "jitter", "loss", "reorder") or name in found:
+        if name not in SETTINGS or name in found:
             raise ConfigurationError(f"{EXPECTED}, got {text!r}")
         found[name] = value
     if found.get("reorder"):
@@ -110,6 +139,7 @@ def _parse(text: str, settings: str) -> Link:
         jitter_s=_seconds(text, found.get("jitter", "0s")),
         loss=_chance(text, found.get("loss", "0")),
         reorder="reorder" in found,
+        bytes_per_s=_bandwidth(text, found["bandwidth"]) if "bandwidth" in found else inf,
     )
     if link.jitter_s > link.delay_s:
         raise ConfigurationError(f"the jitter is longer than the delay, got {text!r}")
@@ -134,3 +164,13 @@ def _chance(text: str, value: str) -> float:
             f"loss is written as 1% or 0.01, up to {MAX_LOSS:.0%}; got {text!r}"
         )
     return chance
+
+
+def _bandwidth(text: str, value: str) -> float:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG])bit", value)
+    bits = float(number[1]) * BITS[number[2]] if number else 0.0
+    if bits < MIN_BITS_PER_S:
+        raise ConfigurationError(
+            f"a bandwidth is written as 64kbit, 100Mbit or 10Gbit, at least 64kbit; got {text!r}"
+        )
+    return bits / 8

@@ -33,7 +33,7 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.link import Link
+from coordinator.cluster.link import Links
 from coordinator.cluster.registry import Health, Registry
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
 ROUND_TRIP_LIMIT_S = 1.0
-NO_LINKS: Mapping[Role, Link] = MappingProxyType({})
+NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
 
 
 class Service:
@@ -85,7 +85,7 @@ class Service:
         *,
         busy_poll_s: float = 0.0,
         max_num_seqs: int = 1,
-        links: Mapping[Role, Link] = NO_LINKS,
+        links: Mapping[Role, Links] = NO_LINKS,
         link_seed: int = 0,
         drafter_restarts: int = 0,
     ) -> None:

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from coordinator.cluster.link import Direction, Link
+from coordinator.cluster.link import Direction, Links
 from proto.links.transport import Listener
 from proto.node_config import HEARTBEAT_SUFFIX
 
@@ -43,9 +43,13 @@ class SimulatedNetwork:
         """Where nodes connect."""
         return self._listener.endpoint
 
-    def slow_down(self, node: bytes, link: Link) -> None:
+    def slow_down(self, node: bytes, links: Links) -> None:
         """From now on the link to this node is such a one, for both of its connections."""
-        for directions, way in ((self._from_nodes, "from"), (self._to_nodes, "to")):
+        ways = (
+            (self._from_nodes, "from", links.from_node),
+            (self._to_nodes, "to", links.to_node),
+        )
+        for directions, way, link in ways:
             draw = random.Random(f"{self._seed} {way} {node.decode()}").random
             directions[node] = Direction(link, draw)
 
@@ -82,7 +86,9 @@ class SimulatedNetwork:
 
     def _put(self, direction: Direction[Addressed], identity: bytes, frame: bytes) -> bool:
         may_be_lost = self._may_be_lost(frame)
-        return direction.put((identity, frame), self._clock(), may_be_lost=may_be_lost)
+        return direction.put(
+            (identity, frame), self._clock(), may_be_lost=may_be_lost, num_bytes=len(frame)
+        )
 
     def _next_s(self) -> float:
         directions = (*self._from_nodes.values(), *self._to_nodes.values())

@@ -91,7 +91,7 @@ def rehearsed(
         name: rehearse(
             setting.make(config),
             NodeCosts(target, HOST_S),
-            NodeCosts(drafter, HOST_S, hop_s=0.0 if hop is None else hop.delay_s),
+            NodeCosts(drafter, HOST_S, hop_s=0.0 if hop is None else hop.hop_s),
             ranks,
         ).tokens_per_second
         for name, setting in tried.items()

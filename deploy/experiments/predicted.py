@@ -137,7 +137,7 @@ def simulated_costs(
     with several K as fast as they were.
     """
     link = config.links.get(Role.DRAFTER)
-    delay_s = 0.0 if link is None else link.delay_s
+    delay_s = 0.0 if link is None else link.hop_s
     forward = Forwards(((1, config.simulate_target_ms / 1e3),))
     step = Forwards(((1, config.simulate_draft_ms / 1e3),))
     plain_s = 1 / plain.tokens_per_second

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.cluster.link import MAX_IN_FLIGHT, Direction, Link, parse_links
+from coordinator.cluster.link import MAX_IN_FLIGHT, Direction, Link, Links, parse_links
 from proto.errors import ConfigurationError
 from proto.messages import Role
 
@@ -90,18 +90,40 @@ def test_only_so_many_are_on_their_way() -> None:
 
 def test_a_link_is_written_in_the_units_of_its_user() -> None:
     found = parse_links(("drafter:delay=5ms,jitter=300us,loss=1%", "target:delay=0.25s,reorder"))
-    assert found == {
-        Role.DRAFTER: Link(pytest.approx(0.005), pytest.approx(0.0003), pytest.approx(0.01)),
-        Role.TARGET: Link(0.25, reorder=True),
+    drafter = Link(pytest.approx(0.005), pytest.approx(0.0003), pytest.approx(0.01))
+    target = Link(0.25, reorder=True)
+    assert found == {Role.DRAFTER: Links(drafter, drafter), Role.TARGET: Links(target, target)}
+    one_way = parse_links(("to-target:loss=0.5,bandwidth=8Mbit", "from-drafter:delay=1s"))
+    assert one_way == {
+        Role.TARGET: Links(Link(loss=0.5, bytes_per_s=1e6), Link()),
+        Role.DRAFTER: Links(Link(), Link(1.0)),
     }
-    assert parse_links(("target:loss=0.5",)) == {Role.TARGET: Link(loss=0.5)}
+    assert one_way[Role.DRAFTER].hop_s == 0.5
     assert parse_links(()) == {}
+
+
+def test_a_message_leaves_when_those_before_it_have() -> None:
+    direction: Direction[str] = Direction(Link(0.5, bytes_per_s=1000.0), Random(0).random)
+    for name, now, num_bytes in (("a", 0.0, 100), ("b", 0.0, 200), ("c", 0.25, 100), ("d", 9.0, 0)):
+        assert direction.put(name, now, may_be_lost=True, num_bytes=num_bytes)
+    found = []
+    while (next_s := direction.next_s) < float("inf"):
+        found += [(pytest.approx(next_s), name) for name in direction.take(next_s)]
+    assert found == [(0.6, "a"), (0.8, "b"), (0.9, "c"), (9.5, "d")]
+
+
+def test_what_is_lost_has_taken_its_time_to_leave() -> None:
+    direction: Direction[int] = Direction(Link(loss=0.5, bytes_per_s=100.0), Random(0).random)
+    for number in range(40):
+        assert direction.put(number, 0.0, may_be_lost=True, num_bytes=100)
+    assert 0 < len(direction.take(20.0)) < 20
+    assert all(number >= 20 for number in direction.take(40.0))
 
 
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (("delay=5ms",), "expected drafter or target, a colon"),
+        (("delay=5ms",), "expected drafter or target, or one direction .*, a colon"),
         (("coordinator:delay=5ms",), "expected drafter or target"),
         (("drafter:",), "some of delay=5ms"),
         (("drafter:speed=5ms",), "some of delay=5ms"),
@@ -113,6 +135,10 @@ def test_a_link_is_written_in_the_units_of_its_user() -> None:
         (("drafter:loss=x",), "loss is written as"),
         (("drafter:delay=1ms,jitter=2ms",), "the jitter is longer than the delay"),
         (("drafter:delay=1ms,reorder=no",), "reorder has no value"),
+        (("drafter:bandwidth=10",), "a bandwidth is written as 64kbit"),
+        (("drafter:bandwidth=1kbit",), "at least 64kbit"),
+        (("via-drafter:delay=1ms",), "one direction of it as in to-drafter"),
+        (("drafter:delay=1ms", "to-drafter:loss=1%"), "given twice"),
         (("drafter:delay=1ms", "drafter:loss=1%"), "given twice"),
     ],
 )

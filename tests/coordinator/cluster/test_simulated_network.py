@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from coordinator.cluster.link import Link
+from coordinator.cluster.link import Link, Links
 from coordinator.cluster.simulated_network import SimulatedNetwork
 from proto.links.transport import Connection, Listener
 from proto.node_config import HEARTBEAT_SUFFIX
@@ -46,7 +46,7 @@ def wait_for(network: SimulatedNetwork, count: int = 1) -> list[tuple[bytes, byt
 
 
 def test_a_frame_takes_the_delay_in_each_direction(network: SimulatedNetwork) -> None:
-    network.slow_down(b"far", Link(DELAY_S))
+    network.slow_down(b"far", Links(Link(DELAY_S), Link(DELAY_S)))
     far = connect(network, b"far")
     took: list[float] = []
     for _ in range(9):
@@ -65,13 +65,28 @@ def test_a_frame_takes_the_delay_in_each_direction(network: SimulatedNetwork) ->
     far.close()
 
 
+def test_one_direction_may_be_slow_alone(network: SimulatedNetwork) -> None:
+    network.slow_down(b"far", Links(to_node=Link(bytes_per_s=1e4)))
+    far = connect(network, b"far")
+    started = time.perf_counter()
+    for frame in (b"A" * 500, b"B" * 500):  # 50 ms each
+        assert network.send(b"far", frame)
+    answers: list[bytes] = []
+    while len(answers) < 2:
+        answers += far.receive(0.0)
+        list(network.receive(0.001))
+    assert [answer[:1] for answer in answers] == [b"A", b"B"]
+    assert 0.1 <= time.perf_counter() - started < 0.1 + 2 * SLACK_S
+    far.close()
+
+
 def test_another_node_is_as_near_as_ever_and_heartbeats_are_of_their_node(
     network: SimulatedNetwork,
 ) -> None:
     near, far, beats = (
         connect(network, name) for name in (b"near", b"far", b"far" + HEARTBEAT_SUFFIX)
     )
-    network.slow_down(b"far", Link(1.0))
+    network.slow_down(b"far", Links(Link(1.0), Link(1.0)))
     started = time.perf_counter()
     beats.send(b"BEAT")
     far.send(b"FAR")
@@ -86,7 +101,7 @@ def test_another_node_is_as_near_as_ever_and_heartbeats_are_of_their_node(
 
 def test_a_wait_ends_at_its_timeout_and_when_it_is_woken(network: SimulatedNetwork) -> None:
     far = connect(network, b"far")
-    network.slow_down(b"far", Link(60.0))
+    network.slow_down(b"far", Links(Link(60.0), Link(60.0)))
     far.send(b"FAR")
     started = time.perf_counter()
     while time.perf_counter() - started < 0.0504:
@@ -98,7 +113,7 @@ def test_a_wait_ends_at_its_timeout_and_when_it_is_woken(network: SimulatedNetwo
 
 
 def test_a_wait_costs_no_core(network: SimulatedNetwork) -> None:
-    network.slow_down(b"far", Link(0.0096))
+    network.slow_down(b"far", Links(Link(0.0096), Link(0.0096)))
     far = connect(network, b"far")
     before = time.thread_time()
     started = time.perf_counter()
@@ -112,7 +127,7 @@ def test_a_wait_costs_no_core(network: SimulatedNetwork) -> None:
 def test_it_loses_what_may_be_lost_and_keeps_the_order_of_the_rest(
     network: SimulatedNetwork,
 ) -> None:
-    network.slow_down(b"far", Link(0.002, 0.002, 0.5))
+    network.slow_down(b"far", Links(Link(0.002, 0.002, 0.5), Link(0.002, 0.002, 0.5)))
     far = connect(network, b"far")
     for number in range(100):
         far.send(b"%d" % number)  # neither small nor capital
