@@ -70,6 +70,7 @@ class RayLauncher:
         self._roles = tuple(wanted.devices)
         self._lost: set[Role] = set()  # whose actor has gone with its host
         self._is_closed = False
+        self._lock = threading.Lock()  # nothing is held once it is closed
         self._owner = os.getpid()
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
@@ -96,8 +97,11 @@ class RayLauncher:
         asked = {}
         for role in roles:
             index = self._roles.index(role)
-            actor = _supervisor(self._group, index, self._bundles[index])
-            self._actors[role] = actor
+            with self._lock:
+                if self._is_closed:
+                    raise NodeError(f"cannot start the {role}: all nodes are being ended")
+                actor = _supervisor(self._group, index, self._bundles[index])
+                self._actors[role] = actor
             asked[role] = actor.arrive.remote(str(ROOT), str(self._folder.path))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
@@ -107,13 +111,18 @@ class RayLauncher:
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
+        try:
+            self._start(config)
+        except (RayError, KeyError, RuntimeError, ValueError) as error:
+            # Ray has all kinds for what it cannot do while it is shut down.
+            raise NodeError(f"cannot start the {config.role}: {_line(error)}") from error
+
+    def _start(self, config: NodeConfig) -> None:
         role = config.role
-        if self._is_closed:
-            raise NodeError(f"cannot start the {role}: all nodes are being ended")
         if role in self._lost:
             ray.kill(self._actors[role])
             self._places |= self._arrive((role,))
-            self._lost.discard(role)
+        self._lost.add(role)  # unless it answers
         place = self._places[role]
         if not self._is_near(role):
             if self.keys is None:
@@ -125,6 +134,7 @@ class RayLauncher:
         self._identities[role] = config.identity
         self._pids[role] = _answer(role, actor.start.remote(config.to_json(), is_alone=is_alone))
         self._deaths[role] = actor.wait.remote().future()
+        self._lost.discard(role)
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call."""
@@ -150,10 +160,11 @@ class RayLauncher:
         """End the nodes and their actors, give the place back, leave the cluster."""
         if os.getpid() != self._owner:
             return  # a forked child's copy
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
+            actors = [self._actors.pop(role) for role in list(self._actors)]
         self._deaths.clear()
         self._pids.clear()
-        actors = [self._actors.pop(role) for role in list(self._actors)]
         self._folder.remove()
         if not ray.is_initialized():
             return

@@ -12,7 +12,7 @@ alike, trials go on as often as at first: they cost nothing there, and the next 
 Passes without drafts were timed when the model was loaded. Where the first drafts bring less than
 those would, the first trial comes early: else a short run would be over before it. Where drafts
 bring far more than those would, that stands for a trial, which would cost a short text a fifth of
-its passes; only the stretches that are longest end with one all the same.
+its passes; the first stretch that is longest ends with one all the same.
 
 The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
 rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
@@ -35,7 +35,7 @@ LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
 CLEARLY = 1.05  # so many times faster the other way must be
-FORESEEN = 1.25  # likewise where only the costs are known: they may have been timed too slow
+FORESEEN = 1.25  # likewise while only the costs are known: they may have been timed too slow
 NUM_TO_SUSPECT = 16  # passes that count, before drafts can look slower than none
 LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
 MAX_KINDS = 64
@@ -134,7 +134,8 @@ class Course:
     @property
     def _is_foreseen(self) -> bool:
         """Whether a trial without drafts, which would be next, is not worth its cost."""
-        if self.rests or self.is_trial or self.stretch == LONGEST_STRETCH:
+        is_tried = True in self.rates
+        if self.rests or self.is_trial or is_tried or self.stretch == LONGEST_STRETCH:
             return False
         return self.num_tokens * self.plain_s > FORESEEN * self.num_counted * self.seconds
 

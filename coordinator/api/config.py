@@ -135,7 +135,7 @@ class PairConfig(Frozen):
         int,
         Field(
             ge=0,
-            le=100,
+            le=6,
             description="A drafter that had worked and ended is started again so many times in a "
             "row, later each time. The texts go on meanwhile.",
         ),

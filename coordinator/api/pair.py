@@ -175,8 +175,8 @@ class Pair:
         nodes = [node for node in self.service.registry.nodes if slowed[node.role]]
         return replace(
             simulated,
-            num_forwards=sum(node.progress for node in nodes),
-            num_overruns=sum(node.num_overruns for node in nodes),
+            num_forwards=sum(node.progress + node.num_forwards_before for node in nodes),
+            num_overruns=sum(node.num_overruns + node.num_overruns_before for node in nodes),
         )
 
     def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:

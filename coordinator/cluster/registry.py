@@ -58,6 +58,8 @@ class Node:
     num_bad_frames  frames of it that could not be decoded
     round_trips     how long a message takes there, and its answer back
     is_again        it takes the place of one that has ended
+    ready_at        when it was first heard after it was accepted
+    num_forwards_before, num_overruns_before  of those in whose place it is
     """
 
     role: Role
@@ -75,6 +77,9 @@ class Node:
     num_bad_frames: int = 0
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     is_again: bool = False
+    ready_at: float | None = None
+    num_forwards_before: int = 0
+    num_overruns_before: int = 0
 
     @property
     def num_lanes(self) -> int:
@@ -97,12 +102,19 @@ class Registry:
 
     def expect(self, role: Role, node_id: NodeId, now: float, *, is_again: bool = False) -> None:
         """A process of this role is started and will introduce itself by this id."""
-        for node in self.of_role(role):
-            if node.health is Health.GONE:
-                del self._nodes[node.id]
+        gone = [node for node in self.of_role(role) if node.health is Health.GONE]
+        for node in gone:
+            del self._nodes[node.id]
         # A target is waited for longer: without it nothing goes on, without a drafter all does.
         limit = SILENCE_LIMIT_S * (3 if role is Role.TARGET else 1)
-        self._nodes[node_id] = Node(role, node_id, FaultDetector(now, limit), is_again=is_again)
+        self._nodes[node_id] = Node(
+            role,
+            node_id,
+            FaultDetector(now, limit),
+            is_again=is_again,
+            num_forwards_before=sum(node.progress + node.num_forwards_before for node in gone),
+            num_overruns_before=sum(node.num_overruns + node.num_overruns_before for node in gone),
+        )
 
     def find(self, node_id: NodeId) -> Node | None:
         """The node of this id, unless it is gone."""
@@ -126,14 +138,16 @@ class Registry:
         """The nodes of this role that can work."""
         return [node for node in self.of_role(role) if node.health is Health.READY]
 
-    def has_worked(self, node_id: NodeId) -> bool:
-        """Whether the node, which may be gone, was ready once."""
+    def worked_s(self, node_id: NodeId, now: float) -> float | None:
+        """For how long the node, which may be gone, has been ready; None: it never was."""
         node = self._nodes.get(node_id)
-        return node is not None and node.hello is not None
+        if node is None or node.hello is None:
+            return None
+        return 0.0 if node.ready_at is None else now - node.ready_at
 
     def none_expected(self) -> bool:
         """Whether nobody is waited for: every node that was started was ready once, or is gone."""
-        return all(node.health is not Health.EXPECTED for node in self.nodes)
+        return all(node.health is not Health.EXPECTED or node.is_again for node in self.nodes)
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
         """A source number for a node that no other has, nor any text knows. None: all are taken."""
@@ -160,6 +174,8 @@ class Registry:
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
         """A node has told how it is. True if the way to another host has just become slower."""
+        if node.ready_at is None:
+            node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
         node.times_us = beat.times_us
         node.num_uncaptured, node.num_overruns = beat.num_uncaptured, beat.num_overruns

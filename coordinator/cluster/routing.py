@@ -198,6 +198,7 @@ class Router:
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
+        is_back = node.is_again and node.hello is None
         answer: Welcome | Fault
         if source is None:
             line = f"there is no source number left for one more {node.role}"
@@ -206,7 +207,7 @@ class Router:
             answer = self.registry.greet(node, hello, source)
         self._do(Send(node.id, encode(answer)))
         if isinstance(answer, Welcome):
-            if node.is_again:
+            if is_back:
                 self._do(Warn(f"the {node.role} is there again"))
             self._joined(node, now)
         elif source is None or node.is_again:
@@ -365,8 +366,7 @@ class Router:
 
     def _step(self, session: int, event: s.Event, now: float) -> None:
         """Tell the machine of a text. For one that is not open it comes too late."""
-        text = self._open.get(session)
-        if text is None:
+        if (text := self._open.get(session)) is None:
             return
         running = text.running
         try:

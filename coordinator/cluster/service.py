@@ -139,7 +139,7 @@ class Service:
     def launch(self, config: NodeConfig) -> None:
         """Start a node and expect its Hello."""
         now = time.monotonic()
-        self._restarts.started(config, now)
+        self._restarts.started(config)
         self._expect(config, now)
         self._launcher.start(config)
 
@@ -310,14 +310,22 @@ class Service:
             logger.warning("the %s is started again%s", restart.config.role, last)
             self._expect(restart.config, now, is_again=True)
             # A cluster may take long, and the texts do not wait for it.
-            threading.Thread(
+            starting = threading.Thread(
                 target=self._start_again, args=(restart.config,), name="restart", daemon=True
-            ).start()
+            )
+            try:
+                starting.start()
+            except RuntimeError as error:
+                self._not_started(restart.config, error)
 
     def _start_again(self, config: NodeConfig) -> None:
         try:
             self._launcher.start(config)
         except SlipstreamError as error:
+            self._not_started(config, error)
+
+    def _not_started(self, config: NodeConfig, error: Exception) -> None:
+        if not self._stopping:
             self._tell(NodeEnded(config.identity.encode(), str(error), is_unusable=False))
 
     def _handle(self, event: Event, now: float) -> None:
@@ -325,7 +333,7 @@ class Service:
             self._restarts.ended(
                 event.node.decode(),
                 now,
-                has_worked=self.registry.has_worked(event.node),
+                worked_s=self.registry.worked_s(event.node, now),
                 is_unusable=event.is_unusable,
             )
         for action in self._router.handle(event, now):

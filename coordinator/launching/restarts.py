@@ -32,12 +32,10 @@ class _Place:
     config  of the first one
     number  of processes after the first
     streak  how many of them since one had worked for STEADY_S
-    since   when the latest was started
     due     when the next is started; None: not at all
     """
 
     config: NodeConfig
-    since: float
     has_worked: bool = False
     number: int = 0
     streak: int = 0
@@ -60,18 +58,24 @@ class Restarts:
         self._most = most
         self._places: list[_Place] = []
 
-    def started(self, config: NodeConfig, now: float) -> None:
+    def started(self, config: NodeConfig) -> None:
         """A node is started for the first time."""
         if config.role is Role.DRAFTER:
-            self._places.append(_Place(config, now))
+            self._places.append(_Place(config))
 
-    def ended(self, identity: str, now: float, *, has_worked: bool, is_unusable: bool) -> None:
-        """A process has ended; `is_unusable`: it would end in the same way again."""
+    def ended(
+        self, identity: str, now: float, *, worked_s: float | None, is_unusable: bool
+    ) -> None:
+        """A process has ended.
+
+        worked_s     for so long it had been ready; None: it never was
+        is_unusable  it would end in the same way again
+        """
         place = next((one for one in self._places if one.identity == identity), None)
         if place is None or place.due is not None:
             return
-        place.has_worked |= has_worked
-        if has_worked and now - place.since >= STEADY_S:
+        place.has_worked |= worked_s is not None
+        if worked_s is not None and worked_s >= STEADY_S:
             place.streak = 0
         if place.has_worked and not is_unusable and place.streak < self._most:
             place.due = now + BACK_OFF_S * 2**place.streak
@@ -79,13 +83,13 @@ class Restarts:
     def due(self, now: float) -> list[Restart]:
         """What is to be started now."""
         return [
-            self._again(place, now)
+            self._again(place)
             for place in self._places
             if place.due is not None and now >= place.due
         ]
 
-    def _again(self, place: _Place, now: float) -> Restart:
-        place.since, place.due = now, None
+    def _again(self, place: _Place) -> Restart:
+        place.due = None
         place.number += 1
         place.streak += 1
         config = replace(place.config, identity=place.identity)

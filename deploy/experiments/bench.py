@@ -58,6 +58,7 @@ def bench(
             *("target", "drafter", "target_device", "drafter_device", "dtype"),
             *SIMULATION,
             max_num_seqs=1,
+            drafter_restarts=0,
         ),
     ],
     num_prompts: Annotated[

@@ -43,6 +43,7 @@ def profile(
             *("dtype", "backend", "busy_poll_us"),
             *SIMULATION,
             max_num_seqs=1,
+            drafter_restarts=0,
         ),
     ],
     speculation: Annotated[

@@ -88,7 +88,11 @@ def profile(
         host_ms=median(text.host_ms_per_pass for text in texts),
         num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),
         simulated=pair.simulated(),
-        shares=[_share(name, before, after, elapsed_s, num_passes) for name in before.times_us],
+        shares=[
+            _share(name, before, after, elapsed_s, num_passes)
+            for name in before.times_us
+            if name in after.times_us
+        ],
     )
 
 

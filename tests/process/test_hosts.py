@@ -210,12 +210,14 @@ def test_the_text_is_whole_when_the_drafters_host_is_killed(
     del run
     running = in_the_middle(hosts, *arguments, *LONG)
     hosts["one"].kill()
-    made = running.made()
+    try:
+        made = running.made()
+    finally:
+        come_again(hosts, cluster)
     assert made["token_ids"] == alone[:220]
     assert made["token_origins"].count("draft:model") > 10, "speculation is dead"
     assert "draft:model" not in made["token_origins"][-20:]
-    assert "the drafter" in running.said
-    come_again(hosts, cluster)
+    assert "the drafter process went with its host one" in running.said
 
 
 @pytest.mark.slow

@@ -85,6 +85,9 @@ def test_it_tries_no_rest_for_long_where_drafts_bring_far_more_than_is_known_of_
     first = rested.index(True)
     assert first < 2 * LONGEST_STRETCH + 10 * SETTLE_DRAFTING
     assert sum(rested[first:]) > 0.9 * (LONG - first)
+    # And once there was one, trials decide, also where they find both alike.
+    rested = run(started(), LONG, with_s=1.0, alone_s=1.0, plain_s=2.0)
+    assert sum(rested[rested.index(True) :]) > 0.05 * LONG
 
 
 def test_it_hardly_rests_where_drafts_pay() -> None:

@@ -57,6 +57,28 @@ def test_a_way_that_gets_slower_is_told_of_another_host_only(host: str) -> None:
     assert sum(told) == (host == "there")
 
 
+def test_a_process_in_the_place_of_another_goes_on_with_its_figures_and_is_not_waited_for() -> None:
+    registry = ready(0.0)
+    first = registry.of(Role.DRAFTER)
+    assert first is not None
+    assert registry.worked_s(first.id, 5.0) == 0.0, "it may have loaded until now"
+    for now, progress in ((10.0, 7), (11.0, 9)):
+        registry.beaten(first, Heartbeat((), progress, "", num_overruns=2), now)
+    assert registry.worked_s(first.id, 40.0) == 30.0
+    registry.gone(first)
+    registry.expect(Role.DRAFTER, b"again", 50.0, is_again=True)
+    again = registry.of(Role.DRAFTER)
+    assert again is not None
+    assert (again.num_forwards_before, again.num_overruns_before) == (9, 2)
+    assert registry.none_expected()
+    assert registry.worked_s(again.id, 60.0) is None
+    registry.beaten(again, Heartbeat((), 1, ""), 51.0)
+    registry.gone(again)
+    registry.expect(Role.DRAFTER, b"once more", 60.0, is_again=True)
+    (last,) = registry.of_role(Role.DRAFTER)
+    assert last.num_forwards_before == 10
+
+
 def test_nobody_is_waited_for_who_was_ready_once_or_is_gone() -> None:
     registry = Registry("secret")
     for role in Role:

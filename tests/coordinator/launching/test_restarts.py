@@ -13,10 +13,10 @@ def node(role: Role = Role.DRAFTER) -> NodeConfig:
 
 
 def of(most: int) -> Restarts:
-    """After the first start, at time 0."""
+    """After the first start."""
     restarts = Restarts(most)
     for role in Role:
-        restarts.started(node(role), 0.0)
+        restarts.started(node(role))
     return restarts
 
 
@@ -25,11 +25,11 @@ def ended(
     identity: str,
     now: float,
     *,
-    has_worked: bool = True,
+    worked_s: float | None = 5.0,
     is_unusable: bool = False,
 ) -> None:
     """A process has ended."""
-    restarts.ended(identity, now, has_worked=has_worked, is_unusable=is_unusable)
+    restarts.ended(identity, now, worked_s=worked_s, is_unusable=is_unusable)
 
 
 def started(restarts: Restarts, now: float) -> list[tuple[str, bool]]:
@@ -63,22 +63,23 @@ def test_one_that_has_worked_for_long_may_fail_as_often_as_a_new_one() -> None:
     restarts = of(1)
     ended(restarts, "drafter-1", 0.0)
     assert started(restarts, BACK_OFF_S) == [("drafter-1.1", True)]
-    ended(restarts, "drafter-1.1", BACK_OFF_S + STEADY_S)
+    ended(restarts, "drafter-1.1", 100.0, worked_s=STEADY_S)
     assert started(restarts, 1e6) == [("drafter-1.2", True)]
-    ended(restarts, "drafter-1.2", 1e6 + STEADY_S / 2)
+    # To have loaded for long is not to have worked for long.
+    ended(restarts, "drafter-1.2", 2e6, worked_s=STEADY_S / 2)
     assert started(restarts, 1e9) == []
 
 
 def test_one_that_never_worked_or_cannot_work_is_not_started_again() -> None:
     restarts = of(3)
-    ended(restarts, "drafter-1", 0.0, has_worked=False)
+    ended(restarts, "drafter-1", 0.0, worked_s=None)
     assert started(restarts, 1e6) == []
     restarts = of(3)
     ended(restarts, "drafter-1", 0.0)
     assert started(restarts, 10.0) == [("drafter-1.1", False)]
-    ended(restarts, "drafter-1.1", 11.0, has_worked=False)  # it has in its forerunner's life
+    ended(restarts, "drafter-1.1", 11.0, worked_s=None)  # it has in its forerunner's life
     assert started(restarts, 20.0) == [("drafter-1.2", False)]
-    ended(restarts, "drafter-1.2", 21.0, has_worked=False, is_unusable=True)
+    ended(restarts, "drafter-1.2", 21.0, worked_s=None, is_unusable=True)
     assert started(restarts, 1e6) == []
 
 

@@ -1,0 +1,140 @@
+"""Who starts nodes on a Ray cluster, without one: actors that answer at once, or go."""
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from coordinator.launching.launcher import Launcher, Obituary, Wanted
+from deploy import ray_launcher
+from deploy.ray_launcher import RayLauncher
+from deploy.supervisor import loopback_network
+from proto.errors import NodeError
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+WANTED = Wanted("auto", {Role.DRAFTER: "cpu"})
+
+
+class Method:
+    """What an actor's method returns, or raises, when it is asked for."""
+
+    def __init__(self, actor: "Actor", answer: Any) -> None:
+        self._actor = actor
+        self._answer = answer
+
+    def remote(self, *_: object, **__: object) -> "Method":
+        """Call it."""
+        return self
+
+    def get(self) -> Any:
+        """What has come of it."""
+        if self._actor.is_dead:
+            raise ActorDiedError
+        return self._answer() if callable(self._answer) else self._answer
+
+    def future(self) -> Future[Obituary]:
+        """For a wait that ends by hand."""
+        return self._actor.death
+
+
+class Actor:
+    """A supervisor on this host."""
+
+    def __init__(self, arriving: Any = None) -> None:
+        self.is_dead = False
+        self.death: Future[Obituary] = Future()
+        place = ("host", loopback_network(), True, "key")
+        self.arrive = Method(self, lambda: arriving() if arriving else place)
+        self.start = Method(self, 4711)
+        self.wait = Method(self, None)
+        self.close = Method(self, None)
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
+    """The supervisors that have been made, in a cluster that is always there."""
+    made: list[Actor] = []
+
+    def supervisor(*_: object) -> Actor:
+        made.append(Actor())
+        return made[-1]
+
+    monkeypatch.setattr(ray_launcher, "_check_reachable", lambda _: None)
+    monkeypatch.setattr(ray_launcher, "_connect", lambda _: None)
+    monkeypatch.setattr(ray_launcher, "_bundles", lambda _: [{"drafter": 1.0}])
+    monkeypatch.setattr(ray_launcher, "_reserve", lambda *_, **__: None)
+    monkeypatch.setattr(ray_launcher, "_supervisor", supervisor)
+    monkeypatch.setattr(ray_launcher.ray, "get", lambda method, timeout: method.get())
+    monkeypatch.setattr(ray_launcher.ray, "kill", lambda actor: setattr(actor, "is_dead", True))
+    monkeypatch.setattr(ray_launcher.ray, "is_initialized", lambda: False)
+    return made
+
+
+def drafter(identity: str = "drafter-1") -> NodeConfig:
+    """One to start."""
+    return NodeConfig(Role.DRAFTER, "ipc:///x", identity, secret="", model="m")
+
+
+def test_a_node_that_has_ended_is_started_again_by_the_same_actor(actors: list[Actor]) -> None:
+    launcher = RayLauncher(WANTED)
+    launcher.start(drafter())
+    actors[0].death.set_result(Obituary("drafter-1", "it has ended", 1))
+    assert [end.line for end in launcher.ended()] == ["it has ended"]
+    launcher.start(drafter("drafter-1.1"))
+    assert len(actors) == 1
+    assert launcher.pids() == {"drafter": 4711}
+    launcher.close()
+
+
+def test_where_the_actor_is_gone_another_takes_its_place(actors: list[Actor]) -> None:
+    launcher = RayLauncher(WANTED)
+    launcher.start(drafter())
+    actors[0].death.set_exception(ActorDiedError())
+    (end,) = launcher.ended()
+    assert (end.identity, end.status) == ("drafter-1", None)
+    assert end.line == "the drafter process went with its host host"
+    launcher.start(drafter("drafter-1.1"))
+    assert len(actors) == 2
+    # The process ends first, and then its host.
+    actors[1].death.set_result(Obituary("drafter-1.1", "it has ended", -15))
+    assert len(launcher.ended()) == 1
+    actors[1].is_dead = True
+    with pytest.raises(NodeError, match="its host does not answer"):
+        launcher.start(drafter("drafter-1.2"))
+    launcher.start(drafter("drafter-1.3"))
+    assert len(actors) == 3
+    launcher.close()
+
+
+def test_what_is_closed_while_an_actor_comes_starts_nothing(
+    actors: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = RayLauncher(WANTED)
+    launcher.start(drafter())
+    actors[0].death.set_exception(ActorDiedError())
+    launcher.ended()
+
+    def arriving() -> tuple[str, str, bool, str]:
+        closing = threading.Thread(target=launcher.close)
+        closing.start()
+        closing.join(10.0)
+        return "host", loopback_network(), True, "key"
+
+    monkeypatch.setattr(ray_launcher, "_supervisor", lambda *_: Actor(arriving))
+    for _ in range(2):
+        with pytest.raises(NodeError, match="cannot start the drafter"):
+            launcher.start(drafter("drafter-1.1"))
+    assert launcher.pids() == {}
+
+
+def test_a_launcher_that_is_closed_starts_nothing() -> None:
+    launcher = Launcher()
+    folder: Path = launcher.folder
+    launcher.close()
+    with pytest.raises(NodeError, match="all are being ended"):
+        launcher.start(drafter())
+    assert not folder.exists()
