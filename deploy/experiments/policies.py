@@ -234,7 +234,8 @@ def main() -> int:
     names = ("target", "drafter", "dtype", "backend", "simulate_target_ms", "simulate_draft_ms")
     try:
         given = {name: getattr(options, name) for name in names}
-        config = checked(PairConfig, max_num_seqs=1, link=tuple(options.link), **given)
+        fixed = {"max_num_seqs": 1, "drafter_restarts": 0, "link": tuple(options.link)}
+        config = checked(PairConfig, **fixed, **given)
         print(f"machine: {machine()}\nload of others: {wait_for_quiet():.2f} cores", flush=True)
         print(
             f"at most {options.num_prompts} prompts, {options.max_tokens} tokens, "

@@ -75,7 +75,8 @@ def wait_for(condition: object, limit_s: float) -> bool:
 def check_drafter_killed(config: PairConfig, counts: list[int]) -> None:
     """Kill the drafter after so many tokens; without it, the target writes the same text again."""
     for count, speculation in zip(counts, cycle((SYNC, PIPELINED)), strict=False):
-        with Pair(config.model_copy(update={"simulate_target_ms": 5.0})) as pair:
+        update = {"simulate_target_ms": 5.0, "drafter_restarts": 0}
+        with Pair(config.model_copy(update=update)) as pair:
             stream, _ = pair.generate(PROMPT, speculation, GREEDY)
             tokens: list[int] = []
             drafter: int | None = pair.pids()["drafter"]

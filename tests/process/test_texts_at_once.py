@@ -121,7 +121,13 @@ def check_killed(folder: Path, counts: list[int]) -> None:
     The target alone writes the same again.
     """
     target = str(make_model("llama", folder / "target"))
-    config = PairConfig(target=target, drafter=target, dtype="float32", simulate_target_ms=5.0)
+    config = PairConfig(
+        target=target,
+        drafter=target,
+        dtype="float32",
+        simulate_target_ms=5.0,
+        drafter_restarts=0,
+    )
     for count, speculation in zip(counts, cycle((SYNC, PIPELINED)), strict=False):
         with Pair(config) as pair:
             texts, num_accepted = together(pair, speculation, LONG, kill_after=count)
