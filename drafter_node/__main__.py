@@ -12,15 +12,16 @@ from proto.links.transport import Connection
 from proto.node_config import NodeConfig
 
 if TYPE_CHECKING:
-    from node.joining import Worker
+    from node.loop import Serve
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     """Do the node's work. Its import takes seconds: by then the lifeline must hold."""
-    from drafter_node import worker
+    from drafter_node.worker import serve
+    from node import loop
 
     gc.freeze()
-    worker.work(config, connection, heart)
+    loop.work(config, connection, heart, serve)
 
 
 def join() -> int:
@@ -28,12 +29,12 @@ def join() -> int:
     from node.joining import main
     from proto.messages import Role
 
-    def worker() -> "Worker":
-        from drafter_node import worker
+    def load_serve() -> "Serve":
+        from drafter_node.worker import serve
 
-        return worker
+        return serve
 
-    return main(Role.DRAFTER, worker)
+    return main(Role.DRAFTER, load_serve)
 
 
 if __name__ == "__main__":

@@ -20,27 +20,12 @@ from node.costs import Passes
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
-from node.loop import HasState, Loop, introduce, load
+from node.loop import Loop
 from node.process import Heart
 from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import Proposal, Welcome
 from proto.node_config import NodeConfig
-
-WARM_ROWS = (1, 2, 4, 8)
-PROGRAM_ROWS = {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 16)}
-
-
-def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
-    """Load, introduce ourselves, and draft until the process ends."""
-    engine = make_engine(config, heart)
-    welcome = introduce(config, connection, engine)
-    serve(config, engine, welcome, connection, heart)
-
-
-def make_engine(config: NodeConfig, heart: HasState) -> Engine:
-    """The model, loaded and warm. Raises NodeError, ModelError."""
-    return load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
 
 
 def serve(
@@ -54,9 +39,7 @@ def serve(
 ) -> NoReturn:
     """Draft for the coordinator that has said Welcome (`Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
-    steps = Passes(
-        {rows: max(device.forward_s(rows), took) for rows, took in engine.pass_s.items()}
-    )
+    steps = Passes(device.at_least(engine.pass_s))
     known = Known(max_len=engine.max_len, source=welcome.source, steps=steps)
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)

@@ -12,44 +12,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from node.process import Heart
+from node.process import Heart, connect
 from proto.descriptors import check_spare
 from proto.errors import ClosedError, ConfigurationError, RemoteProtocolError, SlipstreamError
-from proto.links.keys import keys_of, of_node, with_keys
-from proto.links.transport import Connection, check_endpoint
-from proto.messages import MAX_SESSIONS, Role, Welcome
+from proto.links.keys import of_node, with_keys
+from proto.links.transport import check_endpoint
+from proto.messages import MAX_SESSIONS, Role
 from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, NodeConfig
 
 if TYPE_CHECKING:
     from engine.loading import Engine
-    from node.loop import HasState
+    from node.loop import Serve
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 ASK_S = 5.0  # so long one connection is tried, then a new one
 PAUSE_S = 0.5  # after a refusal
-
-
-class Worker(Protocol):
-    """What a node does: the module `target_node.worker` or `drafter_node.worker`."""
-
-    def make_engine(self, config: NodeConfig, heart: "HasState") -> "Engine":
-        """The model, loaded and warm."""
-
-    def serve(
-        self,
-        config: NodeConfig,
-        engine: "Engine",
-        welcome: Welcome,
-        connection: Connection,
-        heart: Heart,
-        *,
-        has_lifeline: bool = True,
-    ) -> NoReturn:
-        """Work for a coordinator."""
 
 
 class Voice:
@@ -93,7 +74,7 @@ SimulateMs = Annotated[
 ]
 
 
-def main(role: Role, worker: Callable[[], Any]) -> int:
+def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     """The main of such a node: returns its exit status; an error becomes a line."""
 
     def join(
@@ -126,7 +107,7 @@ def main(role: Role, worker: Callable[[], Any]) -> int:
             backend=backend,
             simulated_ms=simulate_ms,
         )
-        serve_all(config if own is None else with_keys(config, own), worker(), Voice(role))
+        serve_all(config if own is None else with_keys(config, own), load_serve(), Voice(role))
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(join)
@@ -152,31 +133,28 @@ def _status_of(app: typer.Typer, name: str) -> int:
     return 0
 
 
-def serve_all(config: NodeConfig, worker: Worker, voice: Voice) -> NoReturn:
+def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
     """One coordinator after another. Raises NodeError, ModelError: the engine cannot go on."""
-    engine = worker.make_engine(config, voice)
+    from node.loop import load  # takes seconds: what was typed wrong has been said
+
+    engine = load(config, voice)
     gc.freeze()
     while True:
         voice.state = f"waits for a coordinator at {config.endpoint}"
-        serve_one(config, engine, worker, voice)
+        serve_one(config, engine, serve, voice)
 
 
-def serve_one(config: NodeConfig, engine: "Engine", worker: Worker, voice: Voice) -> None:
+def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice) -> None:
     """Ask for a coordinator for a while; where one answers, work for it until it is gone."""
-    from node.loop import introduce  # takes seconds: what was typed wrong is said before
+    from node.loop import introduce
 
-    connection = Connection(
-        config.endpoint,
-        config.identity.encode(),
-        busy_poll_s=config.busy_poll_us / 1e6,
-        keys=keys_of(config),
-    )
+    connection = connect(config)
     heart = Heart(config)
     heart.state = "ready"
     try:
         welcome = introduce(config, connection, engine, ASK_S)
         voice.state = "serves a coordinator"
-        worker.serve(config, engine, welcome, connection, heart, has_lifeline=False)
+        serve(config, engine, welcome, connection, heart, has_lifeline=False)
     except ClosedError as error:
         voice.state = str(error)
     except RemoteProtocolError as error:

@@ -6,7 +6,7 @@ nothing, and knows of a Compute only that there is somebody who can run it.
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory
@@ -16,6 +16,7 @@ from engine.slots import NUM_TREE_SLOTS
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
 from node.follower import Follower, Machine
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
+from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
 from proto.errors import ClosedError, ModelError, NodeError
 from proto.links.transport import Connection
@@ -46,16 +47,31 @@ class HasState(Protocol):
     state: str
 
 
-def load(
-    config: NodeConfig,
-    heart: HasState,
-    *,
-    warm_rows: Sequence[int],
-    row_counts: Mapping[str, Sequence[int]],
-) -> Engine:
-    """Load, check and warm up the node's model.
+class Serve(Protocol):
+    """What a node does: in the module `target_node.worker` or `drafter_node.worker`."""
 
-    warm_rows, row_counts  as for `load_engine`; with fixed rows passes have no other number
+    def __call__(
+        self,
+        config: NodeConfig,
+        engine: Engine,
+        welcome: Welcome,
+        connection: Connection,
+        heart: Heart,
+        /,
+        *,
+        has_lifeline: bool = True,
+    ) -> NoReturn:
+        """Work for the coordinator that has said Welcome."""
+
+
+def work(config: NodeConfig, connection: Connection, heart: Heart, serve: Serve) -> None:
+    """Load, introduce the node, and serve until the process ends."""
+    engine = load(config, heart)
+    serve(config, engine, introduce(config, connection, engine), connection, heart)
+
+
+def load(config: NodeConfig, heart: HasState) -> Engine:
+    """Load, check and warm up the node's model. With fixed rows passes have no other number.
 
     Raises:
         NodeError: there is no memory for it now.
@@ -74,10 +90,10 @@ def load(
             max_len=config.max_model_len,
             num_lanes=config.max_num_seqs,
             fixed_rows=config.fixed_rows or None,
-            warm_rows=(config.fixed_rows,) if config.fixed_rows else warm_rows,
+            warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],
             say=say,
             backend=config.backend,
-            row_counts=row_counts,
+            row_counts=RECORDED_ROWS[config.role],
         )
     except OutOfMemory as error:
         raise NodeError(str(error)) from error

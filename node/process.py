@@ -115,6 +115,16 @@ def read_config() -> NodeConfig:
     return config
 
 
+def connect(config: NodeConfig) -> Connection:
+    """The node's end of its link. Raises ConfigurationError, TransportError."""
+    return Connection(
+        config.endpoint,
+        config.identity.encode(),
+        busy_poll_s=config.busy_poll_us / 1e6,
+        keys=keys_of(config),
+    )
+
+
 def _end_with_parent(pid: int) -> None:
     while os.getppid() == pid:
         # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
@@ -176,12 +186,7 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     try:
         check_spare()
         config = read_config()
-        connection = Connection(
-            config.endpoint,
-            config.identity.encode(),
-            busy_poll_s=config.busy_poll_us / 1e6,
-            keys=keys_of(config),
-        )
+        connection = connect(config)
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -6,7 +6,7 @@ is awake shortly before the end, because no sleep ends in time.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from proto.node_config import NodeConfig
 
@@ -44,6 +44,10 @@ class SimulatedDevice:
     def forward_s(self, num_rows: int) -> float:
         """Seconds of a forward of so many rows, the choice of its tokens included."""
         return self._base_s + num_rows * self._row_s
+
+    def at_least(self, measured: Mapping[int, float]) -> dict[int, float]:
+        """Seconds of forwards by their rows, where the model takes longer as it does."""
+        return {rows: max(self.forward_s(rows), took) for rows, took in measured.items()}
 
     def await_end(self, started: float, num_rows: int) -> bool:
         """Wait until a forward ends that began at `started`, by the clock.

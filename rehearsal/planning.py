@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proto.messages import MAX_WINDOW
+from node.rows import TIMED_ROWS
+from proto.messages import MAX_WINDOW, Role
 from proto.policies import TABLE, Row
 from rehearsal.acceptance import Trace
 from rehearsal.closed_forms import step_s
@@ -13,8 +14,7 @@ from rehearsal.setting import Forwards, NodeCosts
 DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # K
 WINDOW, WIDER = 16, (MAX_WINDOW,)
 PAYS = 1.02  # times plain decoding; what is less is within what a rehearsal can tell
-# Forwards of so many rows the nodes time before their first text (their workers' WARM_ROWS).
-TARGET_ROWS, DRAFTER_ROWS = (1, 2, 3, 5, 9, 16), (1, 2, 4, 8)
+TARGET_ROWS, DRAFTER_ROWS = TIMED_ROWS[Role.TARGET], TIMED_ROWS[Role.DRAFTER]
 FLOPS_PER_PARAMETER = 2  # and row: a multiplication and an addition
 
 

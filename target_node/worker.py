@@ -16,7 +16,7 @@ from node.costs import Costs
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
-from node.loop import HasState, Loop, introduce, load
+from node.loop import Loop
 from node.process import Heart
 from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
@@ -28,22 +28,7 @@ from target_node.known import Known
 from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
 
-WARM_ROWS = (1, 2, 3, 5, 9, 16)
-# A program costs half a minute and a copy of the weights, a graph next to nothing.
-PROGRAM_ROWS = {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)}
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
-
-
-def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
-    """Load, introduce ourselves, and verify until the process ends."""
-    engine = make_engine(config, heart)
-    welcome = introduce(config, connection, engine)
-    serve(config, engine, welcome, connection, heart)
-
-
-def make_engine(config: NodeConfig, heart: HasState) -> Engine:
-    """The model, loaded and warm. Raises NodeError, ModelError."""
-    return load(config, heart, warm_rows=WARM_ROWS, row_counts=PROGRAM_ROWS)
 
 
 def serve(
@@ -59,9 +44,7 @@ def serve(
     executor, device = engine.executor, SimulatedDevice.of(config)
     known = Known(
         fixed_rows=config.fixed_rows or None,
-        costs=Costs(
-            {rows: max(device.forward_s(rows), took) for rows, took in engine.pass_s.items()}
-        ),
+        costs=Costs(device.at_least(engine.pass_s)),
     )
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)

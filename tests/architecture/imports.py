@@ -75,6 +75,7 @@ PURE = (
     "node/costs.py",
     "node/acceptance.py",
     "node/price.py",
+    "node/rows.py",
     "target_node/resting.py",
     "target_node/received.py",
     "target_node/reading.py",

@@ -213,7 +213,7 @@ def test_only_what_a_user_must_mend_is_an_error_of_the_model(
 
     monkeypatch.setattr(loop, "load_engine", load_engine)
     with pytest.raises(expected, match=str(raised)):
-        load(CONFIG, cast(Any, Heart()), warm_rows=(1,), row_counts={})
+        load(CONFIG, cast(Any, Heart()))
 
 
 def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
@@ -222,6 +222,6 @@ def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
     asked: dict[str, Any] = {}
     monkeypatch.setattr(loop, "load_engine", lambda model, **wanted: asked.update(wanted))
     heart = Heart()
-    load(CONFIG, cast(Any, heart), warm_rows=(1, 2), row_counts={})
+    load(CONFIG, cast(Any, heart))
     assert (asked["fixed_rows"], asked["warm_rows"]) == (16, (16,))
     assert heart.state == "ready"

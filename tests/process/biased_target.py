@@ -1,12 +1,11 @@
 """A target node with a mistake in it, named by SLIPSTREAM_TEST_BIAS, for tests that must see it."""
 
-import gc
 import os
 import sys
 
 from engine.verification import Distribution, Trial
 from node.process import run_node
-from target_node.worker import work
+from target_node.__main__ import work
 
 
 def wrong_residual() -> None:
@@ -46,5 +45,4 @@ BIASES = (wrong_residual, accept_all_after_first, truncated_after_sampling)
 
 if __name__ == "__main__":
     {bias.__name__: bias for bias in BIASES}[os.environ["SLIPSTREAM_TEST_BIAS"]]()
-    gc.freeze()
     sys.exit(run_node(work))

@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from drafter_node.worker import work
+from drafter_node.__main__ import work
 from engine.errors import OutOfMemory
 from node import loop
 from node.loop import Loop

@@ -1,0 +1,15 @@
+"""Of how many rows the forwards of a node are timed and recorded before its first text (pure)."""
+
+from collections.abc import Mapping
+
+from proto.messages import Role
+
+TIMED_ROWS: Mapping[Role, tuple[int, ...]] = {
+    Role.TARGET: (1, 2, 3, 5, 9, 16),
+    Role.DRAFTER: (1, 2, 4, 8),
+}
+# By backend. A program costs half a minute and a copy of the weights, a graph next to nothing.
+RECORDED_ROWS: Mapping[Role, Mapping[str, tuple[int, ...]]] = {
+    Role.TARGET: {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)},
+    Role.DRAFTER: {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 16)},
+}
