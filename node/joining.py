@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from node.process import Heart, connect
+from node.process import Heart, connect, tell
 from proto.descriptors import check_spare
-from proto.errors import ClosedError, ConfigurationError, RemoteProtocolError, SlipstreamError
+from proto.errors import (
+    ClosedError,
+    ConfigurationError,
+    NoAnswerError,
+    RemoteProtocolError,
+    SlipstreamError,
+)
 from proto.links.keys import of_node, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
@@ -72,6 +78,9 @@ Backend = Annotated[str, typer.Option(help="auto, fused, graphs, compiled or ref
 SimulateMs = Annotated[
     float, typer.Option(min=0, help="Simulate another device: a forward takes so long.")
 ]
+SimulateMsPerRow = Annotated[
+    float, typer.Option(min=0, help="And so much longer for each row beyond the first.")
+]
 
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
@@ -88,6 +97,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
         simulate_ms: SimulateMs = 0.0,
+        simulate_ms_per_row: SimulateMsPerRow = 0.0,
     ) -> None:
         """Load a model and serve one coordinator after another, until Ctrl-C."""
         own = None if keys is None else of_node(keys, role)
@@ -106,6 +116,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
             max_num_seqs=max_num_seqs,
             backend=backend,
             simulated_ms=simulate_ms,
+            simulated_ms_per_row=simulate_ms_per_row,
         )
         serve_all(config if own is None else with_keys(config, own), load_serve(), Voice(role))
 
@@ -140,7 +151,7 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
     engine = load(config, voice)
     gc.freeze()
     while True:
-        voice.state = f"waits for a coordinator at {config.endpoint}"
+        voice.state = f"waits for a coordinator at {config.endpoint} that knows its keys"
         serve_one(config, engine, serve, voice)
 
 
@@ -157,10 +168,14 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
         serve(config, engine, welcome, connection, heart, has_lifeline=False)
     except ClosedError as error:
         voice.state = str(error)
+    except NoAnswerError:
+        pass  # nobody is there yet: it is asked again
     except RemoteProtocolError as error:
-        if "no welcome" not in str(error):
-            voice.state = str(error)
-            time.sleep(PAUSE_S)
+        voice.state = str(error)
+        time.sleep(PAUSE_S)
+    except SlipstreamError as error:
+        tell(connection, error)
+        raise
     finally:
         heart.stop()
-        connection.close(linger_s=0.0)
+        connection.close()

@@ -7,7 +7,6 @@ lambda the tokens a second that are written without it.
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
 
 from node.costs import Costs, Passes
 
@@ -62,7 +61,7 @@ def _rate(p: float, first: int, most: int, first_s: float, most_s: float) -> flo
     """The same where each kind of pass takes its own time, with what is waited before it."""
     enters, stays = p ** (first + 1), p ** (most + 1)
     share = enters / (enters + 1 - stays)  # of the passes that find drafts at hand
-    tokens = (1 - share) * _tokens(p, first) + share * _tokens(p, most)
+    tokens = (1 - share) * num_expected(p, first) + share * num_expected(p, most)
     return tokens / ((1 - share) * first_s + share * most_s)
 
 
@@ -92,8 +91,8 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     return max(range(most + 1), key=rate)
 
 
-def _tokens(p: float, num_drafts: int) -> float:
-    """What a pass is expected to make of so many drafts."""
+def num_expected(p: float, num_drafts: int) -> float:
+    """The tokens that a pass is expected to make of a chain: 1 + p + p^2 + ..."""
     return sum(p**i for i in range(num_drafts + 1))
 
 
@@ -106,7 +105,7 @@ def verifying_pays(p: float, num_drafts: int, num_texts: int, passes: Passes) ->
     """
     alone_s = passes.of(num_texts)
     more_s = passes.of(num_texts + num_drafts) - alone_s
-    return (_tokens(p, num_drafts) - 1.0) * _token_s(alone_s, num_texts, passes) >= more_s
+    return (num_expected(p, num_drafts) - 1.0) * _token_s(alone_s, num_texts, passes) >= more_s
 
 
 def _token_s(alone_s: float, num_texts: int, passes: Passes) -> float:
@@ -122,11 +121,6 @@ def worth_holding_s(num_tokens: float, num_more: float, pass_s: float) -> float:
     num_more    that those drafts would add
     """
     return num_more * pass_s / num_tokens
-
-
-def num_expected(chances: Sequence[float]) -> float:
-    """The tokens that a pass is expected to make of a chain: 1 + p1 + p1 p2 + ..."""
-    return 1.0 + float(sum(accumulate(chances, mul)))
 
 
 def rows_worth(

@@ -21,6 +21,7 @@ from proto.descriptors import check_spare
 from proto.errors import (
     ConfigurationError,
     ModelError,
+    NoAnswerError,
     RemoteProtocolError,
     SlipstreamError,
     TransportError,
@@ -156,7 +157,7 @@ class BadFrames:
 def shake_hands(
     connection: Connection, hello: Hello, limit_s: float = HANDSHAKE_LIMIT_S
 ) -> Welcome:
-    """Introduce this node. Raises RemoteProtocolError if it is refused or not answered in time.
+    """Introduce this node. Raises RemoteProtocolError if it is refused, NoAnswerError.
 
     On an encrypted link, which may not be there yet, it does so again and again.
     """
@@ -175,7 +176,7 @@ def shake_hands(
                     raise RemoteProtocolError(f"refused by the coordinator: {detail}")
                 case _:
                     pass
-    raise RemoteProtocolError(f"no welcome from the coordinator in {limit_s:.0f} s")
+    raise NoAnswerError(f"no welcome from the coordinator in {limit_s:.0f} s")
 
 
 def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
@@ -193,19 +194,18 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
         return EXIT_UNUSABLE
     try:
         work(config, connection, heart)
-    except (ConfigurationError, ModelError) as error:
-        _tell(connection, config, FaultCode.UNUSABLE, str(error))
-        return EXIT_UNUSABLE
     except SlipstreamError as error:
-        _tell(connection, config, FaultCode.FAILED, str(error))
-        return EXIT_FAILED
+        print(f"{config.role}: {error}", file=sys.stderr)  # noqa: T201
+        return tell(connection, error)
     finally:
         heart.stop()
         connection.close()
     return 0
 
 
-def _tell(connection: Connection, config: NodeConfig, code: FaultCode, detail: str) -> None:
-    """Why the node ends: to the coordinator, and for whoever reads the log."""
-    print(f"{config.role}: {detail}", file=sys.stderr)  # noqa: T201
-    connection.send(encode(Fault(0, 0, code, detail[:2000])))
+def tell(connection: Connection, error: SlipstreamError) -> int:
+    """Tell the coordinator why the node ends; returns its exit status."""
+    is_unusable = isinstance(error, ConfigurationError | ModelError)
+    code = FaultCode.UNUSABLE if is_unusable else FaultCode.FAILED
+    connection.send(encode(Fault(0, 0, code, str(error)[:2000])))
+    return EXIT_UNUSABLE if is_unusable else EXIT_FAILED

@@ -315,6 +315,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _MICROSECONDS,
         _integer(1, m.MAX_SESSIONS),
         _text(256),
+        *[_MICROSECONDS] * 2,
     ),
     m.Welcome: _record(m.Welcome, _integer(1, I31), _SOURCE),
     m.Heartbeat: _record(

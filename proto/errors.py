@@ -58,6 +58,10 @@ class RemoteProtocolError(ProtocolError):
     """A peer sent something that the protocol does not allow."""
 
 
+class NoAnswerError(RemoteProtocolError):
+    """A peer has not answered in time."""
+
+
 MAX_SHOWN = 80
 
 

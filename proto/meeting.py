@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class Role(StrEnum):
@@ -28,6 +28,7 @@ class Hello:
 
     num_lanes  texts that the node has room for at once
     host       where it runs, for people
+    simulated_us, simulated_us_per_row  of its forwards, as on another device; 0: not simulated
     """
 
     version: int
@@ -43,6 +44,8 @@ class Hello:
     load_us: int
     num_lanes: int
     host: str = ""
+    simulated_us: int = 0
+    simulated_us_per_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,6 @@ class FaultCode(StrEnum):
     REFUSED = "refused"  # the handshake failed
     FAILED = "failed"  # the node cannot go on; another time it might
     UNUSABLE = "unusable"  # its model or its settings: a user must mend them
-    BAD_FRAME = "bad frame"
     CLOSED = "closed"  # the coordinator ends: a node that was started by hand waits for another
 
 

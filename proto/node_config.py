@@ -10,8 +10,8 @@ from proto.messages import Role
 
 HEARTBEAT_SUFFIX = b"/heartbeat"  # of the identity under which a node's heartbeats come
 NO_CONFIG = (
-    "a node reads its config as one JSON line from standard input; it is started by "
-    "`python -m coordinator`"
+    "a node reads its config as one JSON line from standard input: it is started by "
+    "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
@@ -19,7 +19,7 @@ EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the en
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Everything that a node needs to know; written by the coordinator, never changed.
+    """Everything that a node needs to know; written by whoever starts it.
 
     device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"; empty: for
                     who starts the node to choose

@@ -83,7 +83,7 @@ class Row:
 
         k         most drafted tokens in one pass
         window    most tokens that a drafter which runs ahead may be ahead of the last verdict
-        adaptive  False: nothing is priced, and the drafter never rests
+        adaptive  False: the target prices neither rows nor waits, and the drafter never rests
         options   other numbers, by the names in `OPTIONS`
 
         Raises ValueError for an option that there is not, or out of its range.
@@ -156,8 +156,8 @@ TABLE = (
         launch_min=0,
         runs_ahead=True,
     ),
-    # The same chain, but after a rejection two drafts are waited for, or as many as pay. Two, and
-    # e^-3, were measured best (docs/LOG.md).
+    # The same chain, but where fewer than two drafts are there they are waited for, if that pays.
+    # Two, and e^-3, were measured best (docs/LOG.md).
     Row(
         "pipelined",
         "draft a chain on while the target verifies",

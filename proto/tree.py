@@ -317,10 +317,9 @@ class SpeculationTree:
         proposal: Proposal | None,
     ) -> int | None:
         """The child of a live node, or of the root, that carries `token`, if there may be one."""
+        if (known := self.child(parent, token)) is not None:
+            return known.key
         nodes, children = self.nodes, self.children(parent)
-        for child in children:
-            if nodes[child].token == token:
-                return child
         if len(nodes) >= self.max_nodes or (self.first_child_wins and children):
             return None
         key = path_hash(parent, token, self.text.key)

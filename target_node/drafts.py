@@ -37,8 +37,7 @@ class Drafts:
         )
         self.received = Received()
         self.attempt = opened.attempt
-        self._lookup = LookupSource(known.acceptance)
-        self._lookup.open(opened, tokens)
+        self._lookup = LookupSource(known.acceptance, opened, tokens)
         self._done_root = 0  # root under which the drafter has nothing more
         self._stale_reported = 0  # <= tree.num_stale
 
@@ -98,7 +97,7 @@ class Drafts:
         children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
         if token in children:
             return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
-        return Hit.CONTENT if children else Hit.TIMING
+        return Hit.CONTENT if num_there else Hit.TIMING
 
     def learn(
         self, verified: Sequence[Node], accepted: Sequence[Node], tokens: Sequence[int]

@@ -23,31 +23,23 @@ from proto.tree import Graft, Node, SpeculationTree
 
 
 class LookupSource:
-    """The n-gram drafts of one text; `open` begins another."""
+    """The n-gram drafts of one life of a text."""
 
-    def __init__(self, acceptance: Acceptance) -> None:
+    def __init__(self, acceptance: Acceptance, opened: Open, tokens: Sequence[int]) -> None:
         self._acceptance = acceptance
         self._index: NgramIndex | None = None  # None: this text is written without them
-        self._is_certain = False  # classical rules: each draft is all that it was sampled from
+        # Classical rules: each draft is all that it was sampled from.
+        self._is_certain = opened.rule is not Rule.COUPLED
         self._ngram_lens: dict[int, int] = {}  # of the nodes that were added here
         self._found: tuple[int, Match | None] = (0, None)  # (length of the text, match at its end)
-
-    def open(self, message: Open, tokens: Sequence[int]) -> None:
-        """A text begins or begins anew."""
-        self._ngram_lens = {}
-        self._found = (0, None)
-        lookup = message.lookup
-        if lookup is None:
-            self._index = None
-            return
-        self._is_certain = message.rule is not Rule.COUPLED
-        self._index = NgramIndex(
-            ngram_min=lookup.ngram_min,
-            ngram_max=lookup.ngram_max,
-            seed=message.sampling.seed,
-            reference=lookup.reference,
-        )
-        self._index.extend(tokens)
+        if (lookup := opened.lookup) is not None:
+            self._index = NgramIndex(
+                ngram_min=lookup.ngram_min,
+                ngram_max=lookup.ngram_max,
+                seed=opened.sampling.seed,
+                reference=lookup.reference,
+            )
+            self._index.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on."""

@@ -205,7 +205,7 @@ class Verifying:
         return self._num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def _num_right(self, num_drafts: int) -> float:
-        return num_expected([self._known.acceptance.chance(FIRST_OF_MODEL)] * num_drafts) - 1.0
+        return num_expected(self._known.acceptance.chance(FIRST_OF_MODEL), num_drafts) - 1.0
 
     def _num_wanted(self, most: int) -> int:
         """With how many drafts under the root a pass starts, if it verifies at most so many."""

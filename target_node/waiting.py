@@ -71,7 +71,7 @@ class Waiting:
         is_ahead = self._opened.policy.window > wanted
         return wait_limit_s(wanted, self._costs, is_ahead=is_ahead)
 
-    def reason(self, wanted: int, num_texts: int = 1, *, is_late: bool) -> Cause | None:
+    def reason(self, wanted: int, num_texts: int, *, is_late: bool) -> Cause | None:
         """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`.
 
         num_texts  that share the passes

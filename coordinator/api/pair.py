@@ -139,6 +139,18 @@ class Pair:
             time.sleep(0.02)
         self.service.check_alive()
         self.service.wait_for_round_trips()
+        self._played = self._with_devices()
+
+    def _with_devices(self) -> PairConfig:
+        """The config with the devices that the nodes say they simulate: some were told by hand."""
+        devices: dict[str, float] = {}
+        names = {Role.TARGET: "simulate_target_ms", Role.DRAFTER: "simulate_draft_ms"}
+        for role, name in names.items():
+            node = self.service.registry.of(role)
+            if node is not None and node.hello is not None:
+                devices[name] = node.hello.simulated_us / 1e3
+                devices[f"{name}_per_row"] = node.hello.simulated_us_per_row / 1e3
+        return self.config.model_copy(update=devices)
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
@@ -165,7 +177,7 @@ class Pair:
 
     def simulated(self) -> Simulated | None:
         """What of the hardware is simulated, and how well it has gone so far; None: nothing."""
-        config, simulated = self.config, self.config.simulated
+        config, simulated = self._played, self._played.simulated
         if simulated is None:
             return None
         slowed = {

@@ -98,6 +98,7 @@ def _writer(
 # What a node that was started by hand has been told itself.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "dtype", "drafter_dtype", "backend", "reproducible"),
+    "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),
 )
@@ -115,7 +116,8 @@ def _launcher(
             if getattr(pair, name) != PairConfig.model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag} is for nodes that are started here; with --nodes remote tell the node"
+                    f"{flag} is for nodes that are started here; `python -m target_node --help` "
+                    "says what one can be told that is started by hand"
                 )
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices))
     if not launch.ray:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import zmq
 import zmq.auth
+from zmq.utils.z85 import Z85CHARS
 
 from proto.errors import ConfigurationError
 from proto.messages import Role
@@ -21,6 +22,7 @@ COORDINATOR = "coordinator"
 NAMES = (COORDINATOR, *map(str, Role))
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_CHARS = 40  # of a key in Z85
+Z85 = frozenset(map(chr, Z85CHARS))
 HOW = "make keys with `python -m coordinator keys new DIR`"
 
 
@@ -134,6 +136,11 @@ def _loaded(file: Path) -> tuple[str, str | None]:
         raise ConfigurationError(f"cannot read the key {file}: {reason}; {HOW}") from error
     except ValueError as error:
         raise ConfigurationError(f"{file} is not a key; {HOW}") from error
-    if public is None or not all(len(key) == KEY_CHARS for key in (public, secret) if key):
+    if public is None or not all(_is_key(key) for key in (public, secret) if key is not None):
         raise ConfigurationError(f"{file} is not a key; {HOW}")
     return public, secret
+
+
+def _is_key(key: str) -> bool:
+    """Whether the library takes it."""
+    return len(key) == KEY_CHARS and set(key) <= Z85

@@ -27,6 +27,7 @@ SEND_QUEUE_FRAMES = 4096
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
 CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes where a link is cut
 RECONNECT_MS = 1000
+NAME_AN_ADDRESS = "name an address of this host, and a port that you may use"
 NAP_S, AWAKE_S = 50e-6, 80e-6  # a nap takes about as much longer as this
 
 
@@ -162,7 +163,7 @@ class Listener:
         self.endpoint = self._bound(endpoint) if endpoint else ""
         if outside:
             if keys is not None:
-                self._gate = Gate(self._context, self._socket, keys)
+                self._gate = self._guarded_with(keys)
             self.outside = self._bound(outside)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -171,14 +172,24 @@ class Listener:
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
 
+    def _guarded_with(self, keys: CoordinatorKeys) -> Gate:
+        try:
+            return Gate(self._context, self._socket, keys)
+        except zmq.ZMQError as error:
+            self.close(linger_s=0.0)
+            raise TransportError(
+                f"cannot guard the socket: {error.strerror}; {RAISE_THE_LIMIT}"
+            ) from error
+
     def _bound(self, endpoint: str) -> str:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close(linger_s=0.0)
+            is_taken = error.errno == zmq.EADDRINUSE
+            advice = "is another coordinator running there?" if is_taken else NAME_AN_ADDRESS
             raise TransportError(
-                f"cannot listen on {endpoint}: {error.strerror}; "
-                "is another coordinator running there?"
+                f"cannot listen on {endpoint}: {error.strerror}; {advice}"
             ) from error
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

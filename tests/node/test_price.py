@@ -13,7 +13,6 @@ from node.price import (
     NUM_BETWEEN,
     WAIT_S_MAX,
     WAIT_S_MIN,
-    num_expected,
     num_rows_worth,
     rows_worth,
     tokens_per_second,
@@ -161,7 +160,7 @@ def worth(
 ) -> float:
     """What so many drafts of each text are expected to bring, less what their rows cost."""
     pairs = zip(chains, counts, strict=True)
-    gain = sum(num_expected(chain[:count]) - 1 for chain, count in pairs)
+    gain = sum(sum(accumulate(chain[:count], mul)) for chain, count in pairs)
     return gain - took[len(chains) + sum(counts)] / token_s
 
 

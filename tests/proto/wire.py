@@ -192,6 +192,9 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         st.integers(0, U63),
         microseconds,
         st.integers(1, m.MAX_SESSIONS),
+        texts(256),
+        microseconds,
+        microseconds,
     ),
     st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1)),
     st.builds(

@@ -38,6 +38,14 @@ def test_a_first_token_that_was_there_and_not_verified_is_a_miss_of_width() -> N
     assert said(target.computes(2, 9, 7)).hit is Hit.WIDTH
 
 
+def test_a_pass_without_drafts_whose_drafts_came_too_late_is_a_miss_of_timing() -> None:
+    target = Target()
+    target.hears(opening(1, 2))
+    target.ticks()
+    target.hears(draft((1, 2), 9))
+    assert said(target.computes(1, 3)).hit is Hit.TIMING
+
+
 def test_a_pass_that_had_nothing_at_hand_is_a_miss_of_timing() -> None:
     target = Target()
     target.hears(opening(1, 2))

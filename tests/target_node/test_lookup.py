@@ -126,8 +126,7 @@ def test_a_poor_match_waits_for_the_drafter_and_then_competes_with_its_drafts() 
 
 def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
     acceptance = Acceptance()
-    source = LookupSource(acceptance)
-    source.open(opened(*TEXT), TEXT)
+    source = LookupSource(acceptance, opened(*TEXT), TEXT)
     assert source.is_worth_starting(4)
     assert not source.is_worth_starting(9), "so many tokens did not follow"
     tree = SpeculationTree(KEY, TEXT, max_nodes=16)
@@ -144,8 +143,7 @@ def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
 
 def test_a_match_must_be_right_as_often_as_the_drafter() -> None:
     acceptance = Acceptance()
-    source = LookupSource(acceptance)
-    source.open(opened(*TEXT), TEXT)
+    source = LookupSource(acceptance, opened(*TEXT), TEXT)
     assert source.is_worth_starting(4)
     for _ in range(50):
         acceptance.add(FIRST_OF_MODEL, right=True)

@@ -200,7 +200,7 @@ def test_who_waits_for_drafts_takes_no_room_from_who_has_them() -> None:
 # -- holding a pass -------------------------------------------------------------------------------
 
 # What two drafts bring before anything is known, and how long they are worth to a pass of a second.
-TWO = num_expected([0.7] * 2) - 1.0
+TWO = num_expected(0.7, 2) - 1.0
 WORTH_S = worth_holding_s(2.0 + TWO, TWO, 1.0)
 
 

@@ -31,11 +31,11 @@ def heard(waiting: Waiting, now: float, *, first_of_life: bool = False) -> None:
 
 def test_nobody_is_waited_for_before_he_is_heard() -> None:
     waiting, _ = waits()
-    assert waiting.reason(2, is_late=False) is Cause.QUIET
+    assert waiting.reason(2, 1, is_late=False) is Cause.QUIET
     heard(waiting, 1.0)
-    assert waiting.reason(2, is_late=False) is None
+    assert waiting.reason(2, 1, is_late=False) is None
     waiting.woke()
-    assert waiting.reason(2, is_late=False) is Cause.QUIET
+    assert waiting.reason(2, 1, is_late=False) is Cause.QUIET
 
 
 def test_two_vain_waits_end_it_and_a_draft_begins_it_again() -> None:
@@ -114,14 +114,14 @@ def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
     heard(waiting, 1.0)
     costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     for _ in range(NUM_FIRST):
-        assert waiting.reason(2, is_late=False) is None, "nothing is known yet"
+        assert waiting.reason(2, 1, is_late=False) is None, "nothing is known yet"
         ends_after(waiting, wait_s)
     return waiting, costs
 
 
 def is_cheap(waiting: Waiting) -> bool:
     """Whether it goes on alone because that promises more."""
-    return waiting.reason(2, is_late=False) is Cause.CHEAP
+    return waiting.reason(2, 1, is_late=False) is Cause.CHEAP
 
 
 def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
@@ -130,7 +130,7 @@ def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
         assert is_cheap(waiting)
         waiting.started(Cause.CHEAP, 0.0, 0.0)
         waiting.had_drafts()
-    assert waiting.reason(2, is_late=False) is None
+    assert waiting.reason(2, 1, is_late=False) is None
     ends_after(waiting, 0.01)
     assert is_cheap(waiting), "one short wait among long ones"
     for _ in range(60):
@@ -143,8 +143,8 @@ def test_a_wait_that_has_begun_is_not_given_up_before_its_limit() -> None:
     waiting.began()
     for _ in range(60):
         costs.waited(9.0)
-    assert waiting.reason(2, is_late=False) is None
-    assert waiting.reason(2, is_late=True) is Cause.LATE
+    assert waiting.reason(2, 1, is_late=False) is None
+    assert waiting.reason(2, 1, is_late=True) is Cause.LATE
 
 
 @pytest.mark.parametrize(("accepted", "least", "most"), [(0.95, 1, 3), (0.6, 4, 7), (0.3, 8, 20)])
