@@ -27,7 +27,7 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
 def measurements() -> tuple[Command, ...]:
     """The commands that measure, make what is measured, and predict."""
     from deploy.experiments.bench import bench
-    from deploy.experiments.profile import profile
+    from deploy.measurements.profile import profile
     from deploy.outlook.command import plan
     from deploy.outlook.testbed import testbed
 

@@ -123,7 +123,7 @@ def read(lines: Iterable[str]) -> Trace:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(
                 f"--trace: line {number} is no text with ranks ({error}); record one with "
-                "`python -m deploy.experiments.ranks`"
+                "`python -m deploy.measurements.ranks`"
             ) from error
     if not any(texts):
         raise ConfigurationError("--trace: there is no text in it")

@@ -3,7 +3,7 @@
     python -m deploy.experiments.policies PROMPTS [--backend B] [--temperature T]
 
 The parameters of each policy are swept first: on some of the prompts, or, with `--trace`, in
-virtual time (`rehearsal/`) on recorded ranks (`deploy.experiments.ranks`), where the costs are
+virtual time (`rehearsal/`) on recorded ranks (`deploy.measurements.ranks`), where the costs are
 known because the devices are simulated. Then all run in alternation, in an order drawn anew for
 each prompt. Wants a machine for itself.
 """
@@ -32,8 +32,8 @@ from deploy.experiments.arms import (
     void_share,
     wait_for_quiet,
 )
-from deploy.experiments.predicted import decoding, simulated_costs
 from deploy.experiments.tables import equality, machine, paired_ratios, swept
+from deploy.measurements.predicted import decoding, simulated_costs
 from proto.errors import ConfigurationError, SlipstreamError
 from proto.messages import Role
 from proto.policies import PolicyName

@@ -81,7 +81,7 @@ class Texts(Frozen):
         str,
         Field(
             description="A file, instead: what a real pair did, as recorded by "
-            "python -m deploy.experiments.ranks."
+            "python -m deploy.measurements.ranks."
         ),
     ] = ""
     num_texts: Annotated[

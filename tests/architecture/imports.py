@@ -20,11 +20,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
-    "deploy/experiments/gpu.py": {"engine", "models"},
+    "deploy/measurements/gpu.py": {"engine", "models"},
     "deploy/outlook/testbed.py": {"models"},
-    "deploy/experiments/forwards.py": {"engine"},
-    "deploy/experiments/ngram_index.py": {"engine"},
-    "deploy/experiments/ranks.py": {"engine"},
+    "deploy/measurements/forwards.py": {"engine"},
+    "deploy/measurements/ngram_index.py": {"engine"},
+    "deploy/measurements/ranks.py": {"engine"},
 }
 # The folders of `coordinator`: each may import those before it.
 ROOMS = ("text", "launching", "cluster", "api", "lossless", "cli")
@@ -37,7 +37,7 @@ KNOWN_ONLY_IN = {
     "torch": (
         *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
-        *("deploy/experiments/gpu.py", "deploy/experiments/forwards.py"),
+        *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
         "deploy/experiments/peers/",
     ),
 }

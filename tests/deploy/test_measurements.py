@@ -9,7 +9,8 @@ from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.cli import verify_lossless
 from coordinator.cli.app import EXIT_USAGE, command_line, run
-from deploy.experiments import acceptance, bench, profile
+from deploy.experiments import acceptance, bench
+from deploy.measurements import profile
 from proto.errors import ConfigurationError
 
 FILE = Path(__file__)  # its lines will do as prompts

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from coordinator.api.config import PairConfig
-from deploy.experiments.predicted import (
+from deploy.measurements.predicted import (
     CALIBRATED,
     Decoding,
     compare,

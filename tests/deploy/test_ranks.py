@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer
 
-from deploy.experiments import ranks
+from deploy.measurements import ranks
 from rehearsal.acceptance import NUM_RANKS, Trace, read
 from tests.tiny_models import make_model, make_noised
 from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer

@@ -1,6 +1,6 @@
 """What speculation brings on a GPU: an 8 B target and a 0.5 B drafter, made of the embedded pair.
 
-    python -m deploy.experiments.gpu PROMPTS.jsonl --work FOLDER [--only a,b,c]
+    python -m deploy.measurements.gpu PROMPTS.jsonl --work FOLDER [--only a,b,c]
 
 The two are the embedded models in larger shapes (`inflate`): they say what the small ones say, and
 cost what large ones cost. They are made in FOLDER (17 GB), if they are not there yet.

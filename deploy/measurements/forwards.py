@@ -1,7 +1,7 @@
 """Times the reference and the fused (or compiled) forward in one run, turn by turn.
 
-    taskset -c 0 python -m deploy.experiments.forwards [--seconds 4] [--context 180] [--compiled]
-    taskset -c 0 python -m deploy.experiments.forwards --lanes
+    taskset -c 0 python -m deploy.measurements.forwards [--seconds 4] [--context 180] [--compiled]
+    taskset -c 0 python -m deploy.measurements.forwards --lanes
 
 Prints one line per model, type and number of rows: milliseconds of a pass (quartiles; processor
 time of the thread, so that other processes count as little as they can) and the ratio of the

@@ -1,12 +1,12 @@
 """What `plan` predicts for a pair, beside what is measured in the same minutes.
 
-    python -m deploy.experiments.predicted PROMPTS [--temperature T] [--trace FILE]
+    python -m deploy.measurements.predicted PROMPTS [--temperature T] [--trace FILE]
 
 The costs are those of `ar` and of `sync` with other K than those that are predicted: a pass by its
 rows; and of the wait for K drafts the slope over K is a draft step, and half of what is left is the
 way to the drafter. Under `sync` nothing overlaps, so whatever two models at once take from each
 other is not in these costs. `pipelined` is therefore predicted twice: with them, and with passes as
-long as it has itself. The ranks are those of the same texts (`deploy.experiments.ranks`); all
+long as it has itself. The ranks are those of the same texts (`deploy.measurements.ranks`); all
 figures are of a text from its first token on. Wants a machine for itself.
 """
 
@@ -183,7 +183,7 @@ def recorded(options: argparse.Namespace, config: PairConfig) -> Trace:
                 "--device": options.ranks_device,
             }
             words = [str(word) for pair in arguments.items() for word in pair]
-            command = [sys.executable, "-m", "deploy.experiments.ranks", str(options.prompts)]
+            command = [sys.executable, "-m", "deploy.measurements.ranks", str(options.prompts)]
             if subprocess.run([*command, *words], cwd=ROOT, check=False).returncode:
                 raise NodeError("the ranks were not recorded; the reason is above")
         return read(path.read_text(encoding="utf-8").splitlines())

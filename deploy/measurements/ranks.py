@@ -1,6 +1,6 @@
 """Record how a pair's drafter ranks what its target says, for `plan --trace`.
 
-    python -m deploy.experiments.ranks PROMPTS --out FILE [--temperature T] [--target ...]
+    python -m deploy.measurements.ranks PROMPTS --out FILE [--temperature T] [--target ...]
 
 The target writes each text by itself, with the noise of a seed; then the drafter reads it, and
 ranks at every position what may come next, with the same noise, as it would have while drafting.

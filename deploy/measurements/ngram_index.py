@@ -1,4 +1,4 @@
-"""What the n-gram index costs as a text grows: `python -m deploy.experiments.ngram_index`."""
+"""What the n-gram index costs as a text grows: `python -m deploy.measurements.ngram_index`."""
 
 import gc
 import random

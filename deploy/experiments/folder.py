@@ -1,0 +1,147 @@
+"""The folder of an experiment: what it is (`experiment.json`) and what came of it (`rows.jsonl`).
+
+experiment.json   the arms and what they are compared with; machine and versions of each run
+rows.jsonl        a row for each text (`rows.py`)
+summary.csv, *.png, report.html, answers/   made of these two
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from deploy.experiments.rows import RowFile
+from proto.errors import ConfigurationError, OutputError
+
+FILE, ROWS = "experiment.json", "rows.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRecord:
+    """An arm, as its results need it.
+
+    settings       all that its table says, and what goes for all arms
+    baseline       the arm that it is compared with; empty: none (it is one itself)
+    is_same_text   its tokens must be those of the baseline, one by one
+    swept_from     the table that it is one setting of: only the fastest of these is an arm in the end
+    """
+
+    name: str
+    settings: dict[str, Any]
+    baseline: str = ""
+    is_same_text: bool = False
+    swept_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Once that the command was run: where, when (UTC) and with what.
+
+    load  of others before it began, in cores
+    """
+
+    at: str
+    machine: str
+    versions: dict[str, str]
+    commit: str
+    load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an experiment is. The digest is of all that decides its rows.
+
+    x     the setting that a picture has on its x axis; empty: none
+    runs  in order
+    """
+
+    title: str
+    question: str
+    digest: str
+    x: str
+    prompts: str
+    num_prompts: int
+    repetitions: int
+    max_tokens: int
+    arms: tuple[ArmRecord, ...]
+    runs: tuple[RunRecord, ...] = field(default=())
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError, TypeError, KeyError."""
+        record = json.loads(text)
+        arms = tuple(ArmRecord(**one) for one in record.pop("arms"))
+        runs = tuple(RunRecord(**one) for one in record.pop("runs"))
+        return cls(**record, arms=arms, runs=runs)
+
+
+class Folder:
+    """Where one process writes an experiment. A context manager: it is locked meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it, or go on in it. Raises ConfigurationError, OutputError."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise OutputError(f"cannot make the folder {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"another experiment is being written to {path}; choose another --out"
+            ) from error
+
+    def open(self, header: Header) -> tuple[Header, RowFile]:
+        """Begin this experiment, or go on with it. Raises ConfigurationError, OutputError."""
+        earlier = read_header(self.path) if (self.path / FILE).exists() else None
+        if earlier is None and (self.path / ROWS).exists():
+            raise ConfigurationError(f"{self.path} has rows without {FILE}; choose another --out")
+        if earlier is not None and earlier.digest != header.digest:
+            raise ConfigurationError(
+                f"{self.path} holds another experiment ({earlier.title!r}), or this one with other "
+                "settings or prompts; choose another --out, or remove it"
+            )
+        runs = (*(earlier.runs if earlier else ()), *header.runs)
+        header = dataclasses.replace(header, runs=runs)
+        rows = RowFile(self.path / ROWS)
+        write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
+        return header, rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+
+def read_header(folder: Path) -> Header:
+    """Of an experiment that was begun. Raises ConfigurationError."""
+    path = folder / FILE
+    try:
+        return Header.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{path} is not an experiment of this version") from error
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file so that it is there as a whole or not at all. Raises OutputError."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror}; make room and run the same command again"
+        ) from error
