@@ -1,0 +1,73 @@
+"""The texts of an arm in the form in which Spec-Bench keeps answers, so that its own evaluation
+reads them (pure).
+
+A line per question: {question_id, category, model_id, answer_id, tstamp, choices}. A choice is the
+question answered once: `turns`, `decoding_steps`, `new_tokens` and `wall_time` have an entry per
+turn of the conversation, `accept_lengths` has the tokens of every pass of all turns in a row. Its
+evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a question, the
+mean of all accept_lengths the mean accepted tokens.
+"""
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from deploy.experiments.folder import Header
+from deploy.experiments.rows import Row
+from deploy.experiments.summary import sound
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def spec_bench_answers(header: Header, rows: Sequence[Row], arm: str, decode: Decode) -> str:
+    """JSON Lines, in the order of the prompts; a choice per repetition and text.
+
+    What is void has no times, so it is no answer here.
+    """
+    mine = sound([row for row in rows if row.arm == arm and row.stage == "main"])
+    questions: dict[int, list[Row]] = defaultdict(list)
+    for row in mine:
+        questions[row.prompt].append(row)
+    return "".join(
+        json.dumps(_question(header, questions[prompt], decode), ensure_ascii=False) + "\n"
+        for prompt in sorted(questions)
+    )
+
+
+def _question(header: Header, rows: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    first = rows[0]
+    answers: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        answers[row.repetition, row.text].append(row)
+    name = f"{header.digest} {first.arm} {first.prompt}"
+    return {
+        "question_id": int(first.prompt_id) if first.prompt_id.isdecimal() else first.prompt_id,
+        "category": first.category,
+        "answer_id": uuid.uuid5(uuid.NAMESPACE_OID, name).hex,  # the same whenever it is written
+        "model_id": first.arm,
+        "choices": [
+            _choice(index, sorted(answers[place], key=lambda row: row.turn), decode)
+            for index, place in enumerate(sorted(answers))
+        ],
+        "tstamp": min(map(_began, rows)),
+    }
+
+
+def _choice(index: int, turns: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    return {
+        "index": index,
+        "turns": [decode(row.tokens) for row in turns],
+        "decoding_steps": [len(row.accept_lengths) for row in turns],
+        "new_tokens": [len(row.tokens) for row in turns],
+        "wall_time": [row.wall_s for row in turns],
+        "accept_lengths": [length for row in turns for length in row.accept_lengths],
+    }
+
+
+def _began(row: Row) -> float:
+    """Seconds since 1970."""
+    at = datetime.fromisoformat(row.at)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

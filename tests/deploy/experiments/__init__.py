@@ -1,0 +1,1 @@
+"""Tests of the experiments: what is made of their rows."""
