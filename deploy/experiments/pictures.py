@@ -84,7 +84,7 @@ def draw_all(
         whole={one.arm: one for one in overall(summaries)},
         families={arm.name: family(arm) for arm in header.arms},
         looks=canvas.looks(header.arms),
-        base=clipped(baseline_words(header), 40),
+        base=clipped(baseline_words(header), 32),
     )
     with canvas.style():
         found = {
@@ -120,7 +120,7 @@ def along_x(material: Material) -> bytes | None:
     values = list(dict.fromkeys(x for line in lines for x, _ in line.points))
     if len(values) < 2:
         return None
-    figure = canvas.canvas(3.6)
+    figure = canvas.canvas(3.2)
     axes = figure.subplots()
     axes.axhline(1, color=canvas.BASE, linewidth=1.2, linestyle="--", label=material.base)
     places = _scaled(axes, values)
@@ -143,7 +143,7 @@ def _scaled(axes: Axes, values: Sequence[float | str]) -> dict[float | str, floa
     """Prepare the x axis; returns where each value stands on it."""
     numbers = [value for value in values if isinstance(value, int | float)]
     if len(numbers) < len(values):
-        names = [clipped(shortened(str(value)), 18) for value in values]
+        names = [clipped(shortened(str(value).rsplit("/", 1)[-1]), 15) for value in values]
         axes.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 20)
         axes.margins(x=0.15)
         return {value: float(number) for number, value in enumerate(values)}
@@ -248,7 +248,7 @@ def acceptance(material: Material) -> bytes | None:
         panels[material.families[arm] if len(shown) > ONE_PANEL else ""].append(arm)
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    figure = canvas.canvas(0.5 + (3.0 if num_columns == 1 else 1.8) * num_rows)
+    figure = canvas.canvas(0.5 + (2.7 if num_columns == 1 else 1.8) * num_rows)
     grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
     places = list(grid.flat)
     for axes, (title, arms) in zip(places, panels.items(), strict=False):
@@ -283,7 +283,7 @@ def _draw_positions(
         markersize=5,
         markeredgecolor="white",
         markeredgewidth=0.5,
-        label=clipped(shortened(arm), canvas.MAX_NAME + 6),
+        label=clipped(shortened(arm), canvas.MAX_NAME + 4),
     )
 
 
@@ -308,7 +308,7 @@ def tokens_per_pass(material: Material) -> bytes | None:
         shares = [counts[length] / len(lengths) for length in range(1, most + 1)]
         axes.bar(range(1, most + 1), shares, color=material.look(arm).colour, width=0.85)
         axes.axvline(fmean(lengths), color="black", linewidth=1, linestyle=":")
-        name = clipped(shortened(arm), 30 if num_columns == 2 else 60)
+        name = clipped(shortened(arm), 26 if num_columns == 2 else 52)
         axes.set_title(f"{name}\nmean {fmean(lengths):.2f}", fontsize=8.5)
         axes.grid(visible=False, axis="x")
         axes.tick_params(labelbottom=True)
@@ -331,8 +331,8 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
     if not pairs:
         return None
     rows = canvas.height_of(len(pairs)) + 0.5
-    figure = canvas.canvas(4.2 + rows)
-    above, below = figure.subplots(2, 1, height_ratios=[4.2, rows])
+    figure = canvas.canvas(3.7 + rows)
+    above, below = figure.subplots(2, 1, height_ratios=[3.7, rows])
     ends = (0.0, 1.08 * max(max(pair) for pair in pairs.values()))
     above.plot(ends, ends, color=canvas.BASE, linewidth=1, linestyle="--")
     near = [tuple(end * share for end in ends) for share in (1 - TOLERANCE, 1 + TOLERANCE)]

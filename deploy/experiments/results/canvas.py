@@ -1,7 +1,7 @@
 """How the pictures look: for a phone held upright, and in the same colours throughout.
 
-A picture is five inches wide and is shown 350 to 700 pixels wide, so 9 points are about 9 pixels at
-the least. Names of arms are long: they stand above their row, where there is the whole width.
+A picture is 4.2 inches wide and is shown 350 to 600 pixels wide, so 9 points are about 10 pixels
+at the least. Names of arms are long: they stand above their row, where there is the whole width.
 """
 
 import io
@@ -20,12 +20,12 @@ from deploy.experiments.folder import ArmRecord
 from deploy.experiments.results.names import clipped, family, shortened
 from proto.policies import POLICIES
 
-WIDTH = 5.0  # inches
-DPI = 200
+WIDTH = 4.2  # inches
+DPI = 240
 ROW = 0.42  # inches, of a row with its name above
 LINE = 0.2  # inches, of a legend
-FEW, HALF = 4, 25  # lines of a legend in one column; columns of a name that leave room for two
-MAX_NAME = 46  # columns of a name above a row
+FEW, HALF = 4, 20  # lines of a legend in one column; columns of a name that leave room for two
+MAX_NAME = 38  # columns of a name above a row
 MAX_ROWS = 40  # beyond these a picture is no picture
 BASE = "#555555"  # of what is compared with
 # For eyes of all kinds (after Okabe and Ito), and told apart by marks as well: auto, plain decoding
@@ -136,7 +136,7 @@ def draw_dot(
         markeredgewidth=0.6,
         linestyle="none",
         zorder=3,
-        label=clipped(shortened(dot.name), MAX_NAME + 6) if is_named else None,
+        label=clipped(shortened(dot.name), MAX_NAME + 4) if is_named else None,
     )
 
 
@@ -166,7 +166,7 @@ def without_y(axes: Axes, *, top: float, bottom: float) -> None:
 
 def counted(axes: Axes, most: int) -> None:
     """Shares over counts from 1 on."""
-    axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 8))
+    axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 6))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 

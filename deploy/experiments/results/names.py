@@ -29,7 +29,7 @@ def shortened(name: str) -> str:
     """Without the words that say nothing new to whoever knows the settings."""
     for long, short in SHORT.items():
         name = name.replace(long, short)
-    return name
+    return name.strip()
 
 
 def clipped(name: str, num_columns: int) -> str:

@@ -1,0 +1,247 @@
+"""The report of an experiment: one HTML page with all of it, for a phone as for a desk.
+
+Nothing is loaded from elsewhere and nothing runs: pictures are in the page, and what not everybody
+wants to see is behind a `<details>`. The template stands beside this file, in `results/`.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from coordinator.text.metrics import MISSES
+from deploy.experiments.folder import ArmRecord, Header
+from deploy.experiments.results.names import AXES, baseline_words, shortened
+from deploy.experiments.results.words import answers, warnings
+from deploy.experiments.rows import Row
+from deploy.experiments.summary import Summary, overall
+
+TEMPLATE = Path(__file__).parent / "results" / "page.html.j2"
+NOTHING = "\N{EN DASH}"
+CAPTIONS = {
+    "speedup.png": "Speed-up of each arm, in its 95 % interval: tokens per second over those of "
+    "its baseline, within the same prompt and repetition.",
+    "along_x.png": "Speed-up over {x}. The bands are the 95 % intervals. A ring is where "
+    "speculation stops paying, or begins to.",
+    "categories.png": "Speed-up by category of prompts, of the fastest arm of each policy.",
+    "acceptance.png": "In how many of the passes with drafts the first draft, the second and so on "
+    "was accepted.",
+    "tokens_per_pass.png": "How many tokens a target pass brought, its own included. Dotted: the "
+    "mean.",
+    "predicted.png": "Tokens per second as the predictor has them and as they were measured; the "
+    "grey band is 10 % to either side.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of words; the first of each is what the row is about."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A picture of the page.
+
+    source  its PNG file as a data URL
+    """
+
+    name: str
+    caption: str
+    source: str
+
+
+def page(
+    header: Header,
+    rows: Sequence[Row],
+    summaries: Sequence[Summary],
+    pictures: Mapping[str, bytes],
+    trace_note: str = "",
+    *,
+    command: str = "",
+) -> str:
+    """The whole page.
+
+    trace_note  where a trace of the experiment is, in words
+    command     that makes the same experiment again
+    """
+    # Names of arms and texts of prompts are anybody's: everything is escaped.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    whole = overall(summaries)
+    measured = {one.arm for one in whole}
+    arms = [arm for arm in header.arms if arm.name in measured]
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        header=header,
+        answers=answers(header, summaries),
+        warnings=warnings(header, rows, summaries),
+        drawn=_drawn(header, pictures),
+        main=_main(whole, baseline_words(header)),
+        details=[_speeds(whole), _drafting(whole), _work(whole)],
+        categories=_categories(summaries),
+        shared=_shared(arms),
+        settings=_settings(arms),
+        places=_places(whole),
+        runs=[(run, ", ".join(f"{k} {v}" for k, v in run.versions.items())) for run in header.runs],
+        num_rows=sum(row.stage == "main" for row in rows),
+        num_swept=sum(row.stage != "main" for row in rows),
+        trace_note=trace_note,
+        command=command,
+    )
+
+
+def _drawn(header: Header, pictures: Mapping[str, bytes]) -> list[Drawn]:
+    x = AXES.get(header.x, header.x.replace("_", " ")).split(",")[0]
+    return [
+        Drawn(
+            name.removesuffix(".png").replace("_", " "),
+            CAPTIONS.get(name, name).replace("{x}", x),
+            "data:image/png;base64," + base64.b64encode(data).decode("ascii"),
+        )
+        for name, data in pictures.items()
+    ]
+
+
+def _main(whole: Sequence[Summary], base: str) -> Table:
+    """What most readers want."""
+    waits = ("TTFT ms", "p50 ms", "p99 ms")
+    drafts = ("tokens a pass", "accepted", "texts equal")
+    return Table(
+        ("arm", "tokens/s", f"times {base} (95 %)", *waits, *drafts),
+        tuple(
+            (
+                shortened(one.arm),
+                "void" if one.tokens_per_second is None else f"{one.tokens_per_second.median:.1f}",
+                NOTHING if one.speedup is None else one.speedup.words,
+                _number(one.ttft_ms, "{:.0f}"),
+                _number(one.itl_p50_ms, "{:.1f}"),
+                _number(one.itl_p99_ms, "{:.1f}"),
+                _number(one.tokens_per_pass, "{:.2f}"),
+                _number(None if one.drafts is None else one.drafts.acceptance_rate, "{:.0%}"),
+                f"{one.num_equal}/{one.num_compared}" if one.num_compared else NOTHING,
+            )
+            for one in whole
+        ),
+    )
+
+
+def _speeds(whole: Sequence[Summary]) -> Table:
+    pairs = ("median of ratios", "pairs", "unpaired", "resampled", "interval ± %")
+    rows = []
+    for one in whole:
+        spread, ratio = one.tokens_per_second, one.speedup
+        words = [NOTHING] * 5
+        if ratio is not None:
+            half = _number(ratio.half_width and 100 * ratio.half_width, "{:.1f}")
+            words = [f"{ratio.median:.2f}", f"{ratio.num_pairs}", f"{ratio.num_unpaired}"]
+            words += [f"{ratio.num_units} {ratio.unit}", half]
+        quartiles = NOTHING if spread is None else f"{spread.low:.1f} to {spread.high:.1f}"
+        shares = (f"{one.num_texts}", f"{one.void_share:.0%}", quartiles)
+        rows.append((shortened(one.arm), *shares, *words))
+    return Table(("arm", "texts", "void", "tokens/s, quartiles", *pairs), tuple(rows))
+
+
+def _drafting(whole: Sequence[Summary]) -> Table:
+    head = ("arm", "hits", *(f"missed: {why}" for why in MISSES), "accepted by source")
+    rows = []
+    for one in whole:
+        if (drafts := one.drafts) is not None:
+            sources = ", ".join(f"{name} {number}" for name, number in drafts.by_source.items())
+            shares = (drafts.hit_rate, *(drafts.misses[why] for why in MISSES))
+            positions = " ".join(f"{100 * share:.0f}" for share in drafts.by_position)
+            rows.append(
+                (
+                    shortened(one.arm),
+                    *(f"{share:.0%}" for share in shares),
+                    sources or NOTHING,
+                    positions or NOTHING,
+                )
+            )
+    return Table((*head, "accepted by position, %"), tuple(rows))
+
+
+def _work(whole: Sequence[Summary]) -> Table:
+    shares = ("target busy", "drafter busy", "target idle")
+    return Table(
+        ("arm", *shares, "host ms a pass", "bytes a token", "drafters lost", "load of others"),
+        tuple(
+            (
+                shortened(one.arm),
+                *(f"{share:.0%}" for share in one.busy or ()),
+                *(() if one.busy else (NOTHING,) * 3),
+                _number(one.host_ms_per_pass, "{:.2f}"),
+                _number(one.bytes_per_token, "{:.0f}"),
+                f"{one.num_drafters_lost}",
+                f"{one.load:.2f}",
+            )
+            for one in whole
+        ),
+    )
+
+
+def _categories(summaries: Sequence[Summary]) -> Table | None:
+    """Speed-ups, or tokens a second of an arm without a baseline."""
+    found = {(one.arm, one.category): one for one in summaries}
+    categories = list(dict.fromkeys(one.category for one in summaries if one.category))
+    if not categories:
+        return None
+    rows = []
+    for whole in overall(summaries):
+        cells = [found.get((whole.arm, category)) for category in categories]
+        rows.append(
+            (shortened(whole.arm), *(NOTHING if one is None else _cell(one) for one in cells))
+        )
+    return Table(("arm", *categories), tuple(rows))
+
+
+def _cell(one: Summary) -> str:
+    if one.tokens_per_second is None:
+        return "void"
+    if one.speedup is None:
+        return f"{one.tokens_per_second.median:.1f} tokens/s"
+    return one.speedup.words
+
+
+def _shared(arms: Sequence[ArmRecord]) -> dict[str, str]:
+    """The settings that all arms have in common."""
+    if not arms:
+        return {}
+    return {
+        name: str(value)
+        for name, value in arms[0].settings.items()
+        if all(name in arm.settings and arm.settings[name] == value for arm in arms)
+    }
+
+
+def _settings(arms: Sequence[ArmRecord]) -> Table:
+    """What else each has."""
+    shared = _shared(arms)
+    rows = []
+    for arm in arms:
+        own = (f"{name} = {value}" for name, value in arm.settings.items() if name not in shared)
+        baseline = shortened(arm.baseline) if arm.baseline else NOTHING
+        rows.append((arm.name, "; ".join(own) or NOTHING, baseline, arm.swept_from or NOTHING))
+    return Table(("arm", "settings", "compared with", "the fastest of"), tuple(rows))
+
+
+def _places(whole: Sequence[Summary]) -> Table:
+    """Which rows came from where: by arm and role, each host with its number of rows."""
+    roles = list(dict.fromkeys(place.role for one in whole for place in one.hosts))
+    rows = []
+    for one in whole:
+        if one.hosts:
+            cells = (
+                ", ".join(f"{it.host} ({it.num_rows})" for it in one.hosts if it.role == role)
+                for role in roles
+            )
+            rows.append((shortened(one.arm), *(cell or NOTHING for cell in cells)))
+    return Table(("arm", *roles), tuple(rows))
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else form.format(value)
