@@ -131,7 +131,8 @@ def along_x(material: Material) -> bytes | None:
         points = {places[x]: speedups[arm] for x, arm in line.points}
         label = clipped(line.label, canvas.MAX_NAME)
         if all(isinstance(x, int | float) for x in values):
-            label += _crossed(axes, points, material.looks[line.family], UNITS.get(header.x, ""))
+            look, unit = material.looks[line.family], UNITS.get(header.x, "")
+            label = "\n".join((label, *_crossed(axes, points, look, unit)))
         _draw_line(axes, points, material.looks[line.family], stroke, label)
     axes.set_xlabel(AXES.get(header.x, header.x.replace("_", " ")))
     axes.set_ylabel(f"times {material.base}")
@@ -177,15 +178,15 @@ def _draw_line(
     axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0)
 
 
-def _crossed(axes: Axes, points: Mapping[float, Ratio], look: Look, unit: str) -> str:
+def _crossed(axes: Axes, points: Mapping[float, Ratio], look: Look, unit: str) -> list[str]:
     """Mark where a line goes through 1; returns what that means."""
-    words = ""
+    words = []
     is_log = axes.get_xscale() == "log"
     xs = [log(x) if is_log else x for x in points]
     for place, is_falling in crossings(xs, [ratio.mean for ratio in points.values()]):
         x = exp(place) if is_log else place
         axes.plot(x, 1, marker="o", markersize=12, fillstyle="none", color=look.colour, zorder=4)
-        words += f": {'stops paying at' if is_falling else 'pays from'} {x:.2g}{unit}"
+        words.append(f"{'stops paying at' if is_falling else 'pays from'} {x:.2g}{unit}")
     return words
 
 

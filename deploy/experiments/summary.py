@@ -123,14 +123,21 @@ def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
             by_arm[row.arm].append(row)
     measured = [row for arm in header.arms for row in by_arm.get(arm.name, ())]
     categories = list(dict.fromkeys(row.category for row in measured if row.category))
+    swept_from = {arm.name: arm.swept_from for arm in header.arms}
+    stand_ins = {
+        arm.swept_from: arm.name for arm in header.arms if arm.swept_from and arm.name in by_arm
+    }
     found = []
     for arm in header.arms:
         if arm.name not in by_arm:
             continue
+        baseline = arm.baseline
+        if baseline not in by_arm:  # one setting of a sweep, and not the fastest
+            baseline = stand_ins.get(swept_from.get(baseline, ""), baseline)
         for category in ("", *(categories if len(categories) > 1 else ())):
             own, base = (
                 [row for row in by_arm.get(name, ()) if category in ("", row.category)]
-                for name in (arm.name, arm.baseline)
+                for name in (arm.name, baseline)
             )
             if own:
                 found.append(_summary(arm, category, own, base))

@@ -176,8 +176,9 @@ def legend_below(figure: Figure) -> None:
     for axes in figure.axes:
         found, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, found, strict=True))
-    num_columns = 2 if len(handles) > FEW and max(map(len, handles)) <= HALF else 1
-    height = figure.get_figheight() + LINE * -(-len(handles) // num_columns) + 0.1
+    num_lines = sum(1 + label.count("\n") for label in handles)
+    num_columns = 2 if num_lines > FEW and max(map(len, handles)) <= HALF else 1
+    height = figure.get_figheight() + LINE * -(-num_lines // num_columns) + 0.1
     figure.set_size_inches(WIDTH, height)
     figure.legend(
         handles=list(handles.values()),

@@ -161,7 +161,7 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
 
 def _kind(kind: tuple[str, dict[str, str]]) -> str:
     words, arms = kind
-    named = [f"{shortened(arm)} {number}" for arm, number in arms.items()]
+    named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]
     return f"{words}: {_listed(named, most=8)}." if named else ""
 
 
