@@ -1,1 +1,1 @@
-"""What the results of an experiment are made with: ratios, names, parts of pictures, answers."""
+"""What is made of the rows of an experiment."""

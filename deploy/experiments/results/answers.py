@@ -16,42 +16,40 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deploy.experiments.folder import Header
+from deploy.experiments.results.summary import sound
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import sound
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def spec_bench_answers(header: Header, rows: Sequence[Row], arm: str, decode: Decode) -> str:
-    """JSON Lines, in the order of the prompts; a choice per repetition and text.
+    """JSON Lines, in the order of the prompts; a choice per time that a question was answered.
 
     What is void has no times, so it is no answer here.
     """
     mine = sound([row for row in rows if row.arm == arm and row.stage == "main"])
-    questions: dict[int, list[Row]] = defaultdict(list)
-    for row in mine:
-        questions[row.prompt].append(row)
+    questions: dict[str, list[Row]] = defaultdict(list)
+    # A cell may have several prompts, written at once: each answered its own question.
+    for row in sorted(mine, key=lambda row: (row.repetition, row.text, row.prompt, row.turn)):
+        questions[row.prompt_id or str(row.prompt)].append(row)
     return "".join(
-        json.dumps(_question(header, questions[prompt], decode), ensure_ascii=False) + "\n"
-        for prompt in sorted(questions)
+        json.dumps(_question(header, asked, decode), ensure_ascii=False) + "\n"
+        for asked in questions.values()
     )
 
 
 def _question(header: Header, rows: Sequence[Row], decode: Decode) -> dict[str, Any]:
     first = rows[0]
-    answers: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    answers: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
-        answers[row.repetition, row.text].append(row)
-    name = f"{header.digest} {first.arm} {first.prompt}"
+        answers[row.repetition, row.text, row.prompt].append(row)
+    name = f"{header.digest} {first.arm} {first.prompt_id or first.prompt}"
     return {
         "question_id": int(first.prompt_id) if first.prompt_id.isdecimal() else first.prompt_id,
         "category": first.category,
         "answer_id": uuid.uuid5(uuid.NAMESPACE_OID, name).hex,  # the same whenever it is written
         "model_id": first.arm,
-        "choices": [
-            _choice(index, sorted(answers[place], key=lambda row: row.turn), decode)
-            for index, place in enumerate(sorted(answers))
-        ],
+        "choices": [_choice(index, turns, decode) for index, turns in enumerate(answers.values())],
         "tstamp": min(map(_began, rows)),
     }
 

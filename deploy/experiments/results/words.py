@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from deploy.experiments.folder import Header
 from deploy.experiments.results.names import baseline_words, shortened
 from deploy.experiments.results.ratios import MIN_PROMPTS
+from deploy.experiments.results.summary import Summary, overall
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import Summary, overall
 
 BUSY_CORES = 0.25  # used by others: from there on figures may not be those of a quiet machine
 MAX_ANSWERS = 12

@@ -1,1 +1,1 @@
-"""Tests of the experiments: what is made of their rows."""
+"""Experiments: what their files may say, the order of their cells, and what survives a crash."""

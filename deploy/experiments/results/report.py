@@ -1,7 +1,7 @@
 """The report of an experiment: one HTML page with all of it, for a phone as for a desk.
 
 Nothing is loaded from elsewhere and nothing runs: pictures are in the page, and what not everybody
-wants to see is behind a `<details>`. The template stands beside this file, in `results/`.
+wants to see is behind a `<details>`. The template stands beside this file.
 """
 
 import base64
@@ -14,11 +14,11 @@ from jinja2 import Environment, StrictUndefined
 from coordinator.text.metrics import MISSES
 from deploy.experiments.folder import ArmRecord, Header
 from deploy.experiments.results.names import AXES, baseline_words, shortened
+from deploy.experiments.results.summary import Summary, overall
 from deploy.experiments.results.words import answers, warnings
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import Summary, overall
 
-TEMPLATE = Path(__file__).parent / "results" / "page.html.j2"
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 NOTHING = "\N{EN DASH}"
 CAPTIONS = {
     "speedup.png": "Speed-up of each arm, in its 95 % interval: tokens per second over those of "

@@ -1,7 +1,7 @@
 """The pictures of an experiment's results, as PNG files in memory.
 
 They are drawn of summaries, and show no figure that is not in them, but for the histograms.
-`results/canvas.py` says how they look.
+`canvas.py` says how they look.
 """
 
 from collections import Counter, defaultdict
@@ -25,8 +25,8 @@ from deploy.experiments.results.names import (
     shortened,
 )
 from deploy.experiments.results.ratios import Ratio
+from deploy.experiments.results.summary import Summary, overall, sound
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import Summary, overall, sound
 
 ONE_PANEL = 6  # arms whose lines can be told apart in one panel
 WIDE = 20.0  # largest value of an x axis in smallest ones from which on it is logarithmic

@@ -1,11 +1,12 @@
 """Answers, read as Spec-Bench's evaluation reads them."""
 
 import json
+from typing import Any
 
 import pytest
 
 from deploy.experiments.results.answers import spec_bench_answers
-from tests.deploy.experiments.made_up import arm, header, row
+from tests.deploy.experiments.results.made_up import arm, header, row
 
 HEADER = header([arm("ar", ""), arm("sync")])
 ROWS = [
@@ -31,7 +32,7 @@ def words(tokens: object) -> str:
     return "-".join(map(str, tokens)) if isinstance(tokens, tuple) else ""
 
 
-def read(text: str) -> list[dict[str, object]]:
+def read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -61,6 +62,20 @@ def test_the_sums_are_those_of_its_evaluation() -> None:
     assert speeds == pytest.approx([9 / 2, 9 / 2])
     assert sum(lengths) / len(lengths) == pytest.approx(18 / 8)
     assert sum(lengths) == sum(len(one.tokens) for one in ROWS if one.repetition == 0)
+
+
+def test_texts_that_were_written_at_once_answer_their_own_questions() -> None:
+    rows = [
+        row(
+            "sync", prompt, text=text, num_rows=2, prompt_id=f"{(prompt + text) % 2}", wall_s=prompt
+        )
+        for prompt in (0, 1)
+        for text in (0, 1)
+    ]
+    found = read(spec_bench_answers(HEADER, rows, "sync", words))
+    assert [one["question_id"] for one in found] == [0, 1]
+    times = [[choice["wall_time"] for choice in one["choices"]] for one in found]
+    assert times == [[[0], [1]], [[1], [0]]]
 
 
 def test_void_rows_and_other_arms_are_no_answers() -> None:

@@ -1,7 +1,7 @@
 """What the rows of an experiment say of each arm, and of each category of prompts (pure).
 
 Speeds, waiting times and what was drafted are of rows that are not void; which texts are equal is
-of all. The intervals of the ratios are for other prompts of this kind: see `results/ratios.py`.
+of all. The intervals of the ratios are for other prompts of this kind: see `ratios.py`.
 """
 
 import csv
@@ -257,8 +257,8 @@ def _by_position(texts: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...]
 
 
 def _bytes_per_token(rows: Sequence[Row]) -> float | None:
-    """The bytes of a cell are told by each of its rows, and count once."""
-    num_bytes = {row.key: row.num_bytes for row in rows}
+    """The bytes of texts that were written at once are told by each of them, and count once."""
+    num_bytes = {(row.key, row.turn): row.num_bytes for row in rows}
     num_tokens = sum(len(row.tokens) for row in rows)
     total = sum(num_bytes.values())
     return total / num_tokens if total and num_tokens else None

@@ -4,12 +4,11 @@ import struct
 
 import pytest
 
-from deploy.experiments import pictures
 from deploy.experiments.folder import ArmRecord
-from deploy.experiments.results import canvas
-from deploy.experiments.summary import summarize
+from deploy.experiments.results import canvas, pictures
+from deploy.experiments.results.summary import summarize
 from proto.policies import POLICIES
-from tests.deploy.experiments.made_up import Truth, arm, header, measured
+from tests.deploy.experiments.results.made_up import Truth, arm, header, measured
 
 TRUTHS = {"ar": Truth(1), "sync": Truth(1.4, 0.7, 4), "tree": Truth(1.8, 0.8, 8)}
 

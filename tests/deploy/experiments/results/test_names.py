@@ -13,7 +13,7 @@ from deploy.experiments.results.names import (
     shortened,
     x_of,
 )
-from tests.deploy.experiments.made_up import arm, header
+from tests.deploy.experiments.results.made_up import arm, header
 
 
 def test_long_names_are_cut_in_the_middle() -> None:

@@ -9,9 +9,17 @@ import random
 import pytest
 
 from deploy.experiments.folder import Header
+from deploy.experiments.results.summary import (
+    COLUMNS,
+    Place,
+    Summary,
+    overall,
+    summarize,
+    table,
+    to_csv,
+)
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import COLUMNS, Place, Summary, overall, summarize, table, to_csv
-from tests.deploy.experiments.made_up import Truth, arm, figures, header, measured, row
+from tests.deploy.experiments.results.made_up import Truth, arm, figures, header, measured, row
 
 TRUTHS = {"ar": Truth(1), "sync K=4": Truth(1.4, 0.7, 4), "tree": Truth(1.8, 0.8, 8)}
 HEADER = header([arm("ar", ""), arm("sync K=4"), arm("tree")])
@@ -130,6 +138,12 @@ def test_cells_of_several_texts_count_once() -> None:
     assert found.tokens_per_second.median == 62.5
     # Only one of the two texts has another to be compared with.
     assert found.num_compared == 6
+
+
+def test_the_bytes_of_each_turn_count() -> None:
+    rows = [row("sync", turn=turn, num_rows=2, num_bytes=30 * (turn + 1)) for turn in range(2)]
+    (found,) = summarize(header([arm("sync", "")]), rows)
+    assert found.bytes_per_token == 90 / 6
 
 
 def test_positions_are_weighted_by_passes_and_shares_are_whole() -> None:

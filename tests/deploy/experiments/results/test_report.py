@@ -5,11 +5,11 @@ import re
 from html.parser import HTMLParser
 
 from deploy.experiments.folder import Header
-from deploy.experiments.report import page
+from deploy.experiments.results.report import page
+from deploy.experiments.results.summary import summarize
 from deploy.experiments.results.words import answers, warnings
 from deploy.experiments.rows import Row
-from deploy.experiments.summary import summarize
-from tests.deploy.experiments.made_up import RUN, Truth, arm, header, measured, row
+from tests.deploy.experiments.results.made_up import RUN, Truth, arm, header, measured, row
 
 TRUTHS = {"ar": Truth(1), "sync": Truth(1.3, 0.7, 4), "tree": Truth(1.8, 0.8, 8)}
 HEADER = header([arm("ar", ""), arm("sync"), arm("tree")])
