@@ -26,7 +26,7 @@ class ArmRecord:
     settings       all that its table says, and what goes for all arms
     baseline       the arm that it is compared with; empty: none (it is one itself)
     is_same_text   its tokens must be those of the baseline, one by one
-    swept_from     the table that it is one setting of: only the fastest of these is an arm in the end
+    swept_from     the arms that it is one setting of, of which only the fastest is measured
     """
 
     name: str
