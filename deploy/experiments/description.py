@@ -8,15 +8,15 @@ is one of the Python API (`PairConfig`, `SpeculationConfig`, `SamplingParams`, `
 for an arm per value, and with several lists for an arm per combination. `sweep` names settings of
 which only the fastest value is measured in the end.
 
-Every arm is compared with the arm that has the settings of `baseline`: if there are several, with
-the one that agrees with it in whatever these differ in.
+Every arm is compared with the arm that has the settings (or the name) of `baseline`: if there are
+several, with the one that agrees with it in whatever these differ in.
 """
 
 import dataclasses
 import difflib
 import itertools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,12 +110,14 @@ DECIDES_THE_TEXT = (
 class Arm:
     """One way to generate, all settings checked.
 
+    table     what its table is called, or else its policy or peer
     settings  those that the file gives it, by name
     group     the table and the values that it shares with others of which the fastest is taken
     baseline  the name of the arm that it is compared with; empty: none
     """
 
     name: str
+    table: str
     settings: Mapping[str, Any]
     pair: PairConfig
     speculation: SpeculationConfig
@@ -168,12 +170,14 @@ def experiment(tables: Mapping[str, Any], folder: Path, overrides: Mapping[str, 
     own = {name: value for name, value in overrides.items() if name in Description.model_fields}
     rest = {name: value for name, value in overrides.items() if name not in own}
     description = Description.model_validate({**tables, **own})
-    _check_known({**description.fixed, **description.baseline, **rest})
-    arms: list[Arm] = []
-    for table in description.arms:
-        arms += _arms(table, description.fixed, rest, folder)
-    if len(arms) > MAX_ARMS:
-        raise ConfigurationError(f"{len(arms)} arms; {MAX_ARMS} are the most")
+    _check_known({*description.fixed, *description.baseline, *rest} - {NAME})
+    tables_of_arms = [
+        one for table in description.arms for one in _settings_of(table, description.fixed, rest)
+    ]
+    if len(tables_of_arms) > MAX_ARMS:
+        raise ConfigurationError(f"{len(tables_of_arms)} arms; {MAX_ARMS} are the most")
+    differ = _differing([one.settings for one in tables_of_arms])
+    arms = [_arm(one, one.called(differ), one.group(differ), folder) for one in tables_of_arms]
     names = [arm.name for arm in arms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigurationError(f"two arms are called {twice!r}; give one of them a `name`")
@@ -186,12 +190,44 @@ def expand(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(table, values, strict=True)) for values in itertools.product(*choices)]
 
 
-def _arms(
-    table: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    folder: Path,
-) -> list[Arm]:
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """An arm as it is written.
+
+    name    as its table says
+    listed  of what the table has lists
+    swept   of them, what only the fastest is taken of
+    """
+
+    settings: dict[str, Any]
+    name: str | None
+    listed: tuple[str, ...]
+    swept: tuple[str, ...]
+
+    @property
+    def table(self) -> str:
+        """What the table is called, or else its policy or peer."""
+        return self.name or str(self.settings.get("peer") or self.settings.get("policy", "auto"))
+
+    def called(self, differing: Collection[str], but: Collection[str] = ()) -> str:
+        """By its policy and what differs between arms; or by its name and what its table lists."""
+        shown_ones = list(self.listed)
+        if self.name is None:
+            shown_ones = [key for key in self.settings if key in differing]
+            shown_ones = [key for key in shown_ones if key not in ("policy", "peer")]
+        parts = [self.table]
+        parts += [_short(key, self.settings[key]) for key in shown_ones if key not in but]
+        return " ".join(part for part in parts if part)
+
+    def group(self, differing: Collection[str]) -> str:
+        """What it shares with those of which the fastest is taken; empty: nothing is swept."""
+        return self.called(differing, self.swept) if self.swept else ""
+
+
+def _settings_of(
+    table: Mapping[str, Any], fixed: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> list[_Settings]:
+    """The arms of a table. Raises ConfigurationError."""
     given = {name: value for name, value in table.items() if name not in (NAME, SWEEP)}
     # What is fixed and what the command line says may be lists too: dimensions of every table.
     settings = {**fixed, **given, **overrides}
@@ -200,21 +236,38 @@ def _arms(
     swept = [swept] if isinstance(swept, str) else swept
     if any(not isinstance(settings.get(name), list) for name in swept):
         raise ConfigurationError(f"`{SWEEP}` names settings of which the table has lists: {swept}")
-    varying = [name for name, value in settings.items() if isinstance(value, list)]
     name = table.get(NAME)
-    found = []
-    for one in expand(settings):
-        group = _name(name, one, [key for key in varying if key not in swept]) if swept else ""
-        found.append(_arm(_name(name, one, varying), one, group, folder))
-    return found
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"`{NAME}` of an arm is a text, not {shown(name)}")
+    listed = tuple(key for key, value in settings.items() if isinstance(value, list))
+    return [_Settings(one, name, listed, tuple(swept)) for one in expand(settings)]
 
 
-def _arm(name: str, settings: dict[str, Any], group: str, folder: Path) -> Arm:
+def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The settings that are not the same for all arms."""
+    names = {name for table in tables for name in table}
+    return {name for name in names if len({repr(table.get(name)) for table in tables}) > 1}
+
+
+def _short(key: str, value: object) -> str:
+    """A setting in the name of an arm."""
+    if value is True:
+        return key.replace("_", " ")
+    if value == "":
+        return ""
+    written = Path(str(value)).stem if key == "prompts" else str(value).removeprefix("drafter:")
+    short = SHORT.get(key, key)
+    return f"{short}={written}" if short else written
+
+
+def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
     """Raises ConfigurationError, which names the arm."""
+    settings = written.settings
     try:
         parsed = {key: _parsed(key, value, folder) for key, value in settings.items()}
         arm = Arm(
             name,
+            written.table,
             settings,
             PairConfig.model_validate(_of(PairConfig, parsed)),
             SpeculationConfig.model_validate(_of(SpeculationConfig, parsed)),
@@ -273,32 +326,21 @@ def _check_known(settings: Iterable[str]) -> None:
             raise ConfigurationError(f"there is no setting {name!r}{hint}")
 
 
-def _name(name: object, settings: Mapping[str, Any], varying: Sequence[str]) -> str:
-    """What an arm is called: as its table says, or by its policy; and by what varies."""
-    policy = settings.get("peer") or settings.get("policy", "auto")
-    parts = [str(policy if name is None else name)]
-    hidden = ("policy", "peer") if name is None else ()
-    for key in varying:
-        value = settings[key]
-        if key in hidden or value == "":
-            continue
-        short = SHORT.get(key, key)
-        written = Path(value).stem if key == "prompts" else f"{value}".removeprefix("drafter:")
-        parts.append(f"{short}={written}" if short else written)
-    return " ".join(parts)
+def _has(arm: Arm, name: str, value: object) -> bool:
+    return (arm.table if name == NAME else arm.settings.get(name)) == value
 
 
 def _with_baselines(arms: Sequence[Arm], wanted: Mapping[str, Any]) -> list[Arm]:
-    """Each arm with the name of its baseline. Raises ConfigurationError: there is none at all."""
+    """Each arm with the name of its baseline. Raises ConfigurationError: no arm is one."""
     bases = [
         arm
         for arm in arms
-        if all(arm.settings.get(name) == value for name, value in wanted.items())
+        if all(_has(arm, name, value) for name, value in wanted.items())
         and (arm.work.peer == "" or "peer" in wanted)
     ]
     if not bases and wanted:
         raise ConfigurationError(f"no arm has the settings of `baseline`, {shown(wanted)}")
-    differ = [name for name in HOME if len({repr(base.settings.get(name)) for base in bases}) > 1]
+    differ = sorted(_differing([base.settings for base in bases]))
     by_values = {tuple(repr(base.settings.get(name)) for name in differ): base for base in bases}
     found = []
     for arm in arms:

@@ -1,0 +1,1 @@
+"""Experiments: what their files may say, the order of their cells, and what survives a crash."""
