@@ -6,7 +6,8 @@ A file has a title, what is measured on (`[fixed]`, for all arms) and tables `[[
 is one of the Python API (`PairConfig`, `SpeculationConfig`, `SamplingParams`, `LaunchConfig`) or of
 `Work` below, written as a flag of the command line would be. Where a table gives a list, it stands
 for an arm per value, and with several lists for an arm per combination. `sweep` names settings of
-which only the fastest value is measured in the end.
+which only the fastest value is measured in the end. What is `optional`, as every peer is, is left
+out where it does not run.
 
 Every arm is compared with the arm that has the settings (or the name) of `baseline`: if there are
 several, with the one that agrees with it in whatever these differ in.
@@ -31,7 +32,7 @@ from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ARMS = 400
-NAME, SWEEP = "name", "sweep"
+NAME, SWEEP, OPTIONAL = "name", "sweep", "optional"
 TESTBED = "testbed:"  # of a model: made on the spot, in the shape of the one that is named
 # How a setting is called in the name of an arm; the value alone of those without a name.
 SHORT = {
@@ -114,6 +115,7 @@ class Arm:
     settings  those that the file gives it, by name
     group     the table and the values that it shares with others of which the fastest is taken
     baseline  the name of the arm that it is compared with; empty: none
+    is_optional  it is left out where its processes do not start; so is every peer
     """
 
     name: str
@@ -124,6 +126,7 @@ class Arm:
     sampling: SamplingParams
     launch: LaunchConfig
     work: Work
+    is_optional: bool = False
     group: str = ""
     baseline: str = ""
 
@@ -203,6 +206,7 @@ class _Settings:
     name: str | None
     listed: tuple[str, ...]
     swept: tuple[str, ...]
+    is_optional: bool
 
     @property
     def table(self) -> str:
@@ -228,7 +232,7 @@ def _settings_of(
     table: Mapping[str, Any], fixed: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> list[_Settings]:
     """The arms of a table. Raises ConfigurationError."""
-    given = {name: value for name, value in table.items() if name not in (NAME, SWEEP)}
+    given = {name: value for name, value in table.items() if name not in (NAME, SWEEP, OPTIONAL)}
     # What is fixed and what the command line says may be lists too: dimensions of every table.
     settings = {**fixed, **given, **overrides}
     _check_known(settings)
@@ -240,7 +244,10 @@ def _settings_of(
     if name is not None and not isinstance(name, str):
         raise ConfigurationError(f"`{NAME}` of an arm is a text, not {shown(name)}")
     listed = tuple(key for key, value in settings.items() if isinstance(value, list))
-    return [_Settings(one, name, listed, tuple(swept)) for one in expand(settings)]
+    is_optional = table.get(OPTIONAL, False)
+    if not isinstance(is_optional, bool):
+        raise ConfigurationError(f"`{OPTIONAL}` of an arm is true or false, not {is_optional!r}")
+    return [_Settings(one, name, listed, tuple(swept), is_optional) for one in expand(settings)]
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -274,7 +281,8 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
             SamplingParams.model_validate({"ignore_eos": True, **_of(SamplingParams, parsed)}),
             LaunchConfig.model_validate(_of(LaunchConfig, parsed)),
             Work.model_validate(_of(Work, parsed)),
-            group,
+            is_optional=written.is_optional or bool(settings.get("peer")),
+            group=group,
         )
         _check(arm)
     except ConfigurationError as error:

@@ -1,7 +1,7 @@
 """Runs the cells of an experiment that are not there yet, and keeps each once it is complete."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,7 +12,7 @@ from deploy.experiments.grid import Place, fastest, order
 from deploy.experiments.prompt_sets import Conversation, Prompt
 from deploy.experiments.rows import Key, Row, RowFile
 from deploy.experiments.surroundings import Load
-from proto.errors import NodeError
+from proto.errors import NodeError, OutputError, SlipstreamError
 
 FIRST_SEED = 1000
 ATTEMPTS = 3  # at a cell: a process may die
@@ -76,7 +76,7 @@ class Runner:
         self._say = say
         self._warn = warn
         self._number = 1 + max((row.number for row in rows.rows), default=-1)
-        self._broken: set[str] = set()  # peers that do not run here
+        self._broken: set[Hashable] = set()  # what does not run here, and is left out
 
     def run(self) -> None:
         """Sweep, then measure. Raises OutputError, NodeError and others of the project."""
@@ -123,22 +123,25 @@ class Runner:
 
     def _measure(self, key: Key) -> None:
         job = self._jobs[key.arm]
-        if job.arm.work.peer in self._broken:
+        if host_of(job.arm) in self._broken:
             return
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 engine = self._engine(job)
                 self._rows.append(self._cell(key, job, engine))
                 break
-            except NodeError as error:
+            except OutputError:
+                raise
+            except SlipstreamError as error:
                 self._warm.drop(job.arm)
-                if attempt == ATTEMPTS:
-                    if not job.arm.work.peer:
-                        raise
-                    self._broken.add(job.arm.work.peer)
-                    self._warn(f"{job.arm.work.peer} is left out: {error}")
-                else:
+                if isinstance(error, NodeError) and attempt < ATTEMPTS:
                     self._warn(f"{key.arm}: {error}; it is measured again")
+                elif not job.arm.is_optional:
+                    raise
+                else:
+                    self._broken.add(host_of(job.arm))
+                    self._warn(f"{key.arm} is left out: {error}")
+                    break
         self._number += 1
 
     def _engine(self, job: Job) -> Engine:
