@@ -1,4 +1,4 @@
-"""In which order the cells of an experiment are run, and which settings a sweep has chosen (pure).
+"""In which order the cells of an experiment are run, and which settings a sweep has chosen.
 
 A drift of the machine must hit every arm alike: for each repetition and prompt every arm runs once,
 in an order drawn anew. That needs the models of all arms in memory at once. Where more pairs are

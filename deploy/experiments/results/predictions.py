@@ -22,7 +22,7 @@ from coordinator.launching.launcher import ROOT
 from deploy.experiments.description import Arm
 from deploy.experiments.rows import Row
 from proto.errors import NodeError
-from proto.messages import Role
+from proto.messages import Policy, Role
 from rehearsal.acceptance import Trace, read
 from rehearsal.performance import rehearse
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
@@ -168,16 +168,23 @@ def _can_be_predicted(arm: Arm) -> bool:
     return has_drafts and is_plain and arm.speculation.verify == "coupled"
 
 
+def _never_overlaps(policy: Policy) -> bool:
+    """Whether the drafter waits for the target, and the target for all of its drafts."""
+    k = policy.num_speculative_tokens
+    return policy.has_drafter and (policy.window, policy.launch_min, policy.launch_hit) == (k, k, k)
+
+
 def _costs_of_group(
     group: Sequence[Arm], measured: Mapping[str, list[Row]], ranks: Trace
 ) -> Costs | None:
     """Without a link; None: too little was measured."""
     decodings = {arm.name: Decoding.of(measured[arm.name]) for arm in group}
-    plain = [arm for arm in group if arm.speculation.policy == "ar"]
+    plain = [arm for arm in group if not arm.speculation.drafts]
+    policies = {arm.name: arm.speculation.make(arm.pair) for arm in group}
     syncs = {
-        arm.speculation.make(arm.pair).num_speculative_tokens: arm
+        policies[arm.name].num_speculative_tokens: arm
         for arm in group
-        if arm.speculation.policy == "sync" and not arm.pair.link
+        if _never_overlaps(policies[arm.name]) and not arm.pair.link
     }
     if not plain or len(syncs) < LEAST_SYNCS:
         return None
