@@ -33,6 +33,7 @@ PEERS = {
     "llamacpp": ("deploy.experiments.peers.llamacpp", ("llama_cpp", "gguf")),
     "vllm": ("deploy.experiments.peers.vllm", ("vllm",)),
 }
+OF_ONE_MODE = {"vllm"}  # peers that draft in one way as long as they live
 ACCEPTED = "draft:"  # of an origin
 
 
@@ -74,8 +75,10 @@ class Engine(Protocol):
 def host_of(arm: Arm) -> Hashable:
     """Arms with equal ones share an engine."""
     if arm.work.peer:
-        config = arm.pair
-        return arm.work.peer, config.target, config.drafter, config.dtype, config.target_device
+        config, work = arm.pair, arm.work
+        way = (work.mode, work.peer_k) if work.peer in OF_ONE_MODE else ()
+        models = config.target, config.drafter, config.dtype, config.target_device
+        return work.peer, *models, *way
     return arm.pair, arm.launch
 
 
@@ -219,6 +222,8 @@ class PeerEngine:
             *(sys.executable, "-m", module),
             *(config.target, config.drafter, config.dtype, device),
         ]
+        if self._name in OF_ONE_MODE:
+            self._command += [arm.work.mode, str(arm.work.peer_k or 0)]
         self._process = subprocess.Popen(
             self._command,
             cwd=ROOT,

