@@ -57,7 +57,9 @@ Peer = Literal["", "huggingface", "llamacpp", "vllm"]
 class Work(Frozen):
     """What is generated, and by whom."""
 
-    prompts: Annotated[str, Field(min_length=1, description="File of prompts.")] = "prompts.jsonl"
+    prompts: Annotated[str, Field(min_length=1, description="File of prompts.")] = str(
+        Path(__file__).with_name("prompts.jsonl")
+    )
     limit: Annotated[
         int | None, Field(ge=1, description="How many of them, from all over the file.")
     ] = None
