@@ -7,8 +7,6 @@ JOBS ?= 2
 
 PROMPT ?= def read_lines(path, encoding="utf-8"):
 
-PROMPTS ?= ../shared/data/humaneval.jsonl
-
 .PHONY: setup demo test long check gpu sim bench clean
 
 setup: $(VENV)/.ready
@@ -54,7 +52,7 @@ sim: setup
 	$(RUN) -m tests.simulation $(SEED)
 
 bench: setup
-	$(RUN) -m coordinator bench --prompt-file '$(PROMPTS)'
+	$(RUN) -m coordinator experiment bench --report
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,12 +26,12 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
 
 def measurements() -> tuple[Command, ...]:
     """The commands that measure, make what is measured, and predict."""
-    from deploy.experiments.bench import bench
+    from deploy.experiments.command import experiment
     from deploy.measurements.profile import profile
     from deploy.outlook.command import plan
     from deploy.outlook.testbed import testbed
 
-    return bench, profile, testbed, plan
+    return experiment, profile, testbed, plan
 
 
 if __name__ == "__main__":

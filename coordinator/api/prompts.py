@@ -32,13 +32,19 @@ def from_argument(prompt: str) -> str:
 
 def from_file(path: Path) -> list[str]:
     """The prompts in a file, at least one. Raises ConfigurationError."""
+    lines = lines_of(path)
+    if is_json(path, lines[0][1]):
+        return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
+    return [line for _, line in lines]
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not empty, at least one, numbered. Raises ConfigurationError."""
     numbered = enumerate(text_of(path).split("\n"), start=1)
     lines = [(number, line.rstrip("\r")) for number, line in numbered if line.strip()]
     if not lines:
         raise ConfigurationError(f"{path} has no prompts: every line is empty")
-    if _is_json(path, lines[0][1]):
-        return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
-    return [line for _, line in lines]
+    return lines
 
 
 def text_of(path: Path) -> str:
@@ -65,7 +71,8 @@ def _decoded(data: bytes, where: str) -> str:
         raise ConfigurationError(f"{where} is not UTF-8 (byte {error.start})") from error
 
 
-def _is_json(path: Path, first_line: str) -> bool:
+def is_json(path: Path, first_line: str) -> bool:
+    """Whether a file is JSON Lines."""
     if path.suffix in (*JSON_SUFFIXES, ".txt"):
         return path.suffix in JSON_SUFFIXES
     try:

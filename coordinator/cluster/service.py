@@ -52,6 +52,7 @@ from proto.messages import (
     Draft,
     Fault,
     FaultCode,
+    Heartbeat,
     Hello,
     Limits,
     Lookup,
@@ -119,6 +120,7 @@ class Service:
         self._failure: SlipstreamError | None = None
         self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
         self._num_dropped = 0  # frames that a queue refused
+        self.num_bytes = 0  # of all frames that came or went, heartbeats left out
         self._stopping = False
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -271,6 +273,8 @@ class Service:
         event: Event
         try:
             kind = kind_of(frame)
+            if kind is not Heartbeat:
+                self.num_bytes += len(frame)
             for receiver in self._router.forward(node, kind, frame, now):
                 enter(Phase.SEND)
                 self._send(receiver, frame)
@@ -357,6 +361,8 @@ class Service:
                 raise error
 
     def _send(self, node: bytes, frame: bytes) -> None:
+        if kind_of(frame) is not Heartbeat:
+            self.num_bytes += len(frame)
         if not self._listener.send(node, frame):
             self._num_dropped += 1
 

@@ -1,6 +1,7 @@
 """What one text cost and what speculation did for it, counted from committed tokens only."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -185,14 +186,13 @@ def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
     return num_tokens * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 
 
-def percentiles_ms(emitted: list[tuple[float, int]]) -> tuple[float, float]:
-    """Median and 99th percentile of the time between a token and the one before, in milliseconds.
+def percentiles_ms(emitted: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Median and 99th percentile of what a reader waits for more after a token; milliseconds.
 
-    emitted  (time in seconds, number of tokens that came then); tokens of one pass come at once
+    emitted  (time in seconds, number of tokens that came then); tokens of one pass come at once,
+             and there is nothing to wait for between them
     """
-    gaps: list[float] = [0.0] * (emitted[0][1] - 1)
-    for (before, _), (now, number) in pairwise(emitted):
-        gaps += [(now - before) * 1e3] + [0.0] * (number - 1)
+    gaps = [(now - before) * 1e3 for (before, _), (now, _) in pairwise(emitted)]
     if not gaps:
         return 0.0, 0.0
     return median(gaps), sorted(gaps)[int(0.99 * (len(gaps) - 1))]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coordinator.text.simulated import MOST_OVERRUNS
 from proto.errors import ConfigurationError, OutputError
 
 
@@ -169,3 +170,24 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
         end += len(line)
         found.append((end, row))
     return found
+
+
+def with_void_arms(rows: Sequence[Row]) -> list[Row]:
+    """The rows, void where too many forwards of an arm took longer than the simulated device.
+
+    Of all texts of an arm together: of a single one a late forward or two say nothing.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        simulated = (row.figures or {}).get("simulated")
+        if simulated and row.stage == "main":
+            counts.setdefault(row.arm, Counter()).update(
+                {name: simulated[name] for name in ("num_forwards", "num_overruns")}
+            )
+    late = {arm: one["num_overruns"] / max(1, one["num_forwards"]) for arm, one in counts.items()}
+    return [
+        dataclasses.replace(row, void=f"{late[row.arm]:.0%} of its forwards were late")
+        if late.get(row.arm, 0.0) > MOST_OVERRUNS
+        else row
+        for row in rows
+    ]

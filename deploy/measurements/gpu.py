@@ -1,16 +1,15 @@
-"""What speculation brings on a GPU: an 8 B target and a 0.5 B drafter, made of the embedded pair.
+"""What a GPU can do: an 8 B target and a 0.5 B drafter, made of the embedded pair, on each backend.
 
-    python -m deploy.measurements.gpu PROMPTS.jsonl --work FOLDER [--only a,b,c]
+    python -m deploy.measurements.gpu --work FOLDER [--only a,b]
 
 The two are the embedded models in larger shapes (`inflate`): they say what the small ones say, and
 cost what large ones cost. They are made in FOLDER (17 GB), if they are not there yet.
 
     a  how many bytes a second the device copies: what a pass could reach at best
     b  the time of a target pass and of a draft step, on every backend that the device takes
-    c  tokens a second of ar, sync (at its best K), pipelined, tree and auto, with both models on
-       the device, and with the drafter on the CPU
 
-`--small` makes both tiny: all parts run in about a minute on a CPU (`--device cpu`).
+Tokens a second are the matter of `python -m coordinator experiment gpu`. `--small` makes both
+models tiny: all parts run in about a minute on a CPU (`--device cpu`).
 """
 
 import argparse
@@ -25,10 +24,8 @@ from statistics import median
 
 import torch
 
-from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
-from coordinator.api.pair import Pair
-from deploy.experiments.arms import Arm, best_arm, encoded, measure, pair_arm, spread
-from deploy.experiments.tables import equality, host_time, machine, swept, table
+from coordinator.api.config import MODELS
+from deploy.experiments.surroundings import machine
 from engine.device import torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
@@ -38,14 +35,12 @@ from engine.slots import NUM_TREE_SLOTS, Feed
 from models.inflate import Shape, inflate
 from proto.errors import SlipstreamError
 
-PARTS = ("a", "b", "c")
+PARTS = ("a", "b")
 NOT_TIMED = ("auto", "compiled")  # a name for another one; for CPUs, and it takes a minute to load
 ROW_COUNTS = (1, 2, 5, 9, 17)
 CONTEXT = 200  # tokens before the rows
 WARM, TIMED = 5, 40  # passes
 COPIES = 20
-SYNC_KS = (2, 4, 6)
-TEMPERATURES = (0.0, 0.8)
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -56,8 +51,6 @@ class Scale:
     target: Shape
     drafter: Shape
     copied_bytes: int
-    num_prompts: int
-    max_tokens: int
 
 
 # 37 layers: the usual 32 of this shape and what makes up for a vocabulary of 4,096 tokens.
@@ -65,15 +58,11 @@ LARGE = Scale(
     target=Shape(4096, 14336, 37, 32, 8, 128),
     drafter=Shape(1024, 8192, 16, 16, 8, 64),
     copied_bytes=4 << 30,
-    num_prompts=8,
-    max_tokens=128,
 )
 SMALL = Scale(
     target=Shape(512, 1536, 10, 8, 4, 128),
     drafter=Shape(256, 512, 3, 8, 4, 64),
     copied_bytes=1 << 28,
-    num_prompts=3,
-    max_tokens=48,
 )
 
 
@@ -239,62 +228,9 @@ def pass_table(title: str, timed: dict[str, Timed], bandwidth: float) -> str:
     return "\n".join(lines)
 
 
-def end_to_end(
-    models: Models, device: str, drafter_device: str, texts: Sequence[str], scale: Scale
-) -> None:
-    """Start the pair, run all arms at each temperature, print the tables."""
-    config = PairConfig(
-        target=str(models.target),
-        drafter=str(models.drafter),
-        target_device=device,
-        drafter_device=drafter_device,
-        max_num_seqs=1,
-    )
-    started = time.monotonic()
-    with Pair(config) as pair:
-        say(f"\nc. target on {device}, drafter on {drafter_device}")
-        say(f"ready in {time.monotonic() - started:.0f} s")
-        ids = encoded(pair, texts)
-        pair_arm("warm", pair, SpeculationConfig(), scale.max_tokens).run(ids[0], 0.0, 0)
-        for temperature in TEMPERATURES:
-            _one_temperature(pair, ids, temperature, scale.max_tokens)
-
-
-def _one_temperature(
-    pair: Pair, ids: Sequence[tuple[int, ...]], temperature: float, max_tokens: int
-) -> None:
-    def arm(name: str, speculation: SpeculationConfig) -> Arm:
-        return pair_arm(name, pair, speculation, max_tokens)
-
-    syncs = [
-        arm(f"sync K={k}", SpeculationConfig(policy="sync", num_speculative_tokens=k))
-        for k in SYNC_KS
-    ]
-    sync, speeds = best_arm(syncs, ids, temperature=temperature, say=_quiet)
-    arms = [
-        arm("ar", SpeculationConfig(policy="ar")),
-        sync,
-        arm("pipelined", SpeculationConfig(policy="pipelined")),
-        arm("tree", SpeculationConfig(policy="tree")),
-        arm("auto", SpeculationConfig(policy="auto")),
-    ]
-    runs = measure(arms, ids, temperature=temperature, repetitions=1, say=_quiet)
-    names = [one.name for one in arms]
-    say(f"\ntemperature {temperature:g}, {len(ids)} prompts, {max_tokens} tokens each")
-    say(table(runs, names, plain="ar", sync=sync.name))
-    say(equality(runs, names[1:], "ar"))
-    say(host_time(runs, names))
-    say(swept(speeds))
-
-
-def _quiet(_: str) -> None:
-    """Progress that nobody needs."""
-
-
 def run(options: argparse.Namespace) -> None:
     """Run the parts that are wanted. Raises ValueError, EngineError, SlipstreamError."""
     scale, device = SMALL if options.small else LARGE, options.device
-    texts = spread(options.prompts, scale.num_prompts)
     torch_device(device)
     say(describe(device))
     models = make_models(options.work, scale, device)
@@ -310,9 +246,6 @@ def run(options: argparse.Namespace) -> None:
         say(f"\nb. passes over {CONTEXT} tokens of context on {device}, median of {TIMED}")
         say(pass_table("target", time_backends(models.target, device, ROW_COUNTS), bandwidth))
         say(pass_table("drafter", time_backends(models.drafter, device, (1,)), bandwidth))
-    if "c" in options.only:
-        for drafter_device in dict.fromkeys((device, "cpu")):
-            end_to_end(models, device, drafter_device, texts, scale)
 
 
 def _parts(text: str) -> set[str]:
@@ -326,7 +259,6 @@ def main() -> int:
     """Run the experiment; returns the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("prompts", type=Path, help="one prompt per line, or JSON Lines")
     parser.add_argument("--work", type=Path, required=True, help="where the models are made")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", type=_parts, default=set(PARTS), help="parts, as in a,b")

@@ -17,7 +17,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.cli.display import WIDTH, Progress, simulation
 from coordinator.cli.flags import SIMULATION, Flags, with_settings
 from coordinator.cli.verify_lossless import TextPrompt, prompts_of
-from deploy.experiments.tables import machine
+from deploy.experiments.surroundings import machine
 from deploy.measurements import shares
 from deploy.measurements.shares import Profile
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinator.api.config import PairConfig
 from coordinator.api.tokenization import Tokenization
-from deploy.experiments.arms import MAX_PROMPT_TOKENS, spread
+from deploy.experiments.prompt_sets import read
 from engine.coupling import choose, rank_scored
 from engine.errors import EngineError
 from engine.executor import Executor
@@ -36,7 +36,7 @@ def load(model: str, options: argparse.Namespace) -> Engine:
         revision=None,
         dtype=options.dtype,
         device=options.device,
-        max_len=MAX_PROMPT_TOKENS + options.max_tokens,
+        max_len=options.max_prompt_tokens + options.max_tokens,
         fixed_rows=None,
         warm_rows=(1,),
         say=lambda _: None,
@@ -83,8 +83,9 @@ def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
         raise ConfigurationError(f"{options.target} has no tokenizer.json")
     target, drafter = load(options.target, options), load(options.drafter, options)
     sampling, texts = Sampling(temperature=options.temperature), []
-    for index, prompt in enumerate(spread(options.prompts, options.num_prompts)):
-        ids, seed = tokenization.encode(prompt)[:MAX_PROMPT_TOKENS], FIRST_SEED + index
+    for index, prompt in enumerate(read(options.prompts, options.num_prompts)):
+        ids = tokenization.encode(prompt.turns[0])[: options.max_prompt_tokens]
+        seed = FIRST_SEED + index
         said = text_of(target.executor, ids, sampling, seed, options.max_tokens)
         texts.append(tuple(positions_of(drafter, ids, said, sampling, seed)))
     return texts
@@ -102,7 +103,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default=defaults.dtype)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--num-prompts", type=int, default=10)
+    parser.add_argument("--num-prompts", type=int, help="default: all")
+    parser.add_argument("--max-prompt-tokens", type=int, default=256)
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args()
     try:

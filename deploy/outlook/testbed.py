@@ -26,7 +26,7 @@ BESIDES_BYTES = 10**9  # torch itself
 LOADING_COPIES = 3  # of the weights on a CPU, measured: as read, packed, and for the check
 MEMORY = Path("/proc/meminfo")
 
-Like = Literal["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
+Like = Literal["0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
 
 
@@ -44,6 +44,7 @@ class Sizes:
 
 
 LIKE: dict[Like, Sizes] = {
+    "0.5b": Sizes(1024, 16, 8192, 16, 8, 64),  # about as large as the smallest of each family
     "llama-3.2-1b": Sizes(2048, 16, 8192, 32, 8, 64, 128_256),
     "llama-3.2-3b": Sizes(3072, 28, 8192, 24, 8, 128, 128_256),
     "llama-3.1-8b": Sizes(4096, 32, 14336, 32, 8, 128, 128_256),

@@ -101,7 +101,7 @@ def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str)
         ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
-        ("deploy/experiments/bench.py", "from engine.model import load_model"),
+        ("deploy/experiments/runner.py", "from engine.model import load_model"),
         ("coordinator/cli/app.py", "from tests import tiny_models"),
     ],
 )

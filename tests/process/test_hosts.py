@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.experiments.rows import read
 from tests.process import hosts as simulated
 from tests.process.hosts import Host, Hosts
 from tests.process.ray_nodes import wait_for
@@ -231,3 +232,22 @@ def test_the_drafter_is_there_again_when_its_host_is(
     made = running.made()
     assert made["token_ids"] == alone[:220]
     assert "draft:2" in made["token_origins"][-20:], running.said  # the drafter after the first
+
+
+def test_an_experiment_runs_across_hosts_and_says_which_rows_came_from_where(
+    hosts: Hosts, cluster: Path
+) -> None:
+    out = hosts.folder / "experiment"
+    small = ("--limit", "2", "--repetitions", "1", "--set", "max_tokens=24")
+    words = coordinator("experiment", "hosts", "--out", str(out), "--report", *small)
+    done = ray(hosts, "exec", str(cluster), f"cd {ROOT} && {' '.join(words)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read(out / "rows.jsonl")
+    assert len(rows) == 5 * 2
+    for row in rows:
+        assert (row.hosts["target"].split()[0], row.hosts["drafter"].split()[0]) == ("head", "one")
+    alone = {row.prompt: row.tokens for row in rows if row.arm == "ar"}
+    assert all(row.tokens == alone[row.prompt] for row in rows)
+    assert any(row.accepted_by_source for row in rows), "speculation is dead"
+    page = (out / "report.html").read_text()
+    assert re.search(r"drafter.*\bone\b", page, re.DOTALL)

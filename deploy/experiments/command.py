@@ -1,0 +1,217 @@
+"""`python -m coordinator experiment FILE`: run it, or go on with it, and show what came of it."""
+
+import hashlib
+import json
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from coordinator.api.chat import ChatTemplate
+from coordinator.api.tokenization import Tokenization
+from deploy.experiments import surroundings
+from deploy.experiments.description import Arm, Experiment, is_same_text, load
+from deploy.experiments.engines import Warm, is_there
+from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
+from deploy.experiments.prompt_sets import Conversation, Prompt, read
+from deploy.experiments.results.writing import write_results
+from deploy.experiments.runner import Job, Runner, Step
+from deploy.experiments.testbeds import with_models
+from proto.errors import ConfigurationError
+
+SHIPPED = Path(__file__).parent
+SUFFIX = ".toml"
+LINE_S = 15.0  # between two lines where there is no terminal
+
+
+def experiment(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="Experiment file, or the name of one that ships.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the results. Default: results/NAME. An experiment that was "
+            "interrupted goes on there."
+        ),
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Other prompts than the file's.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts.")] = None,
+    repetitions: Annotated[int | None, typer.Option(min=1, help="In place of the file's.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all arms, as in the file."),
+    ] = None,
+    models: Annotated[
+        Path, typer.Option(help="Where models are made that the file asks for.")
+    ] = Path("results/models"),
+    report: Annotated[bool, typer.Option("--report", help="Write report.html as well.")] = False,
+) -> None:
+    """Run an experiment: every arm on every prompt, in an order drawn anew, and compare them."""
+    path = _path_of(file)
+    given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
+    overrides = _overrides(settings or [])
+    overrides |= {name: value for name, value in given.items() if value is not None}
+    wanted = load(path, overrides)
+    sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
+    console = Console(stderr=True, highlight=False)
+    with Folder(out or Path("results") / path.stem) as folder:
+        header, rows = folder.open(_header(wanted, sets))
+        if rows.rows:
+            console.print(f"{len(rows.rows)} texts are in {folder.path} already", markup=False)
+        with Watch(console) as watch:
+            arms = [arm for arm in wanted.arms if _is_there(arm, watch)]
+            jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
+            num_warm = 1 if any(arm.launch.ray for arm in arms) else wanted.description.warm_pairs
+            with closing(Warm(num_warm, context.obj)) as warm:
+                Runner(
+                    *(wanted, jobs, rows, warm),
+                    num_warm=num_warm,
+                    say=watch.say,
+                    warn=watch.warn,
+                ).run()
+        typer.echo(write_results(folder.path, header, rows.rows, with_report=report))
+
+
+def _path_of(file: Path) -> Path:
+    """An experiment file, here or one that ships. Raises ConfigurationError."""
+    shipped = SHIPPED / file.with_suffix(SUFFIX).name
+    if file.exists() or file.parent != Path() or not shipped.exists():
+        if file.is_file():
+            return file
+        names = ", ".join(sorted(path.stem for path in SHIPPED.glob(f"*{SUFFIX}")))
+        raise ConfigurationError(f"there is no experiment {file}; those that ship are {names}")
+    return shipped
+
+
+def _overrides(texts: list[str]) -> dict[str, Any]:
+    """Of `--set`. Raises ConfigurationError."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set: expected NAME=VALUE, got {text!r}")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = value  # a text without its quotes
+    return found
+
+
+def _is_there(arm: Arm, watch: "Watch") -> bool:
+    if is_there(arm):
+        return True
+    watch.warn(f"{arm.name} is left out: {arm.work.peer} is not installed")
+    return False
+
+
+def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
+    """Raises ConfigurationError, ModelError."""
+    tokenization = Tokenization.of_model(arm.pair.target, arm.pair.target_revision)
+    if tokenization is None:
+        raise ConfigurationError(f"{arm.pair.target} has no tokenizer.json to read prompts with")
+    template = None
+    if arm.work.chat:
+        template = ChatTemplate.of_model(arm.pair.target, arm.pair.target_revision)
+    most = arm.work.max_prompt_tokens
+    talk = partial(Conversation, tokenization=tokenization, max_tokens=most, template=template)
+    return Job(arm, prompts, talk)
+
+
+def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
+    """What the experiment is, and this run of it."""
+    description = wanted.description
+    names = {arm.name: arm for arm in wanted.arms}
+    arms = tuple(
+        ArmRecord(
+            arm.name,
+            dict(arm.settings),
+            arm.baseline,
+            is_same_text=arm.baseline != "" and is_same_text(arm, names[arm.baseline]),
+            swept_from=arm.group,
+        )
+        for arm in wanted.arms
+    )
+    decided = {
+        "arms": [(arm.name, arm.settings) for arm in arms],
+        "prompts": [[(one.name, one.turns) for one in sets[arm.name]] for arm in arms],
+        "others": description.model_dump(exclude={"arms", "fixed", "title", "question", "x"}),
+    }
+    digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+    run = RunRecord(
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        surroundings.machine(),
+        surroundings.versions(),
+        surroundings.commit(),
+        surroundings.wait_for_quiet(),
+    )
+    return Header(
+        title=description.title,
+        question=description.question,
+        digest=digest,
+        x=description.x,
+        prompts=", ".join(sorted({Path(arm.work.prompts).name for arm in wanted.arms})),
+        num_prompts=max(map(len, sets.values())),
+        repetitions=description.repetitions,
+        max_tokens=max(arm.sampling.max_tokens for arm in wanted.arms),
+        arms=arms,
+        runs=(run,),
+    )
+
+
+class Watch:
+    """How far it is: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last_s = -LINE_S
+        self._stage = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "Watch":
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def warn(self, line: str) -> None:
+        """A line that stays."""
+        self._console.print(line, markup=False)
+
+    def say(self, step: Step) -> None:
+        """The next cell."""
+        left = "" if step.left_s is None else f"about {_duration(step.left_s)} left"
+        if self._console.is_terminal:
+            if self._task is None:
+                self._task = self._bar.add_task("", left="")
+            self._bar.update(
+                self._task,
+                description=f"{step.key.stage}: {step.key.arm}"[:40],
+                completed=step.num_done,
+                total=step.num_cells,
+                left=left,
+            )
+        elif step.key.stage != self._stage or time.monotonic() - self._last_s >= LINE_S:
+            self._stage, self._last_s = step.key.stage, time.monotonic()
+            self.warn(f"{step.key.stage}: {step.num_done} of {step.num_cells} cells {left}".strip())
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
