@@ -52,6 +52,8 @@ def _fastest(arms: Sequence[Summary], base: str) -> str:
     sentence += f"{ratio.mean:.2f} times {base}"
     if ratio.low is not None:
         sentence += f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    else:
+        sentence += " (a single cell: nothing is known of the spread)"
     sentence += f", {speed}."
     if ratio.low is not None and ratio.low <= 1 <= (ratio.high or 0):
         sentence += f" That is not told apart from {base}."
@@ -106,25 +108,18 @@ def warnings(header: Header, rows: Sequence[Row], summaries: Sequence[Summary]) 
     return [
         *_simulated(header, {one.arm for one in whole}),
         *_missing(header, whole),
-        *_void(whole),
         *(line for line in map(_kind, _kinds(whole)) if line),
         *_load(header, [row for row in rows if row.stage == "main"]),
     ]
 
 
-def _void(whole: Sequence[Summary]) -> Iterable[str]:
-    for one in whole:
-        if one.void_share:
-            name = shortened(one.arm)
-            share = (
-                "all texts are" if one.void_share == 1 else f"{one.void_share:.0%} of the texts are"
-            )
-            yield f"{name}: {share} void and count in no speed ({one.void})."
-
-
 def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
     """What is wrong, and with how much of each arm."""
     ratios = {one.arm: one.speedup for one in whole if one.speedup is not None}
+    yield (
+        "Void texts, which are in no speed",
+        {one.arm: f"{one.void_share:.0%}; {one.void}" for one in whole if one.void_share},
+    )
     yield (
         "Texts that are not those of the baseline",
         {
@@ -146,13 +141,13 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
         {arm: f"{ratio.num_unpaired}" for arm, ratio in ratios.items() if ratio.num_unpaired},
     )
     yield (
-        f"Speed-ups of fewer than {MIN_PROMPTS} units, whose intervals are too narrow",
-        {arm: f"{ratio.num_units} {ratio.unit}" for arm, ratio in ratios.items() if ratio.is_rough},
+        f"Speed-ups of fewer than {MIN_PROMPTS} cells, with too narrow an interval or none",
+        {arm: f"of {ratio.num_units}" for arm, ratio in ratios.items() if ratio.is_rough},
     )
     yield (
         f"Intervals about these prompts and no others, since they are fewer than {MIN_PROMPTS}",
         {
-            arm: f"{ratio.num_units} {ratio.unit}"
+            arm: f"of {ratio.num_units}"
             for arm, ratio in ratios.items()
             if ratio.unit == "cells" and not ratio.is_rough
         },

@@ -131,7 +131,7 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
     for words in (
         "1 of 3 arms rehearse other hardware (link)",
         "Not measured yet: auto.",
-        "tree: 6% of the texts are void and count in no speed (slow).",
+        "Void texts, which are in no speed: tree (6%; slow).",
         "Texts that are not those of the baseline: sync (1 of 15)",
         "Texts that lost their drafter, and measure the target alone from there on: sync (1 of ",
         "Cells without a counterpart in the baseline, which are in no speed-up: sync (",
@@ -144,7 +144,7 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
 def test_few_prompts_are_told_of() -> None:
     rows = measured(TRUTHS, prompts=1)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
-    assert "whose intervals are too narrow: sync (2 cells) and tree (2 cells)." in found
+    assert "with too narrow an interval or none: sync (of 2) and tree (of 2)." in found
     rows = measured(TRUTHS, prompts=3)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
     assert "Intervals about these prompts and no others" in found
