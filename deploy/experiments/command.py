@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shlex
+import sys
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,9 @@ from deploy.experiments.description import Arm, Experiment, is_same_text, load
 from deploy.experiments.engines import Warm, is_there
 from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
 from deploy.experiments.prompt_sets import Conversation, Prompt, read
-from deploy.experiments.results.writing import write_results
+from deploy.experiments.results.predictions import predict, recorded
+from deploy.experiments.results.writing import Wanted, write_results
+from deploy.experiments.rows import Row
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from proto.errors import ConfigurationError
@@ -52,6 +56,9 @@ def experiment(
     models: Annotated[
         Path, typer.Option(help="Where models are made that the file asks for.")
     ] = Path("results/models"),
+    with_predictions: Annotated[
+        bool, typer.Option("--predict", help="Put what `plan` would have said beside the figures.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html as well.")] = False,
 ) -> None:
     """Run an experiment: every arm on every prompt, in an order drawn anew, and compare them."""
@@ -77,7 +84,13 @@ def experiment(
                     say=watch.say,
                     warn=watch.warn,
                 ).run()
-        typer.echo(write_results(folder.path, header, rows.rows, with_report=report))
+        wanted_results = Wanted(
+            decoders={job.arm.name: job.decode for job in jobs},
+            predicted=_predicted(jobs, rows.rows, folder.path) if with_predictions else None,
+            report=report,
+            command=shlex.join(["python", "-m", "coordinator", *sys.argv[1:]]),
+        )
+        typer.echo(write_results(folder.path, header, rows.rows, wanted_results))
 
 
 def _path_of(file: Path) -> Path:
@@ -122,7 +135,27 @@ def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
         template = ChatTemplate.of_model(arm.pair.target, arm.pair.target_revision)
     most = arm.work.max_prompt_tokens
     talk = partial(Conversation, tokenization=tokenization, max_tokens=most, template=template)
-    return Job(arm, prompts, talk)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return tokenization.decode(tuple(tokens))
+
+    return Job(arm, prompts, talk, decode)
+
+
+def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:
+    """Tokens a second by arm. Raises SlipstreamError."""
+    drafting = [job.arm for job in jobs if not job.arm.work.peer and job.arm.pair.has_draft_model]
+    found: dict[str, float] = {}
+    kinds: dict[tuple[object, ...], list[Arm]] = {}
+    for arm in drafting:  # arms with the same models and texts have the same ranks
+        pair, work = arm.pair, arm.work
+        models = pair.target, pair.drafter, pair.dtype
+        texts = arm.sampling.temperature, arm.sampling.max_tokens, work.prompts, work.limit
+        kinds.setdefault((*models, *texts), []).append(arm)
+    for number, arms in enumerate(kinds.values()):
+        ranks = recorded(arms[0], folder / f"ranks-{number}.jsonl")
+        found |= predict(arms, rows, ranks)
+    return found
 
 
 def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:

@@ -24,12 +24,14 @@ Talk = Callable[[Prompt], Conversation]
 class Job:
     """An arm with what it is measured on.
 
-    talk  a prompt as the arm reads it
+    talk    a prompt as the arm reads it
+    decode  tokens into text
     """
 
     arm: Arm
     prompts: Sequence[Prompt]
     talk: Talk
+    decode: Callable[[Sequence[int]], str]
 
     @property
     def place(self) -> Place:

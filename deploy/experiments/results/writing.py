@@ -1,11 +1,71 @@
-"""Writes the results beside the rows."""
+"""Writes the results of an experiment beside its rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from deploy.experiments.folder import Header
-from deploy.experiments.rows import Row
+
+from deploy.experiments.folder import Header, write_whole
+from deploy.experiments.results.answers import Decode, spec_bench_answers
+from deploy.experiments.results.pictures import draw_all
+from deploy.experiments.results.report import page
+from deploy.experiments.results.summary import summarize, table, to_csv
+from deploy.experiments.results.words import answers, warnings
+from deploy.experiments.rows import Row, with_void_arms
+
+SUMMARY, REPORT, ANSWERS = "summary.csv", "report.html", "answers"
 
 
-def write_results(folder: Path, header: Header, rows: Sequence[Row], *, with_report: bool) -> str:
-    """STUB until the branch is merged."""
-    return ", ".join(arm.name for arm in header.arms)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is written besides the summary and the pictures.
+
+    decoders   by arm: tokens into the text of an answer
+    predicted  tokens a second by arm, as the predictor says; None: it was not asked
+    report     a page with everything
+    command    that makes the same experiment again, for the page
+    """
+
+    decoders: Mapping[str, Decode]
+    predicted: Mapping[str, float] | None
+    report: bool
+    command: str
+
+
+def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wanted) -> str:
+    """Returns what a person reads in the terminal. Raises OutputError."""
+    rows = with_void_arms(rows)
+    summaries = summarize(header, rows)
+    write_whole(folder / SUMMARY, to_csv(summaries))
+    pictures = draw_all(header, rows, summaries, wanted.predicted)
+    for name, picture in pictures.items():
+        write_whole(folder / name, picture)
+    _write_answers(folder / ANSWERS, header, rows, wanted.decoders)
+    made = [SUMMARY, *pictures]
+    if wanted.report:
+        text = page(header, rows, summaries, pictures, command=wanted.command)
+        write_whole(folder / REPORT, text)
+        made.append(REPORT)
+    return "\n".join(
+        [
+            table(summaries),
+            *answers(header, summaries),
+            *warnings(header, rows, summaries),
+            f"{folder}: {', '.join(made)}",
+        ]
+    )
+
+
+def _write_answers(
+    folder: Path, header: Header, rows: Sequence[Row], decoders: Mapping[str, Decode]
+) -> None:
+    """Of sets with categories and numbered questions, an arm each."""
+    if not any(row.category and row.prompt_id.isdecimal() for row in rows):
+        return
+    folder.mkdir(exist_ok=True)
+    for arm in dict.fromkeys(row.arm for row in rows if row.stage == "main"):
+        text = spec_bench_answers(header, rows, arm, decoders[arm])
+        write_whole(folder / f"{_file_name(arm)}.jsonl", text)
+
+
+def _file_name(arm: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-=.," else "_" for letter in arm)

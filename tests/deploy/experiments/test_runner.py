@@ -79,7 +79,7 @@ def run(
     rows = RowFile(path)
     Runner(
         wanted,
-        [Job(arm, prompts, talk) for arm in wanted.arms],
+        [Job(arm, prompts, talk, str) for arm in wanted.arms],
         rows,
         warm,
         num_warm=9,
