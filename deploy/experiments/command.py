@@ -20,12 +20,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.tokenization import Tokenization
 from deploy.experiments import surroundings
-from deploy.experiments.description import Arm, Experiment, is_same_text, load
+from deploy.experiments.description import (
+    Arm,
+    Experiment,
+    is_same_text,
+    load,
+    num_devices,
+)
 from deploy.experiments.engines import Warm, is_there
 from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
 from deploy.experiments.prompt_sets import Conversation, Prompt, read
-from deploy.experiments.results.predictions import predict, recorded
-from deploy.experiments.results.writing import Wanted, write_results
 from deploy.experiments.rows import Row
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
@@ -84,6 +88,9 @@ def experiment(
                     say=watch.say,
                     warn=watch.warn,
                 ).run()
+        # Only here are matplotlib and scipy loaded: other commands have no use for them.
+        from deploy.experiments.results.writing import Wanted, write_results
+
         wanted_results = Wanted(
             decoders={job.arm.name: job.decode for job in jobs},
             predicted=_predicted(jobs, rows.rows, folder.path) if with_predictions else None,
@@ -144,6 +151,8 @@ def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
 
 def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:
     """Tokens a second by arm. Raises SlipstreamError."""
+    from deploy.experiments.results.predictions import predict, recorded
+
     drafting = [job.arm for job in jobs if not job.arm.work.peer and job.arm.pair.has_draft_model]
     found: dict[str, float] = {}
     kinds: dict[tuple[object, ...], list[Arm]] = {}
@@ -169,6 +178,8 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
             arm.baseline,
             is_same_text=arm.baseline != "" and is_same_text(arm, names[arm.baseline]),
             swept_from=arm.group,
+            num_devices=num_devices(arm),
+            all_devices=_on_all_devices(arm, wanted.arms),
         )
         for arm in wanted.arms
     )
@@ -196,6 +207,22 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         max_tokens=max(arm.sampling.max_tokens for arm in wanted.arms),
         arms=arms,
         runs=(run,),
+    )
+
+
+def _on_all_devices(arm: Arm, arms: Sequence[Arm]) -> str:
+    """The arm that gives the target all devices that this one uses; empty: there is none."""
+    return next(
+        (
+            one.name
+            for one in arms
+            if not one.speculation.drafts
+            and not one.work.peer
+            and num_devices(one) == num_devices(arm) > 1
+            and one.baseline == arm.baseline
+            and one is not arm
+        ),
+        "",
     )
 
 

@@ -32,7 +32,8 @@ from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ARMS = 400
-NAME, SWEEP, OPTIONAL = "name", "sweep", "optional"
+NAME, SWEEP, OPTIONAL, DEVICES = "name", "sweep", "optional", "devices"
+OF_A_TABLE = (NAME, SWEEP, OPTIONAL, DEVICES)  # and no settings
 TESTBED = "testbed:"  # of a model: made on the spot, in the shape of the one that is named
 # How a setting is called in the name of an arm; the value alone of those without a name.
 SHORT = {
@@ -117,6 +118,7 @@ class Arm:
     settings  those that the file gives it, by name
     group     the table and the values that it shares with others of which the fastest is taken
     baseline  the name of the arm that it is compared with; empty: none
+    devices   that it uses, as the file says; None: it does not
     is_optional  it is left out where its processes do not start; so is every peer
     """
 
@@ -128,6 +130,7 @@ class Arm:
     sampling: SamplingParams
     launch: LaunchConfig
     work: Work
+    devices: int | None = None
     is_optional: bool = False
     group: str = ""
     baseline: str = ""
@@ -139,6 +142,12 @@ class Experiment:
 
     description: Description
     arms: tuple[Arm, ...]
+
+
+def num_devices(arm: Arm) -> int:
+    """That an arm uses: one for each model, if nobody says."""
+    has_two = arm.speculation.drafts and arm.pair.has_draft_model and not arm.work.peer
+    return arm.devices or (2 if has_two else 1)
 
 
 def is_same_text(arm: Arm, other: Arm) -> bool:
@@ -202,6 +211,7 @@ class _Settings:
     name    as its table says
     listed  of what the table has lists
     swept   of them, what only the fastest is taken of
+    devices as the table says; None: it does not
     """
 
     settings: dict[str, Any]
@@ -209,6 +219,7 @@ class _Settings:
     listed: tuple[str, ...]
     swept: tuple[str, ...]
     is_optional: bool
+    devices: int | None
 
     @property
     def table(self) -> str:
@@ -234,7 +245,7 @@ def _settings_of(
     table: Mapping[str, Any], fixed: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> list[_Settings]:
     """The arms of a table. Raises ConfigurationError."""
-    given = {name: value for name, value in table.items() if name not in (NAME, SWEEP, OPTIONAL)}
+    given = {name: value for name, value in table.items() if name not in OF_A_TABLE}
     # What is fixed and what the command line says may be lists too: dimensions of every table.
     settings = {**fixed, **given, **overrides}
     _check_known(settings)
@@ -249,7 +260,12 @@ def _settings_of(
     is_optional = table.get(OPTIONAL, False)
     if not isinstance(is_optional, bool):
         raise ConfigurationError(f"`{OPTIONAL}` of an arm is true or false, not {is_optional!r}")
-    return [_Settings(one, name, listed, tuple(swept), is_optional) for one in expand(settings)]
+    devices = table.get(DEVICES)
+    if devices is not None and (type(devices) is not int or devices < 1):
+        raise ConfigurationError(f"`{DEVICES}` of an arm is a number from 1, not {devices!r}")
+    return [
+        _Settings(one, name, listed, tuple(swept), is_optional, devices) for one in expand(settings)
+    ]
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -283,6 +299,7 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
             SamplingParams.model_validate({"ignore_eos": True, **_of(SamplingParams, parsed)}),
             LaunchConfig.model_validate(_of(LaunchConfig, parsed)),
             Work.model_validate(_of(Work, parsed)),
+            devices=written.devices,
             is_optional=written.is_optional or bool(settings.get("peer")),
             group=group,
         )

@@ -26,6 +26,8 @@ class ArmRecord:
     settings       all that its table says, and what goes for all arms
     baseline       the arm that it is compared with; empty: none (it is one itself)
     is_same_text   its tokens must be those of the baseline, one by one
+    num_devices    that it uses
+    all_devices    the arm that is plain decoding on as many devices; empty: there is none
     swept_from     the arms that it is one setting of, of which only the fastest is measured
     """
 
@@ -34,6 +36,8 @@ class ArmRecord:
     baseline: str = ""
     is_same_text: bool = False
     swept_from: str = ""
+    num_devices: int = 1
+    all_devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

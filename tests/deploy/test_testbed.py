@@ -117,7 +117,7 @@ def test_a_folder_with_something_in_it_is_left_alone(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ([], "give --like (llama-3.2-1b"),
+        ([], "give --like (0.5b, llama-3.2-1b"),
         (["--hidden-size", "60"], "hidden_size is 60, but the source has 64: models grow"),
         (["--num-attention-heads", "7"], "num_heads is 7, which is no multiple of num_kv_heads"),
         (["--head-dim", "24"], "head_dim is 24, which is no multiple of the source's 16"),

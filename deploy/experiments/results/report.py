@@ -82,7 +82,7 @@ def page(
         warnings=warnings(header, rows, summaries),
         drawn=_drawn(header, pictures),
         main=_main(whole, baseline_words(header)),
-        details=[_speeds(whole), _drafting(whole), _work(whole)],
+        details=[_speeds(whole), _drafting(whole), _work(whole), _devices(whole)],
         categories=_categories(summaries),
         shared=_shared(arms),
         settings=_settings(arms),
@@ -178,6 +178,23 @@ def _work(whole: Sequence[Summary]) -> Table:
                 _number(one.bytes_per_token, "{:.0f}"),
                 f"{one.num_drafters_lost}",
                 f"{one.load:.2f}",
+            )
+            for one in whole
+        ),
+    )
+
+
+def _devices(whole: Sequence[Summary]) -> Table:
+    """Two plain replicas write twice as much; `all` is plain decoding on as many devices."""
+    return Table(
+        ("arm", "devices", "tokens/s a device", "times plain replicas", "times all for the target"),
+        tuple(
+            (
+                shortened(one.arm),
+                f"{one.num_devices}",
+                _number(one.per_device, "{:.1f}"),
+                _number(one.over_replicas, "{:.2f}"),
+                NOTHING if one.over_all_devices is None else one.over_all_devices.words,
             )
             for one in whole
         ),

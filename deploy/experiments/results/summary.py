@@ -4,9 +4,6 @@ Speeds, waiting times and what was drafted are of rows that are not void; which 
 of all. The intervals of the ratios are for other prompts of this kind: see `ratios.py`.
 """
 
-import csv
-import io
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +12,8 @@ from typing import Any, NamedTuple
 
 from coordinator.text.metrics import MISSES
 from deploy.experiments.folder import ArmRecord, Header
-from deploy.experiments.results.names import clipped, shortened
 from deploy.experiments.results.ratios import Cell, Ratio, paired
 from deploy.experiments.rows import Row
-
-NAME_COLUMNS = 34  # of the table in a terminal
 
 
 class Spread(NamedTuple):
@@ -83,6 +77,8 @@ class Summary:
     busy, host_ms_per_pass  medians over the texts
     num_compared, num_equal  texts that must be those of the baseline, and are
     num_drafters_lost  texts that went without their drafter from some token on
+    num_devices        that it uses
+    over_all_devices   speed-up over plain decoding on as many; None: that was not measured
     hosts              where the nodes ran
     load               of others meanwhile, in cores: median
     """
@@ -106,6 +102,8 @@ class Summary:
     num_compared: int
     num_equal: int
     num_drafters_lost: int
+    num_devices: int
+    over_all_devices: Ratio | None
     hosts: tuple[Place, ...]
     load: float
 
@@ -113,6 +111,17 @@ class Summary:
     def num_different(self) -> int:
         """Texts that are not those of the baseline and must be."""
         return self.num_compared - self.num_equal
+
+    @property
+    def per_device(self) -> float | None:
+        """Tokens a second and device."""
+        speed = self.tokens_per_second
+        return None if speed is None else speed.median / self.num_devices
+
+    @property
+    def over_replicas(self) -> float | None:
+        """Its tokens a second in those of plain decoding on each of its devices, texts apart."""
+        return None if self.speedup is None else self.speedup.mean / self.num_devices
 
 
 def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
@@ -135,12 +144,12 @@ def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
         if baseline not in by_arm:  # one setting of a sweep, and not the fastest
             baseline = stand_ins.get(swept_from.get(baseline, ""), baseline)
         for category in ("", *(categories if len(categories) > 1 else ())):
-            own, base = (
+            own, base, on_all = (
                 [row for row in by_arm.get(name, ()) if category in ("", row.category)]
-                for name in (arm.name, baseline)
+                for name in (arm.name, baseline, arm.all_devices)
             )
             if own:
-                found.append(_summary(arm, category, own, base))
+                found.append(_summary(arm, category, own, base, on_all))
     return found
 
 
@@ -155,7 +164,9 @@ def sound(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if (row.key, row.turn) not in void]
 
 
-def _summary(arm: ArmRecord, category: str, rows: list[Row], base: list[Row]) -> Summary:
+def _summary(
+    arm: ArmRecord, category: str, rows: list[Row], base: list[Row], on_all: list[Row]
+) -> Summary:
     good = sound(rows)
     speeds, figures = _speeds(good), [row.figures for row in good if row.figures is not None]
     num_compared, num_equal = _equality(rows, base) if arm.is_same_text else (0, 0)
@@ -183,6 +194,8 @@ def _summary(arm: ArmRecord, category: str, rows: list[Row], base: list[Row]) ->
         num_drafters_lost=sum(
             row.figures is not None and row.figures["drafter_lost_at"] is not None for row in rows
         ),
+        num_devices=arm.num_devices,
+        over_all_devices=paired(speeds, _speeds(sound(on_all))),
         hosts=tuple(Place(*place, number) for place, number in sorted(hosts.items())),
         load=median(row.load for row in rows),
     )
@@ -278,95 +291,3 @@ def _median(values: Iterable[float]) -> float | None:
 
 def _spread(values: list[float]) -> Spread:
     return Spread(*quantiles(values, n=4)) if len(values) > 1 else Spread(*values * 3)
-
-
-# Of the CSV file: where each column stands in a summary.
-COLUMNS = {
-    "arm": "arm",
-    "category": "category",
-    "prompts": "num_prompts",
-    "texts": "num_texts",
-    "void_share": "void_share",
-    "void": "void",
-    "tokens_per_second": "tokens_per_second.median",
-    "tokens_per_second_q1": "tokens_per_second.low",
-    "tokens_per_second_q3": "tokens_per_second.high",
-    "speedup": "speedup.mean",
-    "speedup_low": "speedup.low",
-    "speedup_high": "speedup.high",
-    "speedup_median": "speedup.median",
-    "pairs": "speedup.num_pairs",
-    "unpaired": "speedup.num_unpaired",
-    "resampled": "speedup.unit",
-    "num_resampled": "speedup.num_units",
-    "ttft_ms": "ttft_ms",
-    "itl_p50_ms": "itl_p50_ms",
-    "itl_p99_ms": "itl_p99_ms",
-    "tokens_per_pass": "tokens_per_pass",
-    "acceptance_rate": "drafts.acceptance_rate",
-    "acceptance_by_position": "drafts.by_position",
-    "accepted_by_source": "drafts.by_source",
-    "hit_rate": "drafts.hit_rate",
-    **{f"miss_{why}": f"drafts.misses.{why}" for why in MISSES},
-    "bytes_per_token": "bytes_per_token",
-    "target_busy": "busy.target",
-    "drafter_busy": "busy.drafter",
-    "target_idle": "busy.idle",
-    "host_ms_per_pass": "host_ms_per_pass",
-    "compared": "num_compared",
-    "equal": "num_equal",
-    "drafters_lost": "num_drafters_lost",
-    "hosts": "hosts",
-    "load": "load",
-}
-
-
-def value(summary: Summary, column: str) -> Any:
-    """What a summary has there; None: nothing."""
-    found: Any = summary
-    for name in COLUMNS[column].split("."):
-        if found is None:
-            return None
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found
-
-
-def _written(found: Any) -> str:
-    if isinstance(found, tuple):
-        found = [round(one, 4) if isinstance(one, float) else one for one in found]
-    if isinstance(found, list | dict):
-        return json.dumps(found)
-    if isinstance(found, float):
-        return f"{found:.6g}"
-    return "" if found is None else str(found)
-
-
-def to_csv(summaries: Iterable[Summary]) -> str:
-    """A line per arm and category; lists and tables in JSON, empty where there is no figure."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in summaries:
-        writer.writerow(_written(value(one, column)) for column in COLUMNS)
-    return file.getvalue()
-
-
-def table(summaries: Iterable[Summary]) -> str:
-    """A line of at most 100 columns per arm, for a terminal."""
-    lines = [
-        f"{'':<{NAME_COLUMNS}}{'tokens/s':>9}  {'x base (95 %)':<18}{'TTFT':>7}{'p50':>6}"
-        f"{'p99':>7}{'length':>7}{'equal':>9}"
-    ]
-    for one in overall(summaries):
-        name = f"{clipped(shortened(one.arm), NAME_COLUMNS - 1):<{NAME_COLUMNS}}"
-        if one.tokens_per_second is None:
-            lines.append(f"{name}{'void':>9}  {one.void}"[:100])
-            continue
-        length = "-" if one.tokens_per_pass is None else f"{one.tokens_per_pass:.2f}"
-        equal = f"{one.num_equal}/{one.num_compared}" if one.num_compared else "-"
-        ratio = "-" if one.speedup is None else one.speedup.words
-        lines.append(
-            f"{name}{one.tokens_per_second.median:>9.1f}  {ratio:<18}"
-            f"{one.ttft_ms:>7.0f}{one.itl_p50_ms:>6.1f}{one.itl_p99_ms:>7.1f}{length:>7}{equal:>9}"
-        )
-    return "\n".join(line.rstrip() for line in lines)

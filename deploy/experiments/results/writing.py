@@ -8,7 +8,8 @@ from deploy.experiments.folder import Header, write_whole
 from deploy.experiments.results.answers import Decode, spec_bench_answers
 from deploy.experiments.results.pictures import draw_all
 from deploy.experiments.results.report import page
-from deploy.experiments.results.summary import summarize, table, to_csv
+from deploy.experiments.results.summary import summarize
+from deploy.experiments.results.tables import device_table, table, to_csv
 from deploy.experiments.results.words import answers, warnings
 from deploy.experiments.rows import Row, with_void_arms
 
@@ -48,6 +49,7 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
     return "\n".join(
         [
             table(summaries),
+            *([f"\n{devices}\n"] if (devices := device_table(summaries)) else []),
             *answers(header, summaries),
             *warnings(header, rows, summaries),
             f"{folder}: {', '.join(made)}",

@@ -9,15 +9,8 @@ import random
 import pytest
 
 from deploy.experiments.folder import Header
-from deploy.experiments.results.summary import (
-    COLUMNS,
-    Place,
-    Summary,
-    overall,
-    summarize,
-    table,
-    to_csv,
-)
+from deploy.experiments.results.summary import Place, Summary, overall, summarize
+from deploy.experiments.results.tables import COLUMNS, device_table, table, to_csv
 from deploy.experiments.rows import Row
 from tests.deploy.experiments.results.made_up import Truth, arm, figures, header, measured, row
 
@@ -229,3 +222,27 @@ def test_the_table_fits_a_terminal() -> None:
     assert max(map(len, lines)) <= 100
     assert lines[2].startswith("sync K=4 T=0.8 d\N{HORIZONTAL ELLIPSIS}loat16 delay=5ms ")
     assert lines[2].endswith("16/16")
+
+
+def test_what_is_brought_to_each_device_is_compared_with_replicas_and_with_all_for_the_target() -> (
+    None
+):
+    truths = {"ar": Truth(1), "all": Truth(1.25), "tree": Truth(1.8, 0.8, 8)}
+    arms = [
+        arm("ar", ""),
+        dataclasses.replace(arm("all"), num_devices=2),
+        dataclasses.replace(arm("tree"), num_devices=2, all_devices="all"),
+    ]
+    head = header(arms)
+    found = by_arm(head, measured(truths, prompts=20))
+    tree = found["tree"]
+    assert tree.speedup is not None
+    assert tree.over_replicas == pytest.approx(tree.speedup.mean / 2)
+    assert tree.over_all_devices is not None
+    assert tree.over_all_devices.mean == pytest.approx(1.8 / 1.25, rel=0.1)
+    assert tree.tokens_per_second is not None
+    assert tree.per_device == pytest.approx(tree.tokens_per_second.median / 2)
+    assert found["ar"].over_replicas is None
+    lines = device_table(list(found.values())).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["ar", "all", "tree"]
+    assert device_table(summarize(HEADER, measured(TRUTHS, prompts=5))) == ""
