@@ -210,7 +210,9 @@ class _Indexed:
             return
         drafter = None if origin is None else self._processes.get(origin.sender)
         if drafter is None:
-            yield start_ns, until_ns, "waiting"
+            # An Open begins at the coordinator; of a draft it should be known who sent it.
+            is_known = awaited.kind == "Open"
+            yield start_ns, until_ns, "waiting" if is_known else "unexplained"
             return
         for start, end, busy in self._between(drafter, start_ns, until_ns):
             if busy is None:

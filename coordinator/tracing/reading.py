@@ -12,6 +12,7 @@ from coordinator.tracing.chrome import FORMAT, VERSION
 from proto.errors import ConfigurationError
 
 OF_A_TEXT = ("num_prompt_tokens", "num_tokens")
+OF_A_MESSAGE = ("message", "text", "from", "to")
 OF_A_VERDICT = ("after", "tokens", "drafted", "accepted", "rolled_back")
 
 
@@ -155,7 +156,8 @@ def _parse(events: list[dict[str, Any]], about: dict[str, Any]) -> Trace:
         for one in about["processes"]
     }
     texts = [
-        Text(one["text"], str(one["policy"]), *_integers(one, OF_A_TEXT)) for one in about["texts"]
+        Text(number, str(one["policy"]), *_integers(one, OF_A_TEXT))
+        for number, one in enumerate(about["texts"], 1)
     ]
     trace = Trace(processes, [], texts, about)
     started: dict[int, tuple[int, int]] = {}
@@ -178,7 +180,7 @@ def _read_span(trace: Trace, event: dict[str, Any], start_ns: int, end_ns: int) 
     category, name = event["cat"], event["name"]
     if category == "wire":
         args = event["args"]
-        _integers(args, OF_A_VERDICT if name == "Verdict" else ())
+        _integers(args, (*OF_A_MESSAGE, *(OF_A_VERDICT if name == "Verdict" else ())))
         ends = trace.processes[args["from"]].pid, trace.processes[args["to"]].pid
         message = Message(args["message"], name, args["text"], *ends, start_ns, end_ns, args)
         trace.messages.append(message)

@@ -15,10 +15,13 @@ from proto.errors import ConfigurationError, OutputError
 
 def check_writable(path: Path) -> None:
     """Raises ConfigurationError if there is no writing to this file."""
-    if path.is_dir():
-        raise ConfigurationError(f"--trace: {path} is a folder; name a file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"--trace: {path} cannot be written; name another file")
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"--trace: {path} cannot be written: {error.strerror}") from error
 
 
 def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _table(sums: Sums) -> Table:
 
 def _table_of_rounds(path: Path, listed: range) -> Table:
     table = Table(box=None, pad_edge=False, title=f"text {path.text}, ms", title_justify="left")
-    for title in ("round", "ms", *SHARES, "tokens", "accepted"):
+    for title in ("round", "ms", *SHARES[:-1], "unexpl.", "tokens", "accepted"):
         table.add_column(title, justify="right")
     for index in listed:
         one = path.rounds[index]
