@@ -14,7 +14,14 @@ from heapq import heappop, heappush
 from typing import Any
 
 from coordinator.tracing.arrows import arrows, instants
-from coordinator.tracing.events import LINKS_PID, Event, Scale, of_verdicts, round_us
+from coordinator.tracing.events import (
+    COORDINATOR_PID,
+    LINKS_PID,
+    Event,
+    Scale,
+    of_verdicts,
+    round_us,
+)
 from coordinator.tracing.hops import Hop
 from coordinator.tracing.texts import Text, fate_of
 from coordinator.tracing.timeline import COORDINATOR, Process, Timeline
@@ -26,6 +33,7 @@ FORMAT, VERSION = "slipstream trace", 1
 # From top to bottom; the links are below the drafters.
 ORDER = {Role.DRAFTER.value: 0, Role.TARGET.value: 200, COORDINATOR: 300}
 LINKS_ORDER = 100
+MAX_LANES = 10_000  # more than messages can be on their way in one direction
 NAMES = {
     Phase.DECODE: ("read", "codec"),
     Phase.DECIDE: ("decide", "decide"),
@@ -183,7 +191,7 @@ def _links(timeline: Timeline, scale: Scale) -> Iterator[Event]:
     names = {one.node: one.name for one in timeline.processes}
     threads: list[tuple[int, str]] = []
     for first, (direction, hops) in enumerate(_by_direction(timeline).items()):
-        (node, is_to_node), base = direction, 100 * (first + 1)
+        (node, is_to_node), base = direction, MAX_LANES * (first + 1)
         ends = (COORDINATOR, names[node]) if is_to_node else (names[node], COORDINATOR)
         title = " \N{RIGHTWARDS ARROW} ".join(ends)
         used = 0
@@ -240,8 +248,8 @@ def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
     assert hop.sent_ns is not None
     args: dict[str, Any] = {
         "message": hop.number,
-        "from": 1 if hop.is_to_node else scale.pids[hop.node],
-        "to": scale.pids[hop.node] if hop.is_to_node else 1,
+        "from": COORDINATOR_PID if hop.is_to_node else scale.pids[hop.node],
+        "to": scale.pids[hop.node] if hop.is_to_node else COORDINATOR_PID,
         "bytes": hop.num_bytes,
         "text": scale.texts.get(hop.session, 0),
         **_contents(hop, texts),

@@ -26,11 +26,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from coordinator.tracing.events import COORDINATOR_PID
 from coordinator.tracing.reading import Busy, Message, Process, Text, Trace
 
 SHARES = ("target", "drafter", "wire", "host", "waiting", "unexplained")
 MODEL_CATEGORIES = {"model", "sampling", "move"}
-COORDINATOR_PID = 1
 FOREVER_NS = 1 << 62
 
 Piece = tuple[int, int, str]  # [start_ns, end_ns) and the share it belongs to

@@ -55,7 +55,8 @@ def timeline_of(recording: Recording, host: str) -> Timeline:
         if isinstance(hello := decoded(frame), Hello):
             processes.append(_node(node, hello, recording, host))
     notes = {one.node: one.track.notes for one in processes if one.node}
-    hops = hops_of([one for one in recording.frames if one.ns >= recording.since_ns], notes)
+    frames = [one for one in recording.frames if one.ns >= recording.since_ns and one.node in notes]
+    hops = hops_of(frames, notes)
     return Timeline(processes, hops, texts_of(hops), recording.num_frames_dropped)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from proto.messages import TracePart
 from proto.stopwatch import Mark, Phase, Record, records_of
 
+PHASES = tuple(Phase)  # by their numbers
 FORWARD_PHASES = (Phase.PREPARE, Phase.MODEL, Phase.CHOOSE)
 
 
@@ -101,8 +102,8 @@ class _Reader:
     def read(self, record: Record, ns: int) -> None:
         """The next record. One of an unknown mark is of a later release, and means nothing."""
         self._now_ns = ns = max(ns, self._now_ns)
-        if record.mark <= max(Phase):
-            self._enter(Phase(record.mark), ns)
+        if record.mark < len(Phase):
+            self._enter(PHASES[record.mark], ns)
         elif ns < self._since_ns:
             return
         elif record.mark == Mark.FORWARD and self._forward is not None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.tracing.critical_path import COORDINATOR_PID, Path
+from coordinator.tracing.critical_path import Path
+from coordinator.tracing.events import COORDINATOR_PID
 from coordinator.tracing.reading import Arrow, Message, Process, Trace
 
 NUM_ROUNDS = 5  # that are drawn if nobody says which

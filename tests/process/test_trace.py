@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ from coordinator.api.params import SamplingParams
 from coordinator.launching import launcher
 from proto.messages import Role
 from tests.coordinator.tracing.schema import faults_of
+from tests.process.ray_nodes import free_port
 from tests.process.reference import generate
 from tests.process.test_faults import wait_for
+from tests.process.test_joining import joined
 from tests.tiny_models import make_model
 
 pytestmark = pytest.mark.process
@@ -178,3 +181,49 @@ def test_a_drafter_that_was_started_again_has_a_track_of_its_own(tmp_path: Path)
     # What was written once is not written again, and what follows is whole.
     assert [one["num_tokens"] for one in summary_of(tmp_path / "last.json")["texts"]] == [40]
     assert faults_of(json.loads((tmp_path / "last.json").read_text())) == []
+
+
+@pytest.mark.long
+def test_nodes_of_another_host_are_aligned_within_the_error_that_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here all hosts have one clock, so what is estimated should be nothing."""
+    folder = str(make_model("llama", tmp_path / "llama"))
+    config = PairConfig(target=folder, drafter=folder, dtype="float32", simulate_target_ms=5.0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    path = tmp_path / "trace.json"
+    with Pair(config, traced=True) as pair:
+        sync, greedy = SpeculationConfig(policy="sync"), SamplingParams(max_tokens=40)
+        generate(pair, (5, 6, 7), sync, greedy)
+        pair.write_trace(path)
+    trace = json.loads(path.read_text())
+    assert faults_of(trace) == []
+    _, *nodes = trace["otherData"]["processes"]
+    assert len(nodes) == 2
+    for node in nodes:
+        clock = node["clock"]
+        assert not clock["is_same"]
+        assert clock["num_exchanges"] > 0
+        assert abs(clock["ahead_us"]) <= clock["error_us"] < 100e3
+    summary_of(path)
+
+
+@pytest.mark.long
+def test_nodes_that_were_started_by_hand_are_traced_as_others(tmp_path: Path) -> None:
+    model, keys = str(make_model("llama", tmp_path / "llama")), str(tmp_path / "keys")
+    assert run("keys", "new", keys).returncode == 0
+    endpoint, path = f"tcp://127.0.0.1:{free_port()}", tmp_path / "trace.json"
+    options = ("--target", model, "--drafter", model, "--policy", "sync", "--max-tokens", "40")
+    remote = ("--nodes", "remote", "--listen", endpoint, "--keys", keys)
+    with (
+        joined("target_node", tmp_path / "t", endpoint, model, "--keys", keys),
+        joined("drafter_node", tmp_path / "d", endpoint, model, "--keys", keys),
+    ):
+        for _ in range(2):  # the second coordinator wants one as well
+            done = run(
+                *("generate", "--prompt-ids", "5,6,7", "--ignore-eos", *options, *remote),
+                *("--trace", str(path)),
+            )
+            assert done.returncode == 0, done.stderr
+            assert faults_of(json.loads(path.read_text())) == []
+            assert summary_of(path)["num_tokens"] == 40

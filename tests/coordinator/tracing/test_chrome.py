@@ -131,3 +131,16 @@ def test_an_empty_recording_is_a_trace_too() -> None:
     trace = chrome_trace(timeline_of(Script().finished(), HOST), {})
     assert faults_of(trace) == []
     assert trace["otherData"]["texts"] == []
+
+
+def test_frames_of_strangers_and_garbled_ones_do_no_harm() -> None:
+    script = one_round()
+    stranger = script.recording.frames[2]._replace(node=b"nobody")
+    garbled = script.recording.frames[2]._replace(frame=b"\xff")
+    script.recording.frames[3:3] = [stranger, garbled]
+    script.recording.hellos[b"drafter-2"] = b"\xff"
+    script.recording.beats[TARGET] = [garbled]
+    trace = trace_of(script)
+    assert faults_of(trace) == []
+    assert len(named(trace, "draft step")) == len(named(trace, "pass")) == 1
+    assert len(trace["otherData"]["processes"]) == 3
