@@ -256,7 +256,8 @@ def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
     }
     if hop.received_ns is None:
         return scale.instant(LINKS_PID, tid, f"never came: {hop.kind}", "wire", hop.sent_ns, args)
-    return scale.span(LINKS_PID, tid, hop.kind, "wire", hop.sent_ns, hop.received_ns, args)
+    end_ns = max(hop.sent_ns, hop.received_ns)
+    return scale.span(LINKS_PID, tid, hop.kind, "wire", hop.sent_ns, end_ns, args)
 
 
 def _contents(hop: Hop, texts: Mapping[int, Text]) -> dict[str, Any]:

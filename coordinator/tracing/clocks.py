@@ -5,11 +5,13 @@ leaves at t2 of that clock and comes at t3. If both ways took the same time, the
 ahead by ((t1 - t0) - (t3 - t2)) / 2; whatever they took, it is that give or take half of the round
 trip (t3 - t0) - (t2 - t1). So of some exchanges the one with the least round trip tells most (NTP,
 RFC 5905). Clocks also drift: there is one such estimate for each ten seconds, and a line between.
+All other messages say something as well: each comes after it was sent, so those to the node say how
+far its clock is ahead at most, and those from it, at least.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
 
@@ -75,6 +77,16 @@ class Clock:
     def ahead_ns(self) -> int:
         """How far it was ahead at first."""
         return self.knots[0][1]
+
+    def nearer(self, least_ns: int, most_ns: int) -> "Clock":
+        """This clock, which is ahead by so much more than was thought, at least and at most, as no
+        message comes before it was sent. Where that tells less, or what cannot be, as it is."""
+        error_ns = (most_ns - least_ns) // 2 + ROUNDING_NS
+        if self.is_same or least_ns > most_ns or error_ns >= self.error_ns:
+            return self
+        shift_ns = (least_ns + most_ns) // 2
+        knots = tuple((ns, ahead_ns + shift_ns) for ns, ahead_ns in self.knots)
+        return replace(self, knots=knots, error_ns=error_ns)
 
     def ours(self, theirs_ns: int) -> int:
         """A time of theirs on our clock."""

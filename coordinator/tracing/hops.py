@@ -15,8 +15,6 @@ from proto.codec import decode, kind_of
 from proto.errors import RemoteProtocolError
 from proto.messages import Message
 
-SLACK_NS = 100_000  # so much earlier than it was sent may a frame have come, by two clocks
-
 
 @dataclass(frozen=True, slots=True)
 class Hop:
@@ -26,7 +24,8 @@ class Hop:
     node        at the other end of the link than the coordinator
     is_to_node  the direction
     message     None: it never came to the coordinator, or is garbled
-    sent_ns, received_ns  None: nobody has said so; a message that was lost was never received
+    sent_ns, received_ns  None: nobody has said so; a message that was lost was never received. As
+                far as two clocks disagree, it may have come before it was sent
     """
 
     number: int
@@ -44,10 +43,15 @@ class Hop:
         return getattr(self.message, "session", 0)
 
 
-def hops_of(frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]]) -> list[Hop]:
+def hops_of(
+    frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]], slack_ns: int = 0
+) -> list[Hop]:
     """The hops of all frames that passed the coordinator, in the order in which they did, and then
-    those of frames that left a node and never came there."""
-    matches = _Matches(frames, notes)
+    those of frames that left a node and never came there.
+
+    slack_ns  so much earlier than it was sent may a frame seem to have come, by two clocks
+    """
+    matches = _Matches(frames, notes, slack_ns)
     hops: list[Hop] = []
     numbers: dict[bytes, int] = {}  # of the message in a frame
     messages: dict[int, Message | None] = {}
@@ -83,7 +87,9 @@ class _Matches:
     lost      what nodes say they sent, and never came
     """
 
-    def __init__(self, frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]]) -> None:
+    def __init__(
+        self, frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]], slack_ns: int
+    ) -> None:
         self.sent: dict[int, int | None] = defaultdict(lambda: None)
         self.received: dict[int, int | None] = defaultdict(lambda: None)
         self.lost: list[tuple[bytes, Note]] = []
@@ -99,23 +105,23 @@ class _Matches:
             indices = passed.get(key, [])
             here, there = [frames[index].ns for index in indices], [note.ns for note in of_key]
             if is_to_node:
-                for mine, theirs in _pairs(here, there):
-                    self.received[indices[mine]] = max(here[mine], there[theirs])
+                for mine, theirs in _pairs(here, there, slack_ns):
+                    self.received[indices[mine]] = there[theirs]
             else:
-                pairs = _pairs(there, here)
+                pairs = _pairs(there, here, slack_ns)
                 for theirs, mine in pairs:
-                    self.sent[indices[mine]] = min(here[mine], there[theirs])
+                    self.sent[indices[mine]] = there[theirs]
                 came = {theirs for theirs, _ in pairs}
                 self.lost += [(node, one) for n, one in enumerate(of_key) if n not in came]
 
 
-def _pairs(sent: Sequence[int], received: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(sent: Sequence[int], received: Sequence[int], slack_ns: int) -> list[tuple[int, int]]:
     """Which of the same frames that were sent is which that came: the latest that was sent before,
     so that one that is sent again because it was lost does not seem to have come late."""
     pairs: list[tuple[int, int]] = []
     last = len(sent) - 1
     for index in range(len(received) - 1, -1, -1):
-        while last >= 0 and sent[last] > received[index] + SLACK_NS:
+        while last >= 0 and sent[last] > received[index] + slack_ns:
             last -= 1
         if last < 0:
             break

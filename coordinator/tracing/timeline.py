@@ -1,6 +1,7 @@
 """A recording, put in order: every process on one clock, every message, every text (pure)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from coordinator.tracing.clocks import SAME, Clock, Exchange, clock_of
 from coordinator.tracing.hops import Hop, decoded, hops_of
@@ -54,10 +55,38 @@ def timeline_of(recording: Recording, host: str) -> Timeline:
     for node, frame in recording.hellos.items():
         if isinstance(hello := decoded(frame), Hello):
             processes.append(_node(node, hello, recording, host))
+    hops = _hops(recording, processes)
+    aligned = [_aligned(one, hops, recording) for one in processes]
+    if aligned != processes:
+        processes, hops = aligned, _hops(recording, aligned)
+    return Timeline(processes, hops, texts_of(hops), recording.num_frames_dropped)
+
+
+def _hops(recording: Recording, processes: Sequence[Process]) -> list[Hop]:
+    """The messages between processes that are known."""
     notes = {one.node: one.track.notes for one in processes if one.node}
     frames = [one for one in recording.frames if one.ns >= recording.since_ns and one.node in notes]
-    hops = hops_of(frames, notes)
-    return Timeline(processes, hops, texts_of(hops), recording.num_frames_dropped)
+    slack_ns = max(one.clock.error_ns for one in processes if one.clock is not None)
+    return hops_of(frames, notes, slack_ns)
+
+
+def _aligned(process: Process, hops: Sequence[Hop], recording: Recording) -> Process:
+    """A process with the clock that its messages tell, if they tell more than its heartbeats."""
+    own = [hop for hop in hops if hop.node == process.node]
+    ways = [
+        (hop.is_to_node, hop.received_ns - hop.sent_ns)
+        for hop in own
+        if hop.sent_ns is not None and hop.received_ns is not None
+    ]
+    most_ns = min((way for is_to_node, way in ways if is_to_node), default=None)
+    least_ns = max((-way for is_to_node, way in ways if not is_to_node), default=None)
+    if process.clock is None or most_ns is None or least_ns is None:
+        return process
+    clock = process.clock.nearer(least_ns, most_ns)
+    if clock == process.clock:
+        return process
+    pieces, _ = pieces_of(recording.parts.get(process.node, []))
+    return replace(process, clock=clock, track=track_of(pieces, recording.since_ns, clock.ours))
 
 
 def _coordinator(recording: Recording, host: str) -> Process:

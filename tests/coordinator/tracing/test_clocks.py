@@ -96,3 +96,25 @@ def test_a_heartbeat_tells_the_four_times_of_an_exchange() -> None:
     assert Exchange.of(1_260_000_000, beat) == Exchange(
         S, 7_050_000_000, 7_300_000_000, 1_260_000_000
     )
+
+
+@given(AHEAD, st.lists(WAYS, min_size=1, max_size=9), st.lists(WAYS, min_size=1, max_size=9))
+def test_with_messages_the_truth_lies_within_a_smaller_error_bar(
+    ahead_ns: int, ways: list[tuple[int, int, int]], messages: list[tuple[int, int, int]]
+) -> None:
+    exchanges = [exchange((n + 1) * S // 4, ahead_ns, way) for n, way in enumerate(ways)]
+    clock = clock_of(exchanges, same_host=False)
+    assert clock is not None
+    error_ns = ahead_ns - clock.ahead_ns  # by this much more it is ahead
+    most_ns = min(there_ns for there_ns, _, _ in messages) + error_ns
+    least_ns = max(-back_ns for _, back_ns, _ in messages) + error_ns
+    nearer = clock.nearer(least_ns, most_ns)
+    assert abs(nearer.ahead_ns - ahead_ns) <= nearer.error_ns <= clock.error_ns
+
+
+def test_what_cannot_be_and_what_is_known_changes_no_clock() -> None:
+    clock = clock_of([exchange(S, 5 * S, (MS, MS, 0))], same_host=False)
+    assert clock is not None
+    assert clock.nearer(1, 0) is clock
+    assert clock.nearer(-2 * MS, 2 * MS) is clock
+    assert SAME.nearer(5, 7) is SAME

@@ -23,6 +23,7 @@ from tests.coordinator.tracing.recordings import (
     Script,
     one_round,
 )
+from tests.coordinator.tracing.schema import faults_of
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -61,6 +62,18 @@ def test_an_other_host_makes_no_difference() -> None:
         script.beats(node, way_ms=0.0, back_ms=0.0)
     here = ms_of(path_of(one_round().finished()))
     assert ms_of(path_of(script.finished())) == pytest.approx(here, abs=0.01)
+
+
+@pytest.mark.parametrize(("way_ms", "back_ms"), [(6.0, 0.0), (0.0, 6.0)])
+def test_messages_mend_what_heartbeats_say_of_a_clock(way_ms: float, back_ms: float) -> None:
+    """By those alone, wrong by three milliseconds, some would come before they are sent."""
+    script = one_round(5000.0, "elsewhere")
+    for node in (TARGET, DRAFTER):
+        script.beats(node, way_ms, back_ms)
+    recording = script.finished()
+    assert faults_of(chrome_trace(timeline_of(recording, HOST), {})) == []
+    path = path_of(recording)
+    assert ms_of(path) == pytest.approx(ms_of(path_of(one_round().finished())), abs=0.1)
 
 
 def test_where_nothing_comes_the_target_waits_for_its_deadline() -> None:
