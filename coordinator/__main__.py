@@ -25,13 +25,14 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
 
 
 def measurements() -> tuple[Command, ...]:
-    """The commands that measure, make what is measured, and predict."""
+    """The commands that measure, make what is measured, predict, and read traces."""
     from deploy.experiments.command import experiment
     from deploy.measurements.profile import profile
     from deploy.outlook.command import plan
     from deploy.outlook.testbed import testbed
+    from deploy.tracing.command import trace_summary
 
-    return experiment, profile, testbed, plan
+    return experiment, profile, testbed, plan, trace_summary
 
 
 if __name__ == "__main__":

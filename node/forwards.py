@@ -31,6 +31,7 @@ class Forwards:
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
         self._heart.watch.enter(Phase.PREPARE)
+        self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
         logits = self._executor.forward(laid_out).logits

@@ -163,7 +163,7 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
     heart = Heart(config)
     heart.state = "ready"
     try:
-        welcome = introduce(config, connection, engine, ASK_S)
+        welcome = introduce(config, connection, engine, heart, ASK_S)
         voice.state = "serves a coordinator"
         serve(config, engine, welcome, connection, heart, has_lifeline=False)
     except ClosedError as error:

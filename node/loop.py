@@ -67,7 +67,7 @@ class Serve(Protocol):
 def work(config: NodeConfig, connection: Connection, heart: Heart, serve: Serve) -> None:
     """Load, introduce the node, and serve until the process ends."""
     engine = load(config, heart)
-    serve(config, engine, introduce(config, connection, engine), connection, heart)
+    serve(config, engine, introduce(config, connection, engine, heart), connection, heart)
 
 
 def load(config: NodeConfig, heart: HasState) -> Engine:
@@ -104,9 +104,16 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
 
 
 def introduce(
-    config: NodeConfig, connection: Connection, engine: Engine, limit_s: float = HANDSHAKE_LIMIT_S
+    config: NodeConfig,
+    connection: Connection,
+    engine: Engine,
+    heart: Heart,
+    limit_s: float = HANDSHAKE_LIMIT_S,
 ) -> Welcome:
-    """Tell the coordinator what was loaded. Raises RemoteProtocolError if it refuses."""
+    """Tell the coordinator what was loaded, and record from now on if it wants a trace.
+
+    Raises RemoteProtocolError if it refuses.
+    """
     loaded = engine.loaded
     hello = Hello(
         version=PROTOCOL_VERSION,
@@ -125,7 +132,10 @@ def introduce(
         simulated_us=round(config.simulated_ms * 1e3),
         simulated_us_per_row=round(config.simulated_ms_per_row * 1e3),
     )
-    return shake_hands(connection, hello, limit_s)
+    welcome = shake_hands(connection, hello, limit_s)
+    if welcome.traced:
+        heart.record()
+    return welcome
 
 
 class Loop(Generic[Text, Compute, Result]):
@@ -173,6 +183,7 @@ class Loop(Generic[Text, Compute, Result]):
         enter(Phase.WAIT)
         for frame in self.connection.receive(timeout_s):
             enter(Phase.DECODE)
+            self.heart.watch.received(frame)
             message = bad_frames.decode(frame)
             enter(Phase.DECIDE)
             if message is not None:
@@ -206,7 +217,9 @@ class Loop(Generic[Text, Compute, Result]):
         match action:
             case Send(message):
                 enter(Phase.SEND)
-                self.connection.send(encode(message))
+                frame = encode(message)
+                self.heart.watch.sends(frame)
+                self.connection.send(frame)
             case MoveRows(moves):
                 enter(Phase.MOVE)
                 self.executor.move(*moves)

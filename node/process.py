@@ -29,7 +29,16 @@ from proto.errors import (
 from proto.links.keys import keys_of
 from proto.links.transport import Connection
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
-from proto.messages import Fault, FaultCode, Heartbeat, Hello, Message, SessionMark, Welcome
+from proto.messages import (
+    Fault,
+    FaultCode,
+    Heartbeat,
+    Hello,
+    Message,
+    SessionMark,
+    TracePart,
+    Welcome,
+)
 from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
@@ -37,7 +46,7 @@ from proto.node_config import (
     NO_CONFIG,
     NodeConfig,
 )
-from proto.stopwatch import Stopwatch
+from proto.stopwatch import Recorder, Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +66,9 @@ class Heart:
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
         self.num_overruns = 0  # forwards that took longer than the device that is simulated
         self.marks: tuple[SessionMark, ...] = ()
-        self.watch = Stopwatch(time.perf_counter_ns)  # of the node's loop
+        self.watch = Stopwatch(time.monotonic_ns)  # of the node's loop, on the heart's own clock
+        self._recorder: Recorder | None = None
+        self._num_parts = 0
         self._stamp: tuple[int, int] | None = None  # the coordinator's latest, and when it came
         self._connection = Connection(
             config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX, keys=keys_of(config)
@@ -69,6 +80,7 @@ class Heart:
     def _beat(self) -> None:
         while not self._stop.is_set():
             stamp_us, came_ns = self._stamp or (0, 0)
+            now_ns = time.monotonic_ns()
             beat = Heartbeat(
                 self.marks,
                 self.progress,
@@ -77,12 +89,26 @@ class Heart:
                 self.num_uncaptured,
                 self.num_overruns,
                 stamp_us,
-                (time.monotonic_ns() - came_ns) // 1000 if stamp_us else 0,
+                (now_ns - came_ns) // 1000 if stamp_us else 0,
+                now_ns // 1000,
             )
             self._connection.send(encode(beat))
+            self._send_records()
             if self._news.wait(HEARTBEAT_INTERVAL_S):
                 self._news.clear()
                 self._stop.wait(BETWEEN_NEWS_S)
+
+    def record(self) -> None:
+        """From now on what the loop does is recorded, and said with each beat."""
+        self._recorder = Recorder()
+        self.watch.record(self._recorder)
+
+    def _send_records(self) -> None:
+        if self._recorder is None or not (records := self._recorder.take()):
+            return
+        self._num_parts += 1
+        part = TracePart(self._num_parts, self._recorder.num_dropped, records)
+        self._connection.send(encode(part))
 
     def overran(self) -> None:
         """A forward took longer than it should have: told soon, for the text that it falsifies."""

@@ -74,10 +74,12 @@ def _text(limit: int) -> _Field:
     return _checked(check)
 
 
-def _bytes(length: int) -> _Field:
+def _bytes(size: int, least: int = 1, most: int = 1) -> _Field:
+    lengths = range(least * size, most * size + 1, size)
+
     def check(value: Any) -> bytes:
-        if type(value) is not bytes or len(value) != length:
-            raise ValueError(f"expected {length} bytes, got {value!r:.40}")
+        if type(value) is not bytes or len(value) not in lengths:
+            raise ValueError(f"expected {least}..{most} x {size} bytes, got {value!r:.40}")
         return value
 
     return _checked(check)
@@ -189,11 +191,10 @@ def _several(item: _Field, limit: int) -> _Field:
 
 _FLAG = _checked(_flag)
 _HASH = _integer(0, U64)
-_SESSION = _integer(0, U63)
-_INCARNATION = _integer(0, U32)
+_SESSION = _ATTEMPT = _integer(0, U63)
+_INCARNATION = _COUNT = _integer(0, U32)
 _SOURCE = _integer(0, m.MAX_SOURCES - 1)
 _LENGTH = _integer(0, m.MAX_TEXT_LEN)
-_COUNT = _integer(0, U32)
 _MICROSECONDS = _integer(0, U63)
 _TOKENS = _array("i", 0, I31, m.MAX_TEXT_LEN)
 _DRAFTED = _array("i", 0, I31, m.MAX_NODES_PER_DRAFT)
@@ -223,7 +224,6 @@ _LOGPROBS = _record(
     _array("f", -1e30, 0.0, m.MAX_LOGPROB_VALUES),
     _array("i", 1, I31, m.MAX_LOGPROB_VALUES),
 )
-_ATTEMPT = _integer(0, U63)
 _PROPOSAL = _record(
     m.Proposal,
     _array("i", 0, I31, m.MAX_CANDIDATES),
@@ -249,6 +249,7 @@ _LOOKUP = _record(
 )
 _ACK = _record(m.Ack, _SOURCE, _INCARNATION, _COUNT)
 _FINGERPRINT = _record(m.Fingerprint, _integer(1, I31), _text(128), _array("i", 0, I31, 256))
+_TRACE_RECORDS = _bytes(m.TRACE_RECORD_BYTES, 0, m.MAX_TRACE_RECORDS)
 _MARK = _record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
 
 _SCHEMAS: dict[type[Any], _Field] = {
@@ -317,7 +318,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _text(256),
         *[_MICROSECONDS] * 2,
     ),
-    m.Welcome: _record(m.Welcome, _integer(1, I31), _SOURCE),
+    m.Welcome: _record(m.Welcome, _integer(1, I31), _SOURCE, _FLAG),
     m.Heartbeat: _record(
         m.Heartbeat,
         _several(_MARK, m.MAX_SESSIONS),
@@ -325,10 +326,11 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _text(200),
         _array("q", 0, U63, len(Phase)),
         *[_COUNT] * 2,
-        *[_MICROSECONDS] * 2,
+        *[_MICROSECONDS] * 3,
     ),
     m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
     m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),
+    m.TracePart: _record(m.TracePart, _COUNT, _COUNT, _TRACE_RECORDS),
 }
 _KINDS = list(_SCHEMAS)
 # What follows msgpack's first byte of an unsigned integer; a small one is that byte.

@@ -54,7 +54,9 @@ class Welcome:
 
     vocab_size  token ids from here on are never drafted
     source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
+    traced      record what the loop does, and say it (`TracePart`)
     """
 
     vocab_size: int
     source: int
+    traced: bool = False

@@ -37,6 +37,7 @@ MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGPROB_VALUES = 1 << 17  # in one message
+TRACE_RECORD_BYTES, MAX_TRACE_RECORDS = 16, 1 << 15  # see `proto.stopwatch`; in one message
 
 
 class FinishReason(StrEnum):
@@ -333,6 +334,7 @@ class Heartbeat:
     num_overruns    of a node: forwards so far that took longer than the device that is simulated
     stamp_us        of the coordinator: when it was sent; of a node: the latest that has come
     held_us         of a node: how long ago that came
+    clock_us        of a node: its own clock when this was sent, the clock of its `TracePart`s
     """
 
     marks: tuple[SessionMark, ...]
@@ -343,6 +345,21 @@ class Heartbeat:
     num_overruns: int = 0
     stamp_us: int = 0
     held_us: int = 0
+    clock_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TracePart:
+    """Node -> coordinator, with each beat of a node that is traced: what its loop did.
+
+    number       1 for the first part, and so on: a lost one shows
+    num_dropped  records so far that there was no room for; those of a part are missing behind it
+    records      as `proto.stopwatch.records_of` reads them, in the order of time
+    """
+
+    number: int
+    num_dropped: int
+    records: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,4 +372,15 @@ class Fault:
     detail: str
 
 
-Message = Open | Draft | Verdict | Close | Hello | Welcome | Heartbeat | Fault | PromptLogprobs
+Message = (
+    Open
+    | Draft
+    | Verdict
+    | Close
+    | Hello
+    | Welcome
+    | Heartbeat
+    | Fault
+    | PromptLogprobs
+    | TracePart
+)

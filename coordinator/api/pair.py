@@ -26,6 +26,7 @@ from coordinator.text.metrics import Metrics
 from coordinator.text.simulated import Simulated
 from coordinator.text.stops import Ending
 from coordinator.text.stream import Reader, Stream
+from coordinator.tracing import writing
 from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
@@ -48,6 +49,7 @@ class Pair:
 
     with_drafter   False starts the target alone (for `ar`); so does the drafter `ngram`
     make_launcher  who starts the node processes, and where
+    traced         record what every process does, for `write_trace`
 
     Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
     ConfigurationError.
@@ -60,6 +62,7 @@ class Pair:
         with_drafter: bool = True,
         say: Say | None = None,
         make_launcher: MakeLauncher = Launcher,
+        traced: bool = False,
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
         check_spare()
@@ -74,6 +77,7 @@ class Pair:
                 links=config.links,
                 link_seed=config.link_seed,
                 drafter_restarts=config.drafter_restarts,
+                traced=traced,
             )
             self.service.start()
             for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
@@ -356,6 +360,17 @@ class Pair:
             )
         if not all(0 <= token < hello.logits_size for token in prompt):
             raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
+
+    def write_trace(self, path: Path) -> None:
+        """Write what was recorded since the last trace, or the start, as a Chrome trace.
+
+        Of a pair that is traced, between texts or after them, also if one has failed. It takes up
+        to half a second, until the nodes have said all. Raises OutputError.
+        """
+        assert self.service.tape is not None, "the pair was not started with traced=True"
+        self.service.wait_for_traces()
+        settings = self.config.model_dump(mode="json", exclude_defaults=True)
+        writing.write(path, writing.trace_of(self.service.tape.take(), settings))
 
     def close(self) -> None:
         """End both nodes. May be called twice."""

@@ -27,6 +27,7 @@ from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
+from coordinator.tracing.writing import check_writable
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.messages import Role
 
@@ -48,11 +49,14 @@ def generate(
     launch: LaunchConfig,
     as_json: options.Json = False,
     show_speculation: options.ShowSpeculation = False,
+    trace: options.Trace = None,
 ) -> None:
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
     speculation.check(pair)
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # before anything is started
+    if trace is not None:
+        check_writable(trace)
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     writer = _writer(
         speculation.policy, request, as_json=as_json, show_speculation=show_speculation
@@ -61,14 +65,27 @@ def generate(
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = _launcher(launch, pair, context.obj, with_drafter=with_drafter)
         config = _with_room_for(len(asked) * request.n, pair)
-        started = Pair(config, with_drafter=with_drafter, say=progress.say, make_launcher=launcher)
+        started = Pair(
+            config,
+            with_drafter=with_drafter,
+            say=progress.say,
+            make_launcher=launcher,
+            traced=trace is not None,
+        )
     with started as running:
         for line in running.whereabouts():
             typer.echo(line, err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)
-        if not run.every(asked):
+        try:
+            all_fit = run.every(asked)
+        finally:
+            if trace is not None:
+                running.write_trace(trace)
+        if trace is not None:
+            typer.echo(f"trace: {trace} (for ui.perfetto.dev, or trace-summary)", err=True)
+        if not all_fit:
             raise typer.Exit(EXIT_SOME_FAILED)
 
 

@@ -28,3 +28,10 @@ ShowSpeculation = Annotated[
         help="Show accepted and rejected drafts and the target's own tokens in the text.",
     ),
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        help="Record what every process does to this file: a Chrome trace, for ui.perfetto.dev "
+        "and python -m coordinator trace-summary."
+    ),
+]

@@ -90,10 +90,12 @@ class Node:
 class Registry:
     """The nodes of one coordinator. Other threads may expect a node, and ask.
 
-    host  of the coordinator, within which the ways are not watched
+    host    of the coordinator, within which the ways are not watched
+    traced  the nodes are told to record what they do
     """
 
     host = ""
+    traced = False
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -170,7 +172,7 @@ class Registry:
         sizes = [hello.logits_size, *(other.logits_size for other in self._others(node))]
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
-        return Welcome(min(sizes), source)
+        return Welcome(min(sizes), source, self.traced)
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
         """A node has told how it is. True if the way to another host has just become slower."""

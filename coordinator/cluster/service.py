@@ -36,13 +36,14 @@ from coordinator.cluster.events import (
 from coordinator.cluster.link import Links
 from coordinator.cluster.registry import Health, Registry
 from coordinator.cluster.routing import Router
-from coordinator.cluster.simulated_network import SimulatedNetwork
+from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.remote import RemoteNodes
 from coordinator.launching.restarts import Restarts
 from coordinator.text.running import Running, check_opening
 from coordinator.text.session import Session
 from coordinator.text.stream import Reader, Stream
+from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of
 from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError
 from proto.links.transport import Listener
@@ -53,14 +54,13 @@ from proto.messages import (
     Fault,
     FaultCode,
     Heartbeat,
-    Hello,
     Limits,
     Lookup,
     Policy,
     Role,
     Rule,
     SamplingSpec,
-    Welcome,
+    TracePart,
 )
 from proto.node_config import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
@@ -78,6 +78,7 @@ class Service:
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
     links, link_seed  that are simulated, by the role of the nodes that they lead to
     drafter_restarts  times in a row that a drafter which has ended is started again
+    traced            record what every process does
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Service:
         links: Mapping[Role, Links] = NO_LINKS,
         link_seed: int = 0,
         drafter_restarts: int = 0,
+        traced: bool = False,
     ) -> None:
         self._launcher = launcher
         self._restarts = Restarts(drafter_restarts)
@@ -102,7 +104,9 @@ class Service:
         self.outside = listener.outside
         self.num_refused = 0  # connections from outside
         self._network = (
-            SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost) if links else None
+            SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
+            if links
+            else None
         )
         self._listener = self._network or listener
         self.endpoint = self._listener.endpoint
@@ -118,7 +122,9 @@ class Service:
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
-        self.watch = Stopwatch(time.perf_counter_ns)  # of the loop
+        self.watch = Stopwatch(time.monotonic_ns)  # of the loop, on the clock of the stamps
+        self.tape = Tape(time.monotonic_ns) if traced else None
+        self.registry.traced = traced
         self._num_dropped = 0  # frames that a queue refused
         self.num_bytes = 0  # of all frames that came or went, heartbeats left out
         self._stopping = False
@@ -160,6 +166,19 @@ class Service:
             raise copy(self._failure) from self._failure
         if self._stopping:
             raise ClosedError("the coordinator was closed")
+
+    def wait_for_traces(self) -> None:
+        """Until every node that lives has said what it did up to now, or a second is over."""
+        deadline = time.monotonic() + ROUND_TRIP_LIMIT_S
+        if (tape := self.tape) is None or self._failure is not None or self._stopping:
+            return
+        nodes = [node.id for role in Role for node in self.registry.ready(role)]
+        # The next part may have been on its way already.
+        wanted = {node: tape.num_parts(node) + 2 for node in nodes}
+        while time.monotonic() < deadline:
+            if all(tape.num_parts(node) >= number for node, number in wanted.items()):
+                break
+            time.sleep(0.01)
 
     def wait_for_round_trips(self) -> None:
         """Until every node of another host has answered once, or a second is over."""
@@ -240,6 +259,8 @@ class Service:
     def _run(self) -> None:
         next_timer = 0.0
         enter = self.watch.enter
+        if self.tape is not None:
+            self.watch.record(self.tape.recorder)
         try:
             while not self._stopping:
                 enter(Phase.WAIT)
@@ -275,13 +296,19 @@ class Service:
             kind = kind_of(frame)
             if kind is not Heartbeat:
                 self.num_bytes += len(frame)
+            if self.tape is not None:
+                self.tape.received(node, kind, frame)
             for receiver in self._router.forward(node, kind, frame, now):
                 enter(Phase.SEND)
                 self._send(receiver, frame)
             if kind is Draft:
                 return  # nobody here reads it
             enter(Phase.DECODE)
-            event = Arrived(node, decode(frame))
+            message = decode(frame)
+            if self.tape is not None and isinstance(message, TracePart):
+                self.tape.add(node, message)
+                return
+            event = Arrived(node, message)
         except RemoteProtocolError as error:
             event = Garbled(node, str(error))
         enter(Phase.DECIDE)
@@ -363,13 +390,7 @@ class Service:
     def _send(self, node: bytes, frame: bytes) -> None:
         if kind_of(frame) is not Heartbeat:
             self.num_bytes += len(frame)
+        if self.tape is not None:
+            self.tape.sends(node, frame)
         if not self._listener.send(node, frame):
             self._num_dropped += 1
-
-
-def may_be_lost(frame: bytes) -> bool:
-    """Whether a simulated link may lose it: a node introduces itself once, all else is repaired."""
-    try:
-        return kind_of(frame) not in (Hello, Welcome)
-    except RemoteProtocolError:
-        return True

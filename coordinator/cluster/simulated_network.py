@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from coordinator.cluster.link import Direction, Links
+from proto.codec import kind_of
+from proto.errors import RemoteProtocolError
 from proto.links.transport import Listener
+from proto.messages import Hello, TracePart, Welcome
 from proto.node_config import HEARTBEAT_SUFFIX
 
 Addressed = tuple[bytes, bytes]  # an identity and a frame
@@ -21,6 +24,7 @@ class SimulatedNetwork:
 
     seed         what is lost, and how late each frame is; of each link and direction its own
     may_be_lost  asked of a frame
+    spares       likewise: whether it passes as if there were no such link
     """
 
     def __init__(
@@ -29,11 +33,13 @@ class SimulatedNetwork:
         *,
         seed: int,
         may_be_lost: Callable[[bytes], bool],
+        spares: Callable[[bytes], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._listener = listener
         self._seed = seed
         self._may_be_lost = may_be_lost
+        self._spares = spares
         self._clock = clock
         self._from_nodes: dict[bytes, Direction[Addressed]] = {}  # by the name of a node
         self._to_nodes: dict[bytes, Direction[Addressed]] = {}
@@ -62,7 +68,7 @@ class SimulatedNetwork:
         left_s = self._next_s() - self._clock()
         for identity, frame in self._listener.receive(min(timeout_s, left_s), exact=True):
             direction = self._from_nodes.get(_node(identity))
-            if direction is None:
+            if direction is None or (self._spares is not None and self._spares(frame)):
                 yield identity, frame
             else:
                 self._put(direction, identity, frame)
@@ -98,3 +104,19 @@ class SimulatedNetwork:
 def _node(identity: bytes) -> bytes:
     """The node of a connection: its heartbeats come over one of their own."""
     return identity.removesuffix(HEARTBEAT_SUFFIX)
+
+
+def may_be_lost(frame: bytes) -> bool:
+    """Whether a simulated link may lose it: a node introduces itself once, all else is repaired."""
+    try:
+        return kind_of(frame) not in (Hello, Welcome)
+    except RemoteProtocolError:
+        return True
+
+
+def spares(frame: bytes) -> bool:
+    """Whether it passes beside a simulated link: what is only there to be measured."""
+    try:
+        return kind_of(frame) is TracePart
+    except RemoteProtocolError:
+        return False

@@ -27,7 +27,7 @@ MAY_ALSO_IMPORT = {
     "deploy/measurements/ranks.py": {"engine"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "launching", "cluster", "api", "lossless", "cli")
+ROOMS = ("text", "launching", "tracing", "cluster", "api", "lossless", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
@@ -96,6 +96,17 @@ PURE = (
     "coordinator/cluster/round_trips.py",
     "coordinator/cluster/routing.py",
     "coordinator/launching/restarts.py",
+    "coordinator/tracing/arrows.py",
+    "coordinator/tracing/chrome.py",
+    "coordinator/tracing/clocks.py",
+    "coordinator/tracing/critical_path.py",
+    "coordinator/tracing/events.py",
+    "coordinator/tracing/hops.py",
+    "coordinator/tracing/reading.py",
+    "coordinator/tracing/tape.py",
+    "coordinator/tracing/texts.py",
+    "coordinator/tracing/timeline.py",
+    "coordinator/tracing/tracks.py",
     "rehearsal/acceptance.py",
     "rehearsal/cache.py",
     "rehearsal/closed_forms.py",

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
+from zlib import crc32
 
 import pytest
 
@@ -20,13 +22,13 @@ from node.events import (
     Tick,
     WaitUntil,
 )
-from node.loop import IDLE_S, Loop, load
+from node.loop import IDLE_S, Loop, introduce, load
 from proto import errors
 from proto.codec import decode, encode
 from proto.liveness import MAX_BAD_FRAMES
-from proto.messages import Close, Message, Role, SessionMark
+from proto.messages import Close, Message, Role, SessionMark, Welcome
 from proto.node_config import NodeConfig
-from proto.stopwatch import Stopwatch
+from proto.stopwatch import Mark, Recorder, Stopwatch, records_of
 
 CONFIG = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model", fixed_rows=16)
 CLOSE = Close(1, "stop")
@@ -225,3 +227,37 @@ def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
     load(CONFIG, cast(Any, heart))
     assert (asked["fixed_rows"], asked["warm_rows"]) == (16, (16,))
     assert heart.state == "ready"
+
+
+def test_a_loop_that_is_recorded_says_what_came_and_what_was_sent() -> None:
+    recorder = Recorder()
+    heart = Heart()
+    heart.watch.record(recorder)
+    script, link = Script(lambda event: [Send(CLOSE)] if event == Arrived(CLOSE) else []), Link([])
+    link.turns = [[encode(CLOSE)]]
+    make: Any = Loop
+    with pytest.raises(Ended):
+        make(link, heart, Device(), script, lambda action: action).run()
+    frame = encode(CLOSE)
+    said = [one for one in records_of(recorder.take()) if one.mark in list(Mark)]
+    assert [(one.mark, one.kind, one.detail) for one in said] == [
+        (Mark.RECEIVED, frame[0], crc32(frame)),
+        (Mark.SENT, frame[0], crc32(frame)),
+    ]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_node_records_only_if_its_coordinator_wants_a_trace(
+    monkeypatch: pytest.MonkeyPatch, *, traced: bool
+) -> None:
+    monkeypatch.setattr(loop, "shake_hands", lambda *_: Welcome(9, 0, traced))
+    recorded: list[bool] = []
+    heart: Any = SimpleNamespace(record=lambda: recorded.append(True))
+    loaded = SimpleNamespace(eos_token_ids=(), vocab_size=9, dtype="torch.float32")
+    loaded.num_parameters = 9
+    lanes = SimpleNamespace(lanes=SimpleNamespace(count=1))
+    engine: Any = SimpleNamespace(
+        loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes
+    )
+    introduce(CONFIG, cast(Any, None), engine, heart)
+    assert recorded == [True] * traced

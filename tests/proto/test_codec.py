@@ -31,10 +31,11 @@ EXAMPLES: tuple[m.Message, ...] = (
     VERDICT,
     m.Close(1, "stop"),
     HELLO,
-    m.Welcome(100, 2),
+    m.Welcome(100, 2, traced=True),
     HEARTBEAT,
     FAULT,
     PROMPT,
+    m.TracePart(1, 0, bytes(m.TRACE_RECORD_BYTES)),
 )
 OPTIONAL = {"lookup"}
 NAMES = [type(example).__name__ for example in EXAMPLES]
@@ -284,3 +285,9 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
         body[5][11] = [banned[0], numbers]
         with pytest.raises(RemoteProtocolError, match="do not add up"):
             decode(frame[:1] + msgpack.packb(body))
+
+
+@pytest.mark.parametrize("size", [1, m.TRACE_RECORD_BYTES + 1, (m.MAX_TRACE_RECORDS + 1) * 16])
+def test_records_of_a_trace_are_whole_and_not_too_many(size: int) -> None:
+    with pytest.raises(LocalProtocolError, match="TracePart"):
+        encode(m.TracePart(1, 0, bytes(size)))

@@ -1,6 +1,9 @@
 """Every moment of a loop belongs to one phase."""
 
-from proto.stopwatch import Phase, Stopwatch
+from zlib import crc32
+
+from proto.messages import MAX_TRACE_RECORDS, TRACE_RECORD_BYTES
+from proto.stopwatch import Mark, Phase, Record, Recorder, Stopwatch, records_of
 
 
 def test_time_goes_to_the_phase_that_was_on() -> None:
@@ -13,3 +16,43 @@ def test_time_goes_to_the_phase_that_was_on() -> None:
     assert watch.totals_us == tuple(expected.get(phase, 0) for phase in Phase)
     watch.enter(Phase.WAIT)
     assert watch.totals_us[Phase.SEND] == 89
+
+
+def test_a_recorder_is_told_of_every_switch_and_every_frame() -> None:
+    now = iter(range(100, 2000, 100))
+    watch = Stopwatch(lambda: next(now))
+    watch.received(b"nobody is told")
+    watch.enter(Phase.DECIDE)
+    recorder = Recorder()
+    watch.record(recorder)
+    watch.enter(Phase.DECIDE)  # no switch
+    watch.received(b"\x01abc")
+    watch.forward(9, 3)
+    watch.enter(Phase.SEND)
+    watch.sends(b"\x02de")
+    assert records_of(recorder.take()) == [
+        Record(300, Phase.DECIDE, 0, 0, 0),
+        Record(500, Mark.RECEIVED, 1, 0, crc32(b"\x01abc")),
+        Record(600, Mark.FORWARD, 0, 3, 9),
+        Record(700, Phase.SEND, 0, 0, 0),
+        Record(800, Mark.SENT, 2, 0, crc32(b"\x02de")),
+    ]
+    assert recorder.take() == b""
+
+
+def test_what_there_is_no_room_for_is_counted() -> None:
+    recorder = Recorder(2)
+    for ns in range(5):
+        recorder.add(ns, Phase.WAIT)
+    assert [record.ns for record in records_of(recorder.take())] == [0, 1]
+    assert recorder.num_dropped == 3
+    recorder.add(9, Mark.FORWARD, extra=1 << 20, detail=1 << 40)
+    (record,) = records_of(recorder.take())
+    assert (record.extra, record.detail) == ((1 << 16) - 1, (1 << 32) - 1)
+
+
+def test_a_full_recorder_fits_a_message() -> None:
+    recorder = Recorder()
+    for ns in range(MAX_TRACE_RECORDS + 1):
+        recorder.add(ns, Phase.WAIT)
+    assert len(recorder.take()) == MAX_TRACE_RECORDS * TRACE_RECORD_BYTES

@@ -196,7 +196,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         microseconds,
         microseconds,
     ),
-    st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1)),
+    st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1), st.booleans()),
     st.builds(
         m.Heartbeat,
         st.lists(marks, max_size=m.MAX_SESSIONS).map(tuple),
@@ -205,7 +205,18 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         st.lists(counts, max_size=len(Phase)).map(tuple),
         counts,
         counts,
+        microseconds,
+        microseconds,
+        microseconds,
     ),
     st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),
     prompt_logprobs(),
+    st.builds(
+        m.TracePart,
+        counts,
+        counts,
+        st.lists(
+            st.binary(min_size=m.TRACE_RECORD_BYTES, max_size=m.TRACE_RECORD_BYTES), max_size=3
+        ).map(b"".join),
+    ),
 )

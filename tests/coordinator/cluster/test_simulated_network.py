@@ -9,8 +9,10 @@ from statistics import median
 import pytest
 
 from coordinator.cluster.link import Link, Links
-from coordinator.cluster.simulated_network import SimulatedNetwork
+from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
+from proto.codec import encode
 from proto.links.transport import Connection, Listener
+from proto.messages import Close, TracePart, Welcome
 from proto.node_config import HEARTBEAT_SUFFIX
 
 PATIENCE_S = 5.0
@@ -139,3 +141,34 @@ def test_it_loses_what_may_be_lost_and_keeps_the_order_of_the_rest(
     assert [frame for frame in frames if frame.isdigit()] == [b"%d" % n for n in range(100)]
     assert 25 < frames.count(b"small") < 75
     far.close()
+
+
+def test_what_is_spared_neither_waits_nor_is_lost(tmp_path: Path) -> None:
+    listener = Listener(f"ipc://{tmp_path}/socket")
+    network = SimulatedNetwork(
+        listener, seed=1, may_be_lost=bytes.islower, spares=lambda frame: frame.startswith(b"#")
+    )
+    far = connect(network, b"far")
+    slow = Link(delay_s=0.5, loss=0.5, bytes_per_s=1000.0)
+    network.slow_down(b"far", Links(slow, slow))
+    started = time.perf_counter()
+    for _ in range(20):
+        far.send(b"#" + bytes(1000))
+    assert len(wait_for(network, 20)) == 20
+    assert time.perf_counter() - started < 0.5
+    network.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (encode(Close(1, "stop")), (True, False)),
+        (encode(Welcome(9, 0)), (False, False)),
+        (encode(TracePart(1, 0, b"")), (True, True)),
+        (b"\xff", (True, False)),
+    ],
+)
+def test_only_the_handshake_and_what_is_measured_get_through_any_link(
+    frame: bytes, expected: tuple[bool, bool]
+) -> None:
+    assert (may_be_lost(frame), spares(frame)) == expected

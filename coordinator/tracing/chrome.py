@@ -1,0 +1,288 @@
+"""A timeline as a Chrome trace, which Perfetto and chrome://tracing open (pure).
+
+The format is the Trace Event Format: `X` is a span, `i` an instant, `s`, `t` and `f` are an arrow's
+start, its ways and its end, which belong to the span around them, `M` names a track. Times are
+microseconds from the first thing that was recorded.
+
+Each process is one track: waiting is left blank, and what a process is in besides lies in forwards
+or beside them. Each direction of a link is a track; where messages overlap on their way, further
+ones below it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from coordinator.tracing.arrows import arrows, instants
+from coordinator.tracing.events import (
+    COORDINATOR_PID,
+    LINKS_PID,
+    Event,
+    Scale,
+    of_verdicts,
+    round_us,
+)
+from coordinator.tracing.hops import Hop
+from coordinator.tracing.texts import Text, fate_of
+from coordinator.tracing.timeline import COORDINATOR, Process, Timeline
+from coordinator.tracing.tracks import Forward, Span
+from proto.messages import Draft, Role, Verdict
+from proto.stopwatch import Phase
+
+FORMAT, VERSION = "slipstream trace", 1
+# From top to bottom; the links are below the drafters.
+ORDER = {Role.DRAFTER.value: 0, Role.TARGET.value: 200, COORDINATOR: 300}
+LINKS_ORDER = 100
+MAX_LANES = 10_000  # more than messages can be on their way in one direction
+NAMES = {
+    Phase.DECODE: ("read", "codec"),
+    Phase.DECIDE: ("decide", "decide"),
+    Phase.PREPARE: ("prepare", "prepare"),
+    Phase.MODEL: ("model", "model"),
+    Phase.CHOOSE: ("sampling", "sampling"),
+    Phase.MOVE: ("move cache rows", "move"),
+    Phase.SEND: ("send", "codec"),
+}
+FORWARDS = {Role.TARGET.value: "pass", Role.DRAFTER.value: "draft step"}
+
+
+def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> dict[str, Any]:
+    """The trace as what a JSON file holds.
+
+    about  of the machine and the settings: goes into the file as it is
+    """
+    scale = Scale.of(timeline)
+    events: list[Event] = []
+    for process in timeline.processes:
+        events += _process(process, timeline, scale)
+    events += _links(timeline, scale)
+    events += arrows(timeline, scale)
+    events += instants(timeline, scale)
+    # Names first; of spans that begin together the longest, which the others lie in.
+    events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "format": FORMAT,
+            "version": VERSION,
+            **about,
+            "processes": [_about(one, scale) for one in timeline.processes],
+            "links": {"pid": LINKS_PID},
+            "texts": [_about_text(text, scale) for text in timeline.texts.values()],
+            "num_frames_dropped": timeline.num_frames_dropped,
+        },
+    }
+
+
+def _about(process: Process, scale: Scale) -> dict[str, Any]:
+    clock = process.clock
+    words: dict[str, Any] = {"is_same": True}
+    if clock is None:
+        words = {"is_same": False, "unknown": True}
+    elif not clock.is_same:
+        words = {
+            "is_same": False,
+            "ahead_us": round_us(clock.ahead_ns),
+            "error_us": round_us(clock.error_ns),
+            "num_exchanges": clock.num_exchanges,
+        }
+    return {
+        "pid": scale.pids[process.node],
+        "name": process.name,
+        "role": process.role,
+        "model": process.model,
+        "host": process.host,
+        "device": process.device,
+        "clock": words,
+        "recorded": [[scale.us(start), scale.us(end)] for start, end in process.track.recorded],
+        "num_records_dropped": process.num_dropped,
+        "num_parts_missing": process.num_missing,
+    }
+
+
+def _about_text(text: Text, scale: Scale) -> dict[str, Any]:
+    opened = text.opened
+    return {
+        "text": scale.texts[text.session],
+        "policy": opened.policy.name,
+        "rule": opened.rule.name.lower(),
+        "temperature": opened.sampling.temperature,
+        "num_prompt_tokens": opened.num_prompt,
+        "num_tokens": len(text.tokens) - opened.num_prompt,
+        "num_verdicts": len(text.verdicts),
+    }
+
+
+def _named(pid: int, name: str, order: int, threads: Iterable[tuple[int, str]]) -> Iterator[Event]:
+    """Names of a process and of its tracks, in this order."""
+    start: Event = {"ph": "M", "pid": pid, "tid": 0, "ts": 0.0}
+    yield {**start, "name": "process_name", "args": {"name": name}}
+    yield {**start, "name": "process_sort_index", "args": {"sort_index": order}}
+    for place, (tid, thread) in enumerate(threads):
+        of_thread = {**start, "tid": tid}
+        yield {**of_thread, "name": "thread_name", "args": {"name": thread}}
+        yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def _process(process: Process, timeline: Timeline, scale: Scale) -> Iterator[Event]:
+    pid = scale.pids[process.node]
+    place = [one.node for one in timeline.processes].index(process.node)
+    words = f"{process.name} ({process.model.rpartition('/')[2]})" if process.node else COORDINATOR
+    yield from _named(pid, words, ORDER[process.role] + place, [(1, "loop")])
+    kinds = _KindsAt(timeline.hops, process.node)
+    for span in process.track.spans:
+        name, category = NAMES[span.phase]
+        if category == "codec" and (kind := kinds.within(span)):
+            name = f"{name} {kind}"
+        yield scale.span(pid, 1, name, category, span.start_ns, span.end_ns)
+    verdicts = of_verdicts(timeline.hops, process)
+    for forward in process.track.forwards:
+        yield _forward(process, forward, verdicts.get(forward.end_ns, []), scale)
+
+
+def _forward(process: Process, forward: Forward, verdicts: Sequence[Hop], scale: Scale) -> Event:
+    """A pass, with what came of it, or a draft step."""
+    name = FORWARDS.get(process.role, "forward") if forward.num_asked else "prefill"
+    args: dict[str, Any] = {"rows": forward.num_rows, "asked": forward.num_asked}
+    said = [hop.message for hop in verdicts if isinstance(hop.message, Verdict)]
+    if said:
+        args |= {
+            "texts": [scale.texts.get(one.session, 0) for one in said],
+            "drafted": sum(one.num_drafted for one in said),
+            "accepted": sum(one.num_accepted for one in said),
+            "hit": ", ".join(one.hit.name.lower() for one in said),
+            "cause": ", ".join(one.cause.name.lower() for one in said),
+        }
+    pid = scale.pids[process.node]
+    return scale.span(pid, 1, name, "forward", forward.start_ns, forward.end_ns, args)
+
+
+class _KindsAt:
+    """Which message a process reads or sends in a span. Asked in the order of time."""
+
+    def __init__(self, hops: Sequence[Hop], node: bytes) -> None:
+        found: list[tuple[int, str]] = []
+        for hop in hops:
+            if node and hop.node != node:
+                continue
+            is_own_end = hop.is_to_node == bool(node)
+            ns = hop.received_ns if is_own_end else hop.sent_ns
+            if ns is not None:
+                found.append((ns, hop.kind))
+        self._found = sorted(found, reverse=True)
+
+    def within(self, span: Span) -> str:
+        """Its kind; empty: unknown."""
+        while self._found and self._found[-1][0] < span.start_ns:
+            self._found.pop()
+        if self._found and self._found[-1][0] <= span.end_ns:
+            return self._found.pop()[1]
+        return ""
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+def _links(timeline: Timeline, scale: Scale) -> Iterator[Event]:
+    names = {one.node: one.name for one in timeline.processes}
+    threads: list[tuple[int, str]] = []
+    for first, (direction, hops) in enumerate(_by_direction(timeline).items()):
+        (node, is_to_node), base = direction, MAX_LANES * (first + 1)
+        ends = (COORDINATOR, names[node]) if is_to_node else (names[node], COORDINATOR)
+        title = " \N{RIGHTWARDS ARROW} ".join(ends)
+        used = 0
+        for hop, lane in _in_lanes(hops):
+            yield _wire(hop, base + lane, timeline.texts, scale)
+            used = max(used, lane)
+        threads += [
+            (base + lane, title + f" ({lane + 1})" * (lane > 0)) for lane in range(used + 1)
+        ]
+    yield from _named(LINKS_PID, "links", LINKS_ORDER, threads)
+
+
+def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
+    """The hops whose times are known, drafters first; and those of messages that were lost, which
+    is known where a later one came."""
+    nodes = sorted((one for one in timeline.processes if one.node), key=lambda p: ORDER[p.role])
+    found: dict[tuple[bytes, bool], list[Hop]] = {
+        (one.node, is_to_node): [] for one in nodes for is_to_node in (False, True)
+    }
+    for hop in timeline.hops:
+        if hop.sent_ns is not None and (hop.node, hop.is_to_node) in found:
+            found[hop.node, hop.is_to_node].append(hop)
+    for direction, hops in found.items():
+        came = [hop.sent_ns or 0 for hop in hops if hop.received_ns is not None]
+        first, last = min(came, default=0), max(came, default=0)
+        found[direction] = [
+            hop for hop in hops if hop.received_ns or first <= (hop.sent_ns or 0) <= last
+        ]
+    return {direction: hops for direction, hops in found.items() if hops}
+
+
+def _in_lanes(hops: Iterable[Hop]) -> Iterator[tuple[Hop, int]]:
+    """Each with the first lane that is free when it leaves."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []  # until when, and the lane
+    num_lanes = 0
+    for hop in sorted(hops, key=lambda one: one.sent_ns or 0):
+        assert hop.sent_ns is not None
+        while busy and busy[0][0] <= hop.sent_ns:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            heappush(free, num_lanes)
+            num_lanes += 1
+        lane = heappop(free)
+        if hop.received_ns is not None:
+            heappush(busy, (hop.received_ns, lane))
+        else:
+            heappush(free, lane)
+        yield hop, lane
+
+
+def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
+    """A message on its way, or where it was lost."""
+    assert hop.sent_ns is not None
+    args: dict[str, Any] = {
+        "message": hop.number,
+        "from": COORDINATOR_PID if hop.is_to_node else scale.pids[hop.node],
+        "to": scale.pids[hop.node] if hop.is_to_node else COORDINATOR_PID,
+        "bytes": hop.num_bytes,
+        "text": scale.texts.get(hop.session, 0),
+        **_contents(hop, texts),
+    }
+    if hop.received_ns is None:
+        return scale.instant(LINKS_PID, tid, f"never came: {hop.kind}", "wire", hop.sent_ns, args)
+    end_ns = max(hop.sent_ns, hop.received_ns)
+    return scale.span(LINKS_PID, tid, hop.kind, "wire", hop.sent_ns, end_ns, args)
+
+
+def _contents(hop: Hop, texts: Mapping[int, Text]) -> dict[str, Any]:
+    match hop.message:
+        case Draft() as draft:
+            text = texts.get(draft.session)
+            fate = fate_of(draft, text) if text is not None else None
+            return {
+                "source": draft.source,
+                "numbers": [draft.first_number, draft.number],
+                "after": draft.parent_len,
+                "tokens": len(draft.tokens),
+                "right": None if fate is None else fate.num_right,
+            }
+        case Verdict() as verdict:
+            return {
+                "after": verdict.base_len,
+                "tokens": len(verdict.tokens),
+                "drafted": verdict.num_drafted,
+                "accepted": verdict.num_accepted,
+                "rejected": len(verdict.rejected),
+                "rolled_back": verdict.num_rolled_back,
+                "stale": verdict.num_stale,
+                "hit": verdict.hit.name.lower(),
+                "cause": verdict.cause.name.lower(),
+            }
+        case _:
+            return {}

@@ -1,0 +1,49 @@
+"""The file of a trace: whether it can be written, and writing it."""
+
+import json
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+from coordinator.tracing.chrome import chrome_trace
+from coordinator.tracing.tape import Recording
+from coordinator.tracing.timeline import timeline_of
+from proto.errors import ConfigurationError, OutputError
+
+
+def check_writable(path: Path) -> None:
+    """Raises ConfigurationError if there is no writing to this file."""
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"--trace: {path} cannot be written: {error.strerror}") from error
+
+
+def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
+    """The Chrome trace of a recording that was made on this host."""
+    host = socket.gethostname()
+    machine = {"host": host, "system": platform.platform(), "num_cpus": os.cpu_count()}
+    about = {"machine": machine, "settings": settings}
+    return chrome_trace(timeline_of(recording, host), about)
+
+
+def write(path: Path, trace: dict[str, Any]) -> None:
+    """Write it, an event a line. Raises OutputError."""
+    events = trace["traceEvents"]
+    others = {name: value for name, value in trace.items() if name != "traceEvents"}
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"traceEvents": [')
+            for index, event in enumerate(events):
+                file.write(",\n" if index else "\n")
+                file.write(json.dumps(event, separators=(",", ":")))
+            file.write("\n], " + json.dumps(others)[1:] + "\n")
+    except OSError as error:
+        raise OutputError(
+            f"the trace cannot be written to {path}: {error.strerror or error}"
+        ) from error
