@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
 ROUND_TRIP_LIMIT_S = 1.0
+UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
 
 
@@ -126,7 +127,7 @@ class Service:
         self.tape = Tape(time.monotonic_ns) if traced else None
         self.registry.traced = traced
         self._num_dropped = 0  # frames that a queue refused
-        self.num_bytes = 0  # of all frames that came or went, heartbeats left out
+        self.num_bytes = 0  # of all frames that came or went but those of UNCOUNTED
         self._stopping = False
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -294,7 +295,7 @@ class Service:
         event: Event
         try:
             kind = kind_of(frame)
-            if kind is not Heartbeat:
+            if kind not in UNCOUNTED:
                 self.num_bytes += len(frame)
             if self.tape is not None:
                 self.tape.received(node, kind, frame)
@@ -388,7 +389,7 @@ class Service:
                 raise error
 
     def _send(self, node: bytes, frame: bytes) -> None:
-        if kind_of(frame) is not Heartbeat:
+        if kind_of(frame) not in UNCOUNTED:
             self.num_bytes += len(frame)
         if self.tape is not None:
             self.tape.sends(node, frame)

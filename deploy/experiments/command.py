@@ -30,13 +30,14 @@ from deploy.experiments.description import (
 from deploy.experiments.engines import Warm, is_there
 from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
 from deploy.experiments.prompt_sets import Conversation, Prompt, read
-from deploy.experiments.rows import Row
+from deploy.experiments.rows import Row, file_name
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
+from deploy.experiments.traces import write_traces
 from proto.errors import ConfigurationError
 
 SHIPPED = Path(__file__).parent
-SUFFIX = ".toml"
+SUFFIX, TRACES = ".toml", "traces"
 LINE_S = 15.0  # between two lines where there is no terminal
 
 
@@ -63,6 +64,9 @@ def experiment(
     with_predictions: Annotated[
         bool, typer.Option("--predict", help="Put what `plan` would have said beside the figures.")
     ] = False,
+    with_traces: Annotated[
+        bool, typer.Option("--trace", help="Trace one more text of each arm, in OUT/traces.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html as well.")] = False,
 ) -> None:
     """Run an experiment: every arm on every prompt, in an order drawn anew, and compare them."""
@@ -88,6 +92,13 @@ def experiment(
                     say=watch.say,
                     warn=watch.warn,
                 ).run()
+        traces = ""
+        if with_traces:
+            chosen = {row.arm for row in rows.rows if row.stage == "main"}
+            traced = [job for job in jobs if job.arm.name in chosen]
+            where = folder.path / TRACES
+            files = write_traces(traced, where, file_name, context.obj, watch.warn)
+            traces = f"{where}: {len(files)} traces, for trace-summary and trace viewers"
         # Only here are matplotlib and scipy loaded: other commands have no use for them.
         from deploy.experiments.results.writing import Wanted, write_results
 
@@ -96,6 +107,7 @@ def experiment(
             predicted=_predicted(jobs, rows.rows, folder.path) if with_predictions else None,
             report=report,
             command=shlex.join(["python", "-m", "coordinator", *sys.argv[1:]]),
+            traces=traces,
         )
         typer.echo(write_results(folder.path, header, rows.rows, wanted_results))
 

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.api.config import PairConfig
@@ -131,16 +132,21 @@ class PairEngine:
     """A pair of ours."""
 
     def __init__(
-        self, config: PairConfig, launch: LaunchConfig, connect_ray: ConnectRay | None
+        self,
+        config: PairConfig,
+        launch: LaunchConfig,
+        connect_ray: ConnectRay | None,
+        *,
+        traced: bool = False,
     ) -> None:
         if launch.ray:
             if connect_ray is None:
                 raise ConfigurationError("ray works with `python -m coordinator` only")
             devices = {Role.TARGET: config.target_device, Role.DRAFTER: config.drafter_device}
             make = partial(connect_ray, Wanted(launch.ray, devices, is_packed=launch.ray_pack))
-            self._pair = Pair(config, make_launcher=make)
+            self._pair = Pair(config, make_launcher=make, traced=traced)
         else:
-            self._pair = Pair(config, make_launcher=Launcher)
+            self._pair = Pair(config, make_launcher=Launcher, traced=traced)
         roles = [role for role in Role if self._pair.service.registry.ready(role)]
         hellos = {role: self._pair.hello(role) for role in roles}
         self.hosts: Mapping[str, str] = {
@@ -201,6 +207,10 @@ class PairEngine:
             dict(sources),
             dataclasses.asdict(metrics),
         )
+
+    def write_trace(self, path: Path) -> None:
+        """Of all since the last one; of a pair that is traced. Raises OutputError."""
+        self._pair.write_trace(path)
 
     def close(self) -> None:
         """End the nodes."""

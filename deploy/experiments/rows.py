@@ -191,3 +191,8 @@ def with_void_arms(rows: Sequence[Row]) -> list[Row]:
         else row
         for row in rows
     ]
+
+
+def file_name(arm: str) -> str:
+    """The name of an arm as that of a file, without its suffix."""
+    return "".join(letter if letter.isalnum() or letter in "-=.," else "_" for letter in arm)

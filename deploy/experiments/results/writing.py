@@ -11,7 +11,7 @@ from deploy.experiments.results.report import page
 from deploy.experiments.results.summary import summarize
 from deploy.experiments.results.tables import device_table, table, to_csv
 from deploy.experiments.results.words import answers, warnings
-from deploy.experiments.rows import Row, with_void_arms
+from deploy.experiments.rows import Row, file_name, with_void_arms
 
 SUMMARY, REPORT, ANSWERS = "summary.csv", "report.html", "answers"
 
@@ -24,12 +24,14 @@ class Wanted:
     predicted  tokens a second by arm, as the predictor says; None: it was not asked
     report     a page with everything
     command    that makes the same experiment again, for the page
+    traces     where traces are, in words; empty: nowhere
     """
 
     decoders: Mapping[str, Decode]
     predicted: Mapping[str, float] | None
     report: bool
     command: str
+    traces: str
 
 
 def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wanted) -> str:
@@ -43,7 +45,7 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
     _write_answers(folder / ANSWERS, header, rows, wanted.decoders)
     made = [SUMMARY, *pictures]
     if wanted.report:
-        text = page(header, rows, summaries, pictures, command=wanted.command)
+        text = page(header, rows, summaries, pictures, wanted.traces, command=wanted.command)
         write_whole(folder / REPORT, text)
         made.append(REPORT)
     return "\n".join(
@@ -53,6 +55,7 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
             *answers(header, summaries),
             *warnings(header, rows, summaries),
             f"{folder}: {', '.join(made)}",
+            *([wanted.traces] if wanted.traces else []),
         ]
     )
 
@@ -66,8 +69,4 @@ def _write_answers(
     folder.mkdir(exist_ok=True)
     for arm in dict.fromkeys(row.arm for row in rows if row.stage == "main"):
         text = spec_bench_answers(header, rows, arm, decoders[arm])
-        write_whole(folder / f"{_file_name(arm)}.jsonl", text)
-
-
-def _file_name(arm: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-=.," else "_" for letter in arm)
+        write_whole(folder / f"{file_name(arm)}.jsonl", text)
