@@ -18,6 +18,10 @@ units is too narrow by itself: it takes the spread of n units for that of all. I
 by as much as Student's t is wider than the normal (Hesterberg, 2015: the expanded interval). So
 0.91 to 0.96 of the intervals of 5 to 20 units contain what they should, for normal and for
 exponential logarithms; of three units 0.7 and of two 0.5, which are their extremes (`is_rough`).
+
+Where prompts differ much that interval is wide, however quiet the machine is. So there is another,
+of *the same prompts again*: the repetitions are resampled within each prompt, their distances from
+its mean made wider by sqrt(n / (n - 1)), since n of them lie too close to a mean of their own.
 """
 
 import warnings
@@ -29,6 +33,7 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import DegenerateDataWarning, bootstrap, norm, t
 
 MIN_PROMPTS = 5
@@ -37,6 +42,8 @@ LEVEL = 0.95
 MAX_LEVEL = 0.9995  # of so many resamples no more can be told
 SEED = 0
 ALIKE = 1e-9  # logarithms that differ by less are equal
+
+FloatArray = npt.NDArray[np.float64]
 
 
 class Cell(NamedTuple):
@@ -53,6 +60,7 @@ class Ratio:
 
     mean          geometric
     low, high     its interval at 95 %; None: of one unit nothing is known of the spread
+    again_low, again_high  its interval for the same prompts; None: a prompt has one repetition
     median        of the pairs
     num_pairs     cells that both have
     num_unpaired  cells of the arm that the baseline lacks: they are in no figure here
@@ -63,6 +71,8 @@ class Ratio:
     mean: float
     low: float | None
     high: float | None
+    again_low: float | None
+    again_high: float | None
     median: float
     num_pairs: int
     num_unpaired: int
@@ -79,6 +89,11 @@ class Ratio:
         """It and its interval."""
         limits = "" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})"
         return f"{self.mean:.2f}{limits}"
+
+    @property
+    def again_words(self) -> str:
+        """Its interval for the same prompts; empty: there is none."""
+        return "" if self.again_low is None else f"{self.again_low:.2f}-{self.again_high:.2f}"
 
     @property
     def half_width(self) -> float | None:
@@ -106,10 +121,14 @@ def paired(own: Mapping[Cell, float], base: Mapping[Cell, float]) -> Ratio | Non
     units = prompts if is_of_prompts else list(pairs.values())
     limits = interval(units)
     low, high = (None, None) if limits is None else map(exp, limits)
+    same = interval_again(list(by_prompt.values()))
+    again_low, again_high = (None, None) if same is None else map(exp, same)
     return Ratio(
         mean=exp(fmean(units)),
         low=low,
         high=high,
+        again_low=again_low,
+        again_high=again_high,
         median=exp(median(pairs.values())),
         num_pairs=len(pairs),
         num_unpaired=len({cell[:2] for cell in own} - pairs.keys()),
@@ -141,6 +160,39 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
         if np.isfinite(found.low) and np.isfinite(found.high):
             return float(found.low), float(found.high)
     raise AssertionError("quantiles of finite numbers are finite")
+
+
+def interval_again(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Of the mean over groups of their means, at 95 %, if only what is in them is drawn anew.
+
+    None: one of them has a single value.
+    """
+    if not groups or min(map(len, groups)) < 2:
+        return None
+    samples = []
+    for group in groups:
+        values = np.asarray(group)
+        samples.append(
+            values.mean() + (values - values.mean()) * sqrt(len(group) / (len(group) - 1))
+        )
+    if max(float(np.ptp(sample)) for sample in samples) < ALIKE:
+        middle = fmean(float(sample.mean()) for sample in samples)
+        return middle, middle
+
+    def mean_of_means(*drawn: FloatArray, axis: int = -1) -> FloatArray:
+        means = [np.mean(sample, axis=axis) for sample in drawn]
+        return np.asarray(np.mean(means, axis=0), dtype=np.float64)
+
+    found = bootstrap(
+        samples,
+        mean_of_means,
+        n_resamples=NUM_RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def _expanded(num_units: int) -> float:

@@ -131,15 +131,22 @@ def _main(whole: Sequence[Summary], base: str) -> Table:
 
 
 def _speeds(whole: Sequence[Summary]) -> Table:
-    pairs = ("median of ratios", "pairs", "unpaired", "resampled", "interval ± %")
+    pairs = (
+        "median of ratios",
+        "pairs",
+        "unpaired",
+        "resampled",
+        "interval ± %",
+        "same prompts (95 %)",
+    )
     rows = []
     for one in whole:
         spread, ratio = one.tokens_per_second, one.speedup
-        words = [NOTHING] * 5
+        words = [NOTHING] * 6
         if ratio is not None:
             half = _number(ratio.half_width and 100 * ratio.half_width, "{:.1f}")
             words = [f"{ratio.median:.2f}", f"{ratio.num_pairs}", f"{ratio.num_unpaired}"]
-            words += [f"{ratio.num_units} {ratio.unit}", half]
+            words += [f"{ratio.num_units} {ratio.unit}", half, ratio.again_words or NOTHING]
         quartiles = NOTHING if spread is None else f"{spread.low:.1f} to {spread.high:.1f}"
         shares = (f"{one.num_texts}", f"{one.void_share:.0%}", quartiles)
         rows.append((shortened(one.arm), *shares, *words))

@@ -26,6 +26,8 @@ COLUMNS = {
     "speedup": "speedup.mean",
     "speedup_low": "speedup.low",
     "speedup_high": "speedup.high",
+    "speedup_again_low": "speedup.again_low",
+    "speedup_again_high": "speedup.again_high",
     "speedup_median": "speedup.median",
     "pairs": "speedup.num_pairs",
     "unpaired": "speedup.num_unpaired",

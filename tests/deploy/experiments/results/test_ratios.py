@@ -6,7 +6,7 @@ from math import exp, isclose, log
 
 import pytest
 
-from deploy.experiments.results.ratios import Cell, Ratio, interval, paired
+from deploy.experiments.results.ratios import Cell, Ratio, interval, interval_again, paired
 
 TRUTH = 1.3
 
@@ -135,3 +135,32 @@ def test_the_turns_of_a_conversation_are_one_pair() -> None:
     assert ratio.num_pairs == 2
     assert log(ratio.mean) == pytest.approx(log(4))
     assert (ratio.unit, ratio.num_units) == ("cells", 2)
+
+
+@pytest.mark.parametrize("repetitions", [2, 3, 5])
+def test_another_run_of_the_same_prompts_is_about_in_its_own_interval(repetitions: int) -> None:
+    draw, count, held = random.Random(3), 150, 0
+    widths = []
+    for _ in range(count):
+        differs = [draw.gauss(0, 0.3) for _ in range(12)]
+        truth = sum(differs) / len(differs)
+        made = [[one + draw.gauss(0, 0.05) for _ in range(repetitions)] for one in differs]
+        again = interval_again(made)
+        assert again is not None
+        held += again[0] <= truth <= again[1]
+        widths.append(again[1] - again[0])
+    assert 0.88 * count <= held <= 0.99 * count
+    assert max(widths) < 0.1, "how much prompts differ does not count"
+
+
+def test_of_a_prompt_that_was_run_once_nothing_is_known_of_another_run() -> None:
+    assert interval_again([[0.1, 0.2], [0.3]]) is None
+    assert interval_again([]) is None
+    assert interval_again([[0.1, 0.1], [0.3, 0.3]]) == pytest.approx((0.2, 0.2))
+    own, base = speeds(random.Random(1), prompts=6, repetitions=2)
+    ratio = found(own, base)
+    assert ratio.again_low is not None
+    assert ratio.again_high is not None
+    assert limits(ratio)[0] < ratio.again_low < ratio.mean < ratio.again_high < limits(ratio)[1]
+    assert ratio.again_words == f"{ratio.again_low:.2f}-{ratio.again_high:.2f}"
+    assert found(*speeds(random.Random(1), prompts=6)).again_words == ""
