@@ -85,8 +85,8 @@ class RayLauncher:
             self._group = _reserve(self._roles, self._bundles, is_packed=wanted.is_packed)
             self._places = self._arrive(self._roles)
         except BaseException:
-            ray.shutdown()
             self._folder.remove()
+            _leave_in_time(list(self._actors.values()), None)
             raise
         if not all(map(self._is_near, self._roles)):
             self.outside = f"tcp://{ray.util.get_node_ip_address()}:*"
@@ -166,24 +166,29 @@ class RayLauncher:
         self._deaths.clear()
         self._pids.clear()
         self._folder.remove()
-        if not ray.is_initialized():
-            return
-        # Ray waits a minute for a cluster that is gone, and then ends this process.
-        leaving = threading.Thread(target=_leave, args=(actors, self._group), daemon=True)
-        leaving.start()
-        leaving.join(CLOSE_LIMIT_S)
-        if leaving.is_alive():
-            atexit.register(_exit_at_once)
+        _leave_in_time(actors, self._group)
 
 
-def _leave(actors: list[Any], group: PlacementGroup) -> None:
+def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
+    """Ray waits a minute for a cluster that is gone, and then ends this process."""
+    if not ray.is_initialized():
+        return
+    leaving = threading.Thread(target=_leave, args=(actors, group), daemon=True)
+    leaving.start()
+    leaving.join(CLOSE_LIMIT_S)
+    if leaving.is_alive():
+        atexit.register(_exit_at_once)
+
+
+def _leave(actors: list[Any], group: PlacementGroup | None) -> None:
     with contextlib.suppress(RayError):
         # One that is not there yet does not answer.
         closing = [actor.close.remote() for actor in actors]
         ray.wait(closing, num_returns=len(actors), timeout=CLOSE_LIMIT_S / 2)
         for actor in actors:
             ray.kill(actor)
-        remove_placement_group(group)
+        if group is not None:  # else it goes with the job
+            remove_placement_group(group)
     ray.shutdown()
 
 
