@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.tokenization import Tokenization
+from coordinator.launching.launcher import ConnectRay
 from deploy.experiments import surroundings
 from deploy.experiments.description import (
     Arm,
@@ -30,7 +31,7 @@ from deploy.experiments.description import (
 from deploy.experiments.engines import Warm, is_there
 from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
 from deploy.experiments.prompt_sets import Conversation, Prompt, read
-from deploy.experiments.rows import Row, file_name
+from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from deploy.experiments.traces import write_traces
@@ -84,21 +85,10 @@ def experiment(
         with Watch(console) as watch:
             arms = [arm for arm in wanted.arms if _is_there(arm, watch)]
             jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
-            num_warm = 1 if any(arm.launch.ray for arm in arms) else wanted.description.warm_pairs
-            with closing(Warm(num_warm, context.obj)) as warm:
-                Runner(
-                    *(wanted, jobs, rows, warm),
-                    num_warm=num_warm,
-                    say=watch.say,
-                    warn=watch.warn,
-                ).run()
-        traces = ""
-        if with_traces:
-            chosen = {row.arm for row in rows.rows if row.stage == "main"}
-            traced = [job for job in jobs if job.arm.name in chosen]
-            where = folder.path / TRACES
-            files = write_traces(traced, where, file_name, context.obj, watch.warn)
-            traces = f"{where}: {len(files)} traces, for trace-summary and trace viewers"
+            _measure(wanted, jobs, rows, watch, context.obj)
+            traces = ""
+            if with_traces:
+                traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
         # Only here are matplotlib and scipy loaded: other commands have no use for them.
         from deploy.experiments.results.writing import Wanted, write_results
 
@@ -110,6 +100,42 @@ def experiment(
             traces=traces,
         )
         typer.echo(write_results(folder.path, header, rows.rows, wanted_results))
+
+
+def _measure(
+    wanted: Experiment,
+    jobs: Sequence[Job],
+    rows: RowFile,
+    watch: "Watch",
+    connect_ray: ConnectRay | None,
+) -> None:
+    """Run what is not there yet. Raises SlipstreamError."""
+    # A cluster has a place for one pair.
+    is_on_ray = any(job.arm.launch.ray for job in jobs)
+    num_warm = 1 if is_on_ray else wanted.description.warm_pairs
+    with closing(Warm(num_warm, connect_ray)) as warm:
+        runner = Runner(
+            *(wanted, jobs, rows, warm), num_warm=num_warm, say=watch.say, warn=watch.warn
+        )
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            watch.warn(f"{len(rows.rows)} texts are kept; the same command goes on from there")
+            raise
+
+
+def _traced(
+    jobs: Sequence[Job],
+    rows: Sequence[Row],
+    where: Path,
+    watch: "Watch",
+    connect_ray: ConnectRay | None,
+) -> str:
+    """Where the traces are, in words. Raises SlipstreamError."""
+    measured = {row.arm for row in rows if row.stage == "main"}
+    chosen = [job for job in jobs if job.arm.name in measured]
+    files = write_traces(chosen, where, connect_ray, watch.warn)
+    return f"{where}: {len(files)} traces, for trace-summary and trace viewers"
 
 
 def _path_of(file: Path) -> Path:

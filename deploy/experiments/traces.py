@@ -7,6 +7,7 @@ from pathlib import Path
 from coordinator.launching.launcher import ConnectRay
 from coordinator.tracing.writing import check_writable
 from deploy.experiments.engines import PairEngine, host_of
+from deploy.experiments.rows import file_name
 from deploy.experiments.runner import FIRST_SEED, Job
 from proto.errors import OutputError
 
@@ -14,7 +15,6 @@ from proto.errors import OutputError
 def write_traces(
     jobs: Sequence[Job],
     folder: Path,
-    name_of: Callable[[str], str],
     connect_ray: ConnectRay | None,
     say: Callable[[str], None],
 ) -> list[Path]:
@@ -32,7 +32,7 @@ def write_traces(
         arm = shared[0].arm
         with closing(PairEngine(arm.pair, arm.launch, connect_ray, traced=True)) as engine:
             for job in shared:
-                path = folder / f"{name_of(job.arm.name)}.json"
+                path = folder / f"{file_name(job.arm.name)}.json"
                 check_writable(path)
                 say(f"trace: {job.arm.name}")
                 prompt = job.talk(job.prompts[0]).next_turn()

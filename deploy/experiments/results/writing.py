@@ -67,6 +67,8 @@ def _write_answers(
     if not any(row.category and row.prompt_id.isdecimal() for row in rows):
         return
     folder.mkdir(exist_ok=True)
-    for arm in dict.fromkeys(row.arm for row in rows if row.stage == "main"):
+    for arm in dict.fromkeys(
+        row.arm for row in rows if row.stage == "main" and row.arm in decoders
+    ):
         text = spec_bench_answers(header, rows, arm, decoders[arm])
         write_whole(folder / f"{file_name(arm)}.jsonl", text)
