@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +172,16 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
     return found
 
 
+def was_disturbed(row: Row) -> bool:
+    """Whether too many of its forwards took longer than the simulated device."""
+    simulated = (row.figures or {}).get("simulated")
+    return bool(simulated) and _late(simulated) > MOST_OVERRUNS
+
+
+def _late(counts: Mapping[str, int]) -> float:
+    return counts["num_overruns"] / max(1, counts["num_forwards"])
+
+
 def with_void_arms(rows: Sequence[Row]) -> list[Row]:
     """The rows, void where too many forwards of an arm took longer than the simulated device.
 
@@ -184,7 +194,7 @@ def with_void_arms(rows: Sequence[Row]) -> list[Row]:
             counts.setdefault(row.arm, Counter()).update(
                 {name: simulated[name] for name in ("num_forwards", "num_overruns")}
             )
-    late = {arm: one["num_overruns"] / max(1, one["num_forwards"]) for arm, one in counts.items()}
+    late = {arm: _late(one) for arm, one in counts.items()}
     return [
         dataclasses.replace(row, void=f"{late[row.arm]:.0%} of its forwards were late")
         if late.get(row.arm, 0.0) > MOST_OVERRUNS

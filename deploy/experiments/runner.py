@@ -10,7 +10,7 @@ from deploy.experiments.description import Arm, Experiment
 from deploy.experiments.engines import Engine, Warm, Written, host_of
 from deploy.experiments.grid import Place, fastest, order
 from deploy.experiments.prompt_sets import Conversation, Prompt
-from deploy.experiments.rows import Key, Row, RowFile
+from deploy.experiments.rows import Key, Row, RowFile, was_disturbed
 from deploy.experiments.surroundings import Load
 from proto.errors import NodeError, OutputError, SlipstreamError
 
@@ -129,8 +129,10 @@ class Runner:
             return
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                engine = self._engine(job)
-                self._rows.append(self._cell(key, job, engine))
+                rows = self._cell(key, job, self._engine(job))
+                if attempt < ATTEMPTS and any(map(was_disturbed, rows)):
+                    continue  # a device could not be simulated for a moment
+                self._rows.append(rows)
                 break
             except OutputError:
                 raise

@@ -12,7 +12,7 @@ from coordinator.api.tokenization import Tokenization
 from deploy.experiments.description import Arm, Experiment, experiment
 from deploy.experiments.engines import Engine, Warm, Written, host_of
 from deploy.experiments.prompt_sets import Conversation, Prompt
-from deploy.experiments.rows import Key, Row, RowFile
+from deploy.experiments.rows import Key, Row, RowFile, was_disturbed
 from deploy.experiments.runner import Job, Runner, Step
 from proto.errors import NodeError, OutputError
 
@@ -22,12 +22,13 @@ PROMPTS = [Prompt((f"x = {number}",), str(number), "c") for number in range(3)]
 class FakeEngine:
     """Writes three tokens in 1 s, divided by the K of the arm; each text costs ten bytes."""
 
-    def __init__(self, fails: list[bool]) -> None:
+    def __init__(self, fails: list[bool], late: list[int]) -> None:
         self.hosts = {"target": "here"}
         self.num_bytes = 0
         self.asked: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
         self.is_closed = False
         self._fails = fails
+        self._late = late
 
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
@@ -38,7 +39,10 @@ class FakeEngine:
         self.num_bytes += 10 * len(prompts)
         speed = arm.speculation.num_speculative_tokens or 1
         emitted = ((0.5 / speed, 1), (1.0 / speed, 2))
-        return [Written((seed, 2, 3), emitted, {"model": 1}) for seed in seeds]
+        figures = None
+        if self._late:
+            figures = {"simulated": {"num_forwards": 100, "num_overruns": self._late.pop(0)}}
+        return [Written((seed, 2, 3), emitted, {"model": 1}, figures) for seed in seeds]
 
     def close(self) -> None:
         self.is_closed = True
@@ -51,9 +55,10 @@ class FakeWarm(Warm):
         super().__init__(most, None)
         self.started: list[FakeEngine] = []
         self._fails = list(fails)
+        self.late: list[int] = []
 
     def _started(self, arm: Arm) -> Engine:
-        self.started.append(FakeEngine(self._fails))
+        self.started.append(FakeEngine(self._fails, self.late))
         return self.started[-1]
 
 
@@ -177,6 +182,15 @@ def test_a_cell_whose_process_died_is_measured_again_on_a_new_one(tmp_path: Path
     assert [row.prompt for row in rows] == [0, 1, 2]
     assert [engine.is_closed for engine in warm.started] == [True, False]
     assert warnings == ["ar: the drafter was lost during a text; it is measured again"]
+
+
+def test_a_text_whose_devices_could_not_be_simulated_is_written_again(tmp_path: Path) -> None:
+    warm = FakeWarm()
+    warm.late = [0, 0, 2, 0, 2, 2, 2]  # of a hundred forwards, by text; the first does not count
+    rows, _, _ = run(made({"policy": "ar"}, repetitions=1), tmp_path / "rows", warm)
+    assert [row.prompt for row in rows] == [0, 1, 2]
+    assert [was_disturbed(row) for row in rows] == [False, False, True], "it was tried three times"
+    assert len(warm.started[0].asked) == 1 + 1 + 2 + 3
 
 
 def test_what_dies_again_and_again_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> None:
