@@ -174,8 +174,8 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
 
 def was_disturbed(row: Row) -> bool:
     """Whether too many of its forwards took longer than the simulated device."""
-    simulated = (row.figures or {}).get("simulated")
-    return bool(simulated) and _late(simulated) > MOST_OVERRUNS
+    simulated: Mapping[str, int] | None = (row.figures or {}).get("simulated")
+    return simulated is not None and _late(simulated) > MOST_OVERRUNS
 
 
 def _late(counts: Mapping[str, int]) -> float:
