@@ -48,7 +48,6 @@ from node.lanes import Lane
 from proto.messages import Cause, Draft, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
-PREFILL_CHUNK = 256
 MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
 
 
@@ -168,7 +167,7 @@ class Drafting:
     def chunk(self) -> Sequence[int]:
         """What is to be prefilled next; empty if a forward can take what is missing."""
         text = self.tree.text.tokens
-        return self.slots.next_chunk(text, len(text), PREFILL_CHUNK)
+        return self.slots.next_chunk(text, len(text), self._known.chunk)
 
     def read(self) -> Part:
         """Prefill the next chunk; the last one expands the root."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from drafter_node.reminding import Answers
 from node.costs import NOTHING_KNOWN, Passes
+from node.rows import PREFILL_CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +14,11 @@ class Known:
     max_len  most tokens of a text that the model can read
     source   number of this source in drafts and acks
     steps    what its forwards take
+    chunk    most tokens of a text that are read at once
     """
 
     max_len: int
     source: int = 0
     steps: Passes = field(default_factory=lambda: Passes(NOTHING_KNOWN))
     answers: Answers = field(default_factory=Answers)
+    chunk: int = PREFILL_CHUNK

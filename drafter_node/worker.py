@@ -11,7 +11,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Children, Compute, Part, Proposed
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from engine.coupling import rank_scored
+from engine.coupling import chain_choice, rank_scored
 from engine.judging import life_of, sample_draft
 from engine.loading import Engine
 from engine.sampling import sampling_of
@@ -22,10 +22,15 @@ from node.forwards import Forwards
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
+from node.rows import PREFILL_CHUNKS
 from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import Proposal, Welcome
 from proto.node_config import NodeConfig
+
+
+# Steps of a chain that one recording makes: no message is heard during them.
+CHAINS = (4, 2)
 
 
 def serve(
@@ -40,7 +45,12 @@ def serve(
     """Draft for the coordinator that has said Welcome (`Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
     steps = Passes(device.at_least(engine.pass_s))
-    known = Known(max_len=engine.max_len, source=welcome.source, steps=steps)
+    known = Known(
+        max_len=engine.max_len,
+        source=welcome.source,
+        steps=steps,
+        chunk=PREFILL_CHUNKS[engine.loaded.device.type],
+    )
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
@@ -76,12 +86,35 @@ class Worker:
         first = action.parts[0]
         if not first.ahead:
             return Proposed(action.ticket, children, model_us)
-        chain = list(children[0])
+        chain, num_steps = list(children[0]), 1
         while (part := first.after(chain)) is not None and not self.is_called():
-            ((following,),), step_us = self._step((part,))
-            chain.append(following)
+            feeds = first.ahead[len(chain) - 1 :]
+            made, step_us = self._steps(part, [part.feed, *feeds[1:]])
+            num_steps += len(made)
             model_us += step_us
-        return Proposed(action.ticket, (tuple(chain),), model_us, len(chain))
+            for following in made:
+                # Of steps that were made at once, those behind an end of the text say nothing.
+                if first.after(chain) is not None:
+                    chain.append(following)
+        return Proposed(action.ticket, (tuple(chain),), model_us, num_steps)
+
+    def _steps(self, part: Part, feeds: Sequence[Feed]) -> tuple[list[Children], int]:
+        """The next of these steps, or several at once where the engine can; and microseconds."""
+        count = next((n for n in CHAINS if n <= len(feeds)), 1)
+        if count == 1 or part.sampled_in is not None or not self.forwards.can_chain:
+            ((following,),), step_us = self._step((part,))
+            return [following], step_us
+        feeds, spec = feeds[:count], part.opened.sampling
+        choice, inputs = chain_choice(
+            sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
+            spec.seed,
+            spec.sample_index,
+            [feed.positions[0] + 1 for feed in feeds],
+            num_valid=self.vocab_size,
+        )
+        tokens, scores = self.forwards.run_chain([self._readable(f) for f in feeds], choice, inputs)
+        made = [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
+        return made, self.forwards.done()
 
     def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
         """One forward: the children of each part, and its microseconds."""

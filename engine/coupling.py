@@ -44,7 +44,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.device_choice import FACTORS, GOLDEN, choose_there, rank_there
+from engine.device_choice import (
+    FACTORS,
+    GOLDEN,
+    Choice,
+    choice_inputs,
+    choice_of,
+    choose_there,
+    rank_there,
+)
 from engine.sampling import LOWEST, Floats, Ids, Sampling, candidates, scaled, to_host
 
 Words = npt.NDArray[np.uint64]
@@ -147,6 +155,23 @@ def rank_scored(
         ranked.append(ids[first].tolist())
         scored.append(values)
     return ranked, scored
+
+
+def chain_choice(
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    *,
+    num_valid: int | None = None,
+) -> tuple[Choice, torch.Tensor]:
+    """What `rank_scored` does for one token a row, for `Executor.run_chain`: the choice, its inputs.
+
+    positions  [n]: of the tokens that are chosen
+    """
+    beta = BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED
+    keys = row_keys(seed, sample_index, positions)
+    return choice_of(sampling, beta, num_valid), choice_inputs(sampling, keys)
 
 
 def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:

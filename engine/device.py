@@ -40,15 +40,35 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def claim(name: str) -> torch.device:
+    """Return the torch device that `name` stands for, made this process's own if it is a GPU.
+
+    Whoever loads a model comes through here. What is switched off for the process:
+
+        cuDNN's attention   it plans anew for every number of rows and slots, 0.4 s each time, and
+                            has given wrong text with few key heads (pytorch issue 193893)
+        bfloat16 sums       partial sums of half precision in matrix products: they make rows that
+                            nearly tie differ from one shape of a pass to the next
+
+    Raises:
+        ModelError: as for `torch_device`.
+    """
+    device = torch_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    return device
+
+
 def pin(name: str) -> None:
     """Keep this process to the cores of `cpu:...`, a torch thread each, or to GPU N for `cuda:N`.
 
     Raises:
         ModelError: the name is misspelt, or they are not there.
     """
-    device = torch_device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    claim(name)
     cores = _cores_of(name)
     if not cores:
         return
@@ -61,7 +81,7 @@ def pin(name: str) -> None:
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `tensor` on `device`, without waiting for what a GPU still does."""
-    if tensor.device == device or device.type == "cpu":
+    if tensor.device == device or device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -93,6 +113,11 @@ def free_bytes(device: torch.device) -> int:
     if found:
         return int(found[1]) << 10
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def gigabytes(num_bytes: int) -> str:
+    """For people, in powers of ten."""
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _check_cuda(name: str, index: int) -> None:

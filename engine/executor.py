@@ -20,6 +20,7 @@ import torch
 
 from engine.compiled import CompiledBackend
 from engine.device import send
+from engine.device_choice import Choice
 from engine.errors import kind_of
 from engine.forward import Backend, HuggingFaceBackend, Output, Spans
 from engine.fused import FusedBackend
@@ -31,6 +32,7 @@ from engine.model_files import one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
+FEWEST_PROMPT_ROWS = 64
 _NUM_TIMED = 3
 CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first come
 
@@ -83,8 +85,11 @@ class Executor:
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
+        # Kernels of a GPU are chosen, and its memory is divided, anew for every number of rows.
+        self.pads_prompts = loaded.device.type == "cuda"
         # Rows that fill a pass up write to slots of their own.
-        self.lanes = Lanes(num_lanes, capacity + max(row_counts, default=0))
+        num_scratch = max(row_counts, default=int(self.pads_prompts))
+        self.lanes = Lanes(num_lanes, capacity + num_scratch)
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
@@ -159,8 +164,10 @@ class Executor:
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
             rows = self._pad(rows, feed.lane, count)
+        elif feed.masks is None and self.pads_prompts:
+            rows = self._pad_prompt(rows, feed.lane)
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
-        keep = None if _is_all(ask, len(feed.tokens)) else torch.tensor(ask, dtype=torch.int64)
+        keep = None if _is_all(ask, rows.shape[1]) else torch.tensor(ask, dtype=torch.int64)
         made = torch.from_numpy(rows)
         return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None)
 
@@ -207,6 +214,30 @@ class Executor:
             which = slice(num_asked) if keep is None else send(keep, logits.device)
             logits, hidden = logits[which], None if hidden is None else hidden[which]
         return Output(logits.float(), hidden)
+
+    @property
+    def can_chain(self) -> bool:
+        """Whether `run_chain` may be called: the backend has recordings of one row of any text."""
+        return self._is_captured and self.fixed_rows is None
+
+    def run_chain(
+        self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Run steps of one row each, each of the token that was chosen after the one before.
+
+        feeds   of one lane; only the first one's token counts
+        choice  of one token, made after each step
+        inputs  [n + 1] int64: `choice_inputs` of the steps
+
+        Returns [n, 3] float64 on the device (`chosen_there` fetches it), valid until the next call.
+        """
+        assert self._backend is not None, "this executor was freed"
+        steps = torch.zeros(6, len(feeds) + 1, dtype=torch.int64)
+        steps[:5, :-1] = torch.from_numpy(np.concatenate([self._rows_of(f) for f in feeds], axis=1))
+        steps[5] = inputs
+        spans = (Span(self.lanes.first_slot(feeds[0].lane), 1),)
+        num_visible = max(map(self._num_visible, feeds))
+        return self._backend.chain(steps, spans, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
         """Copy cache slots as `SlotMap.advance` says, of all lanes in one gather."""
@@ -323,6 +354,15 @@ class Executor:
             padded[:, num_rows:] = rows[:, :1]
         scratch = self.lanes.first_slot(lane) + self.capacity
         padded[2, num_rows:] = scratch + np.arange(count - num_rows)
+        return padded
+
+
+    def _pad_prompt(self, rows: Any, lane: int) -> Any:
+        """Fill a chunk of a prompt up to 64, 128, 256, ... rows; all fillers write to one slot."""
+        num_rows = rows.shape[1]
+        count = max(FEWEST_PROMPT_ROWS, 1 << (num_rows - 1).bit_length())
+        padded = rows[:, np.minimum(np.arange(count), num_rows - 1)]
+        padded[2, num_rows:] = self.lanes.first_slot(lane) + self.capacity
         return padded
 
 

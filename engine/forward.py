@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from engine.device import send
+from engine.device_choice import Choice
 from engine.errors import ModelError
 from engine.kv_cache import SlotCache
 from engine.lanes import Span
@@ -71,6 +72,22 @@ class Backend(Protocol):
 
         Raises:
             ModelError: this backend does not give hidden states.
+        """
+
+    def chain(
+        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
+    ) -> torch.Tensor:
+        """Run passes of one row each, each of the token that the one before it has chosen.
+
+        Only of a backend that `is_captured`.
+
+        steps   [6, n + 1] int64, CPU: a column for each of n steps, its first five numbers as in
+                `forward` (the token of the first step alone counts), then the key of its choice;
+                in the last column, below, the bits of the temperature (`choice_inputs`)
+        spans   of one row
+        choice  of one token
+
+        Returns [n, 3] float64 on the device, as `Choice.of` does, valid until the next call.
         """
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -282,8 +282,7 @@ class FusedBackend(Backend):
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
         with torch.inference_mode():
-            read = torch.tensor(sources, dtype=torch.int64, device=self._device)
-            written = torch.tensor(targets, dtype=torch.int64, device=self._device)
+            read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self._device)
             self.cache.index_copy_(2, written, self.cache.index_select(2, read))
 
     def copy(self, source: int, target: int, length: int) -> None:

@@ -10,11 +10,13 @@ A shape is recorded when it first comes, at load for all that are common. Passes
 kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from engine.captures import Captures, Compute, Record
 from engine.device import send
+from engine.device_choice import Choice, capture_on
 from engine.errors import ModelError
 from engine.forward import Backend, Output, Spans, no_hidden
 from engine.fused import FusedBackend
@@ -22,11 +24,6 @@ from engine.lanes import Lanes
 from engine.masks import from_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
-
-Compute = Callable[[torch.Tensor], torch.Tensor]
-"""Integers of a pass [5, n] on the device, as in `Backend.forward` -> logits"""
-Record = Callable[[Compute, torch.Tensor], Compute]
-"""(what to record, the integers of a pass on the CPU) -> the same, for integers on the CPU"""
 
 FEWEST_SLOTS = 256
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
@@ -40,7 +37,7 @@ class GraphBackend(Backend):
 
     def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
         """Raises ModelError if this backend does not cover the model or its device."""
-        self._record = recorder(loaded.device)
+        self._record = self._recorder(loaded.device)
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._device = loaded.device
@@ -48,11 +45,13 @@ class GraphBackend(Backend):
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
         self._recorded: dict[tuple[Spans, int], Compute] = {}  # the int: visible slots
+        self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self._recorded.clear()
-        self._record = recorder(self._device)  # a pool whose graphs have gone is not used again
+        self._chains.clear()
+        self._record = self._recorder(self._device)  # a pool whose graphs have gone is not used again
         self._fused.take_over(timed=timed)
 
     def forward(
@@ -75,6 +74,45 @@ class GraphBackend(Backend):
                 self._recorded[shape] = self._recording(rows, *shape)
             # A recording writes where it always writes, and other recordings may write there too.
             return Output(self._recorded[shape](rows).clone())
+
+    @staticmethod
+    def _recorder(device: torch.device) -> Record:
+        record = recorder(device)
+        capture_on(device, Captures(record))
+        return record
+
+    def chain(
+        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
+    ) -> torch.Tensor:
+        """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
+        with torch.inference_mode():
+            key = steps.shape[1] - 1, spans, num_visible, choice
+            if key not in self._chains:
+                self._chains[key] = self._chain(steps, spans, num_visible, choice)
+            return self._chains[key](steps)
+
+    def _chain(
+        self, steps: torch.Tensor, spans: Spans, num_visible: int, choice: Choice
+    ) -> Compute:
+        def compute(there: torch.Tensor) -> torch.Tensor:
+            return self._steps(there, spans, num_visible, choice)
+
+        try:
+            return self._record(compute, steps)
+        except RuntimeError:
+            return lambda steps: compute(send(steps, self._device))
+
+    def _steps(
+        self, steps: torch.Tensor, spans: Spans, num_visible: int, choice: Choice
+    ) -> torch.Tensor:
+        ids, rest, keys = steps[:1, :1], steps[1:5], steps[5]
+        found = []
+        for index in range(steps.shape[1] - 1):
+            row = torch.cat((ids, rest[:, index : index + 1]))
+            logits = self._compute(row, spans, num_visible).float()
+            found.append(choice.of(logits, torch.cat((keys[index : index + 1], keys[-1:]))))
+            ids = found[-1][:, :1].long()
+        return torch.cat(found)
 
     def _recording(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> Compute:
         self.num_uncaptured += not self.is_loading
@@ -136,20 +174,28 @@ def recorder(device: torch.device) -> Record:
     if device.type != "cuda":
         raise ModelError("CUDA graphs need a GPU; use the backend fused, or compiled")
     pool = torch.cuda.graph_pool_handle()
+    # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(compute: Compute, rows: torch.Tensor) -> Compute:
         staging = rows.clone().pin_memory()
         there = staging.to(device)
-        stream, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(stream)
-        with torch.cuda.stream(side):
-            for _ in range(_NUM_WARM):
-                compute(there)
-        stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may do what a capture of this one must not.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            logits = compute(there)
+        stream = torch.cuda.current_stream(device)
+        try:
+            side.wait_stream(stream)
+            with torch.cuda.stream(side):
+                for _ in range(_NUM_WARM):
+                    compute(there)
+            # Other threads of the process may do what a capture of this one must not.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=side, capture_error_mode="thread_local"
+            ):
+                result = compute(there)
+        finally:
+            # A capture that raises leaves the process on its stream.
+            torch.cuda.set_stream(stream)
+            stream.wait_stream(side)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
         def replay(rows: torch.Tensor) -> torch.Tensor:
@@ -158,7 +204,7 @@ def recorder(device: torch.device) -> Record:
             there.copy_(staging, non_blocking=True)
             copied.record()
             graph.replay()
-            return logits
+            return result
 
         return replay
 

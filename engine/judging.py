@@ -4,23 +4,21 @@ The drafter samples from its own processed distribution, cut to a few candidates
 what was sampled by its own. Both process logits in the same way (`sampling.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from engine.device_judging import MakeTrial, candidates_there, judge_there
 from engine.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
 from engine.verification import (
     MAX_CANDIDATES,
     Distribution,
     Purpose,
-    Trial,
     Weights,
     truncated,
     uniform,
 )
-
-MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
 
 
 def life_of(sample_index: int, incarnation: int) -> int:
@@ -57,12 +55,18 @@ def judge(
 
     life, number  name this judgement: no other one of this text has the same two
     """
-    rows = to_host(logits)
-    assert rows.shape[0] == len(drafts) + 1 == len(proposals) + 1
-    trial = make_trial(distributions(rows, sampling), drafts, proposals)
+    assert logits.shape[0] == len(drafts) + 1 == len(proposals) + 1
     luck = [uniform(seed, Purpose.ACCEPT, life, number, i) for i in range(len(drafts))]
+    last_luck = uniform(seed, Purpose.CORRECT, life, number)
+    if logits.device.type != "cpu":
+        num_accepted, token = judge_there(
+            logits, sampling, make_trial, drafts, proposals, luck=luck, last_luck=last_luck
+        )
+        return num_accepted, (*drafts[:num_accepted], token)
+    rows = to_host(logits)
+    trial = make_trial(distributions(rows, sampling), drafts, proposals)
     num_accepted = trial.num_accepted(luck)
-    following = trial.following(num_accepted).pick(uniform(seed, Purpose.CORRECT, life, number))
+    following = trial.following(num_accepted).pick(last_luck)
     return num_accepted, (*drafts[:num_accepted], following)
 
 
@@ -82,7 +86,10 @@ def sample_draft(
 
     number  names this draft: no other one of this life has the same
     """
-    (whole,) = distributions(to_host(logits, num_valid), sampling)
+    if logits.device.type == "cpu":
+        (whole,) = distributions(to_host(logits, num_valid), sampling)
+    else:
+        whole = candidates_there(logits, sampling, max_candidates, num_valid)
     ids, weights = truncated(whole, max_candidates)
     proposal = Distribution.of(ids, weights)
     token = proposal.pick(uniform(seed, Purpose.DRAFT, life, number))

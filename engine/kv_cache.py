@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from engine.device import send
+
 _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
 
 
@@ -72,9 +74,7 @@ class SlotCache(Cache):
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` to `targets` in every layer; all reads come first."""
-        device = self.slots.device
-        read = torch.tensor(sources, dtype=torch.int64, device=device)
-        written = torch.tensor(targets, dtype=torch.int64, device=device)
+        read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self.slots.device)
         for buffer in self.buffers.values():
             buffer.index_copy_(3, written, buffer.index_select(3, read))
 

@@ -8,12 +8,11 @@ from functools import partial
 
 import torch
 
-from engine.device import free_bytes, pin
+from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.kv_cache import slot_bytes
-from engine.lanes import num_lanes_within
+from engine.memory import longest_text, num_lanes_that_fit
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
@@ -21,7 +20,6 @@ from engine.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
 
-CACHE_SHARE = 0.5  # of the memory that is free, for the cache of several texts
 BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 
@@ -61,7 +59,7 @@ def load_engine(
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
-    max_len  most tokens of a text; 0: as many as the model can take
+    max_len  most tokens of a text; 0: as many as the model can take and the memory holds
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
@@ -84,12 +82,12 @@ def load_engine(
         say("choosing threads")
         choose = fastest_num_threads if fixed_rows is None else usual_num_threads
         torch.set_num_threads(choose(loaded))
-    max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
+    max_len = longest_text(loaded, max_len)
     say("compiling (takes a minute)" if backend == "compiled" else "checking")
     executor = make_executor(
         loaded,
         max_len + NUM_TREE_SLOTS,
-        num_lanes=_num_lanes_that_fit(loaded, max_len, num_lanes),
+        num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes),
         fixed_rows=fixed_rows,
         backend=backend,
         row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
@@ -110,23 +108,6 @@ def load_engine(
         load_s=time.monotonic() - started,
         pass_s=pass_s,
     )
-
-
-def _num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least."""
-    if wanted == 1:
-        return 1
-    slots = max_len + 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that fill up
-    free = int(CACHE_SHARE * free_bytes(loaded.device))
-    fitting = num_lanes_within(free, slot_bytes(loaded.model, loaded.device), slots)
-    if fitting < wanted:
-        logger.warning(
-            "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
-            loaded.name,
-            max(1, fitting),
-            wanted,
-        )
-    return min(wanted, max(1, fitting))
 
 
 def make_executor(

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import is_accelerate_available
 from transformers.utils import logging as hf_logging
 
 from engine.checkpoint import find_checkpoint
-from engine.device import cpu_is_fast_in, torch_device
+from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.tensors import (
@@ -85,7 +86,7 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
-    where = torch_device(device)
+    where = claim(device)
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = find_checkpoint(name, revision)
@@ -96,9 +97,10 @@ def load_model(
     check_layers(path, stated, shapes)
     config = _read_config(path, stated)
     refuse_unsupported(name, config)
-    _check_sizes(path, stated, config, shapes)
+    num_weights = _check_sizes(path, stated, config, shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    model = _read_weights(name, folder, config, chosen)
+    _refuse_too_large(name, num_weights, chosen, where)
+    model = _read_weights(name, folder, config, chosen, where)
     model = _put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
@@ -181,8 +183,11 @@ def _read_config(path: Path, stated: Object) -> Any:
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 
-def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> None:
-    """Refuse what does not fit the checkpoint, before memory is taken for it."""
+def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> int:
+    """Refuse what does not fit the checkpoint, before memory is taken for it.
+
+    Returns how many weights there are.
+    """
     loader: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
@@ -191,6 +196,7 @@ def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Non
         raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
     if not stated.get("quantization_config"):  # else tensors are packed, in ways of their own
         check_shapes(path, stated, model, shapes)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _choose_dtype(
@@ -221,8 +227,26 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     return torch.float32
 
 
-def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+def _refuse_too_large(
+    name: str, num_weights: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise OutOfMemory if so many weights of this type do not fit into what is free."""
+    needed, free = num_weights * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise OutOfMemory(
+            f"{name}: its weights take {gigabytes(needed)} in {str(dtype).removeprefix('torch.')}, "
+            f"and {device} has {gigabytes(free)} free; use a smaller dtype or model, or end what "
+            "else runs there"
+        )
+
+
+def _read_weights(
+    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """Read the weights, straight onto a GPU where the library for that is installed."""
     loader: Any = AutoModelForCausalLM
+    is_direct = device.type == "cuda" and is_accelerate_available()
+    where: dict[str, Any] = {"device_map": {"": device}} if is_direct else {}
     try:
         model, info = loader.from_pretrained(
             folder,
@@ -234,6 +258,7 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
             generation_config=_NO_GENERATION,  # what is wanted of the file is read here
+            **where,
         )
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(

@@ -15,6 +15,7 @@ of it and add the few drafted tokens for the time of a call: no work grows with 
 that of a repetition penalty with the number of different tokens in it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.device import send
 from engine.sampling import Floats, Ids, to_host
 
 
@@ -53,10 +55,13 @@ class Path:
 
 
 class Processor(Protocol):
-    """Changes one row."""
+    """Changes rows of logits; -inf rules a token out. A function of path and row, nothing else."""
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """Change `row` [V] in place; -inf rules a token out. A function of both, nothing else."""
+        """Change `row` [V] in place."""
+
+    def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
+        """Return the same of `rows` [n, V] on a device, which may be changed in place."""
 
 
 class Settings(Protocol):
@@ -146,7 +151,7 @@ class Processors:
         self._processors = built_in(settings, vocab_size)
 
     def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return processed logits [n, V] float32 on the host, a new tensor.
+        """Return processed logits [n, V] float32, a new tensor where `logits` are.
 
         drafted  per row, the tokens between the committed text and the choice
 
@@ -155,16 +160,30 @@ class Processors:
         Raises:
             EngineError: the logits are not finite.
         """
+        assert len(drafted) == logits.shape[0]
+        paths = [Path(self._text, self._num_prompt, tokens) for tokens in drafted]
+        if logits.device.type != "cpu":
+            return self.apply_there(logits, paths)
         rows = to_host(logits)
-        assert len(drafted) == rows.shape[0]
         changed = rows.copy()
-        for row, tokens in zip(changed, drafted, strict=True):
-            path = Path(self._text, self._num_prompt, tokens)
+        for row, path in zip(changed, paths, strict=True):
             for processor in self._processors:
                 processor(path, row)
         is_empty = np.isneginf(changed.max(axis=1))
         changed[is_empty] = rows[is_empty]
         return torch.from_numpy(changed)
+
+    def apply_there(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+        """What `apply` does, with some integers sent to the device and nothing fetched from it.
+
+        Whoever chooses from the rows finds out whether they are finite.
+        """
+        with torch.inference_mode():
+            changed = logits.clone()
+            for processor in self._processors:
+                changed = processor.there(paths, changed)
+            is_empty = changed.amax(dim=1, keepdim=True).isneginf()
+            return torch.where(is_empty, logits, changed)
 
 
 def built_in(settings: Settings, vocab_size: int) -> tuple[Processor, ...]:
@@ -203,10 +222,17 @@ class BannedWords:
     def __call__(self, path: Path, row: Floats) -> None:
         """See `Processor`."""
         row[self._always] = -np.inf
+        row[self._following(path)] = -np.inf
+
+    def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
+        """See `Processor`."""
+        always = self._always.tolist()
+        return _ruled_out(rows, [[*always, *self._following(path)] for path in paths])
+
+    def _following(self, path: Path) -> list[int]:
+        """What may not come because of what is there."""
         tail = path.last_generated(self._longest)
-        for before, last in self._after:
-            if tail[len(tail) - len(before) :] == before:
-                row[last] = -np.inf
+        return [last for before, last in self._after if tail[len(tail) - len(before) :] == before]
 
 
 class MinTokens:
@@ -221,6 +247,12 @@ class MinTokens:
         if path.num_generated < self._min_tokens:
             row[self._late_ids] = -np.inf
 
+    def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
+        """See `Processor`."""
+        late = self._late_ids.tolist()
+        is_early = [path.num_generated < self._min_tokens for path in paths]
+        return _ruled_out(rows, [late if early else [] for early in is_early])
+
 
 class Bias:
     """Adds a table. A token that is named twice gets both."""
@@ -234,6 +266,13 @@ class Bias:
         """See `Processor`."""
         del path  # a bias is the same everywhere
         np.add.at(row, self._ids, self._values)
+
+    def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
+        """See `Processor`."""
+        del paths
+        ids = send(torch.from_numpy(self._ids), rows.device)
+        values = send(torch.from_numpy(self._values), rows.device)
+        return rows.index_add_(1, ids, values.expand(len(rows), -1))
 
 
 class Penalties:
@@ -271,6 +310,43 @@ class Penalties:
             for token in drafted:
                 self._count(token, -1)
 
+    def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
+        """See `Processor`."""
+        self._catch_up(paths[0])
+        size = rows.shape[1]
+        drafted = [[token for token in path.drafted if token < size] for path in paths]
+        if self._repetition != 1.0:
+            seen = send(torch.from_numpy(self._seen_ids[: self._num_seen]), rows.device)
+            is_seen = torch.zeros(rows.shape, dtype=torch.bool, device=rows.device)
+            is_seen.index_fill_(1, seen, value=True)
+            is_seen.view(-1).index_fill_(0, _cells(drafted, rows), value=True)
+            # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
+            factor = torch.full((), float(self._repetition), device=rows.device)
+            changed = torch.where(rows > 0, rows / factor, rows * factor)
+            changed = changed.clamp(max=torch.finfo(torch.float32).max)
+            rows = torch.where(is_seen, changed, rows)
+        if self._presence != 0.0 or self._frequency != 0.0:
+            rows = rows - self._offsets_there(drafted, rows)
+        return rows
+
+    def _offsets_there(self, drafted: Sequence[list[int]], rows: torch.Tensor) -> torch.Tensor:
+        """What the generated tokens of each row are offset by, [n, V]."""
+        counted = np.flatnonzero(self._counts)
+        values: list[float] = []
+        for tokens in drafted:
+            for token in tokens:
+                self._count(token, 1)
+            values += (float(self._offsets[token]) for token in tokens)
+            for token in tokens:
+                self._count(token, -1)
+        offsets = torch.zeros(rows.shape, device=rows.device)
+        of_text = send(torch.from_numpy(self._offsets[counted]), rows.device)
+        where = send(torch.from_numpy(counted), rows.device)
+        offsets.index_copy_(1, where, of_text.expand(len(rows), -1))
+        of_drafts = send(torch.tensor(values, dtype=torch.float32), rows.device)
+        offsets.view(-1).index_copy_(0, _cells(drafted, rows), of_drafts)
+        return offsets
+
     def _catch_up(self, path: Path) -> None:
         """Count what has been committed since the last call."""
         assert self._num_counted <= len(path.text), "a committed text never shrinks"
@@ -297,6 +373,19 @@ class Penalties:
         self._counts[token] += change
         count = int(self._counts[token])
         self._offsets[token] = self._frequency * count + self._presence * (count > 0)
+
+
+def _ruled_out(rows: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Rule out some ids of each row [n, V], in place."""
+    rows.view(-1).index_fill_(0, _cells(ids, rows), -math.inf)
+    return rows
+
+
+def _cells(ids: Sequence[Sequence[int]], rows: torch.Tensor) -> torch.Tensor:
+    """Return where some ids of each row lie in all of `rows` [n, V], on their device."""
+    size = rows.shape[1]
+    found = [row * size + token for row, tokens in enumerate(ids) for token in tokens]
+    return send(torch.tensor(found, dtype=torch.int64), rows.device)
 
 
 def _known(ids: Sequence[int], vocab_size: int) -> Ids:

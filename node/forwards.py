@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.device_choice import Choice, chosen_there
 from engine.executor import Executor
 from engine.processors import ProcessorsByText
 from engine.slots import Feed
@@ -37,6 +38,24 @@ class Forwards:
         logits = self._executor.forward(laid_out).logits
         self._heart.watch.enter(Phase.CHOOSE)
         return logits
+
+    @property
+    def can_chain(self) -> bool:
+        """Whether `run_chain` may be called."""
+        return self._executor.can_chain and not self._device.is_simulated
+
+    def run_chain(
+        self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
+        """Run `Executor.run_chain`; returns what every step has chosen, and its score."""
+        self._started = time.perf_counter()
+        self._num_rows = 1
+        for _ in feeds:
+            self._heart.watch.forward(1, 1)
+        self._heart.watch.enter(Phase.MODEL)
+        found = self._executor.run_chain(feeds, choice, inputs)
+        self._heart.watch.enter(Phase.CHOOSE)
+        return chosen_there(found)
 
     def processed(
         self,

@@ -129,6 +129,7 @@ def introduce(
         load_us=round(engine.load_s * 1e6),
         num_lanes=engine.executor.lanes.count,
         host=socket.gethostname(),
+        backend=engine.executor.backend,
         simulated_us=round(config.simulated_ms * 1e3),
         simulated_us_per_row=round(config.simulated_ms_per_row * 1e3),
     )

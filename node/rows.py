@@ -1,8 +1,13 @@
-"""Of how many rows the forwards of a node are timed and recorded before its first text (pure)."""
+"""Of how many rows the forwards of a node are: timed and recorded at load, and of a prompt (pure)."""
 
 from collections.abc import Mapping
 
 from proto.messages import Role
+
+# Of a prompt, read at once: on a CPU few, because nobody else gets a turn meanwhile; a GPU is idle
+# with so few.
+PREFILL_CHUNK = 256
+PREFILL_CHUNKS: Mapping[str, int] = {"cpu": PREFILL_CHUNK, "cuda": 2048}
 
 TIMED_ROWS: Mapping[Role, tuple[int, ...]] = {
     Role.TARGET: (1, 2, 3, 5, 9, 16),

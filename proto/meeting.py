@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Role(StrEnum):
@@ -28,6 +28,7 @@ class Hello:
 
     num_lanes  texts that the node has room for at once
     host       where it runs, for people
+    backend    which forward runs there, for people
     simulated_us, simulated_us_per_row  of its forwards, as on another device; 0: not simulated
     """
 
@@ -44,6 +45,7 @@ class Hello:
     load_us: int
     num_lanes: int
     host: str = ""
+    backend: str = ""
     simulated_us: int = 0
     simulated_us_per_row: int = 0
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from node.acceptance import Acceptance
 from node.costs import Costs
+from node.rows import PREFILL_CHUNK
 from target_node.resting import Courses
 
 
@@ -14,9 +15,11 @@ class Known:
     fixed_rows  reproducible mode: every decoding pass has at most so many rows of a text (the
                 engine pads them to exactly as many), the prompt is prefilled alone, and no other
                 text's cache is used
+    chunk       most tokens of a prompt that are read at once
     """
 
     fixed_rows: int | None = None
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
     courses: Courses = field(default_factory=Courses)
+    chunk: int = PREFILL_CHUNK

@@ -6,21 +6,20 @@ from engine.slots import Feed, SlotMap
 from node.events import Send, SharedAction
 from proto.messages import Logprobs, Open, PromptLogprobs
 
-PREFILL_CHUNK = 256
-
 
 def next_chunk(
-    slots: SlotMap[int], text: Sequence[int], opened: Open, *, is_alone: bool
+    slots: SlotMap[int], text: Sequence[int], opened: Open, limit: int, *, is_alone: bool
 ) -> Sequence[int]:
     """The committed tokens to prefill next; empty if a pass with drafts can take what is missing.
 
+    limit     most of them
     is_alone  the prompt but for its last token is prefilled in passes of its own, and nothing
               after it is prefilled at all (reproducible mode)
     """
     start, end = slots.prefix_len, opened.num_prompt - 1
     if (is_alone or opened.sampling.scores_prompt) and start < end:
-        return text[start : min(end, start + PREFILL_CHUNK)]
-    return () if is_alone else slots.next_chunk(text, len(text), PREFILL_CHUNK)
+        return text[start : min(end, start + limit)]
+    return () if is_alone else slots.next_chunk(text, len(text), limit)
 
 
 def scored_by(feed: Feed, opened: Open) -> tuple[int, ...]:

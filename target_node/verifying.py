@@ -158,8 +158,9 @@ class Verifying:
     @property
     def chunk(self) -> Sequence[int]:
         """What is to be prefilled next; empty if a pass can take what is missing."""
-        is_alone = bool(self._known.fixed_rows)
-        return next_chunk(self.slots, self.tree.text.tokens, self.opened, is_alone=is_alone)
+        known, text = self._known, self.tree.text.tokens
+        is_alone = bool(known.fixed_rows)
+        return next_chunk(self.slots, text, self.opened, known.chunk, is_alone=is_alone)
 
     @property
     def may_copy(self) -> bool:

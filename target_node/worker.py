@@ -18,6 +18,7 @@ from node.forwards import Forwards
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
+from node.rows import PREFILL_CHUNKS
 from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
@@ -45,6 +46,7 @@ def serve(
     known = Known(
         fixed_rows=config.fixed_rows or None,
         costs=Costs(device.at_least(engine.pass_s)),
+        chunk=PREFILL_CHUNKS[engine.loaded.device.type],
     )
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)

@@ -83,6 +83,8 @@ def generate(
         finally:
             if trace is not None:
                 running.write_trace(trace)
+        if not as_json:
+            typer.echo(running.engines(), err=True)
         if trace is not None:
             typer.echo(f"trace: {trace} (for ui.perfetto.dev, or trace-summary)", err=True)
         if not all_fit:

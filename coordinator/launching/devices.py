@@ -38,6 +38,11 @@ def default_devices() -> tuple[str, str]:
     return f"cpu:{_as_runs(cores[:-1] or cores)}", f"cpu:{cores[-1]}"
 
 
+def shares_gpu(device: str) -> bool:
+    """Whether a node on this device has the only GPU of the machine, which others may want too."""
+    return device.startswith("cuda") and _num_gpus() == 1
+
+
 def _quota() -> int:
     """How many cores' worth of time a container may take; a large number if nothing limits it."""
     try:

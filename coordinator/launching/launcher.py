@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.launching.devices import default_device
+from coordinator.launching.devices import default_device, shares_gpu
+from coordinator.launching.mps import Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
@@ -158,6 +159,7 @@ class Launcher:
         self.folder = self._runtime.path
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
+        self._mps: Mps | None = None
         self._is_closed = False
         self._lock = threading.Lock()  # nothing is started once it is closed
         _launchers.add(self)
@@ -165,6 +167,7 @@ class Launcher:
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
         log = self.folder / f"{config.identity}.log"
+        config = self._completed(config)
         try:
             with self._lock:
                 if self._is_closed:
@@ -175,12 +178,14 @@ class Launcher:
             raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
         try:
             assert node.process.stdin is not None
-            node.process.stdin.write(self._completed(config).to_json() + "\n")
+            node.process.stdin.write(config.to_json() + "\n")
             node.process.stdin.flush()
         except (OSError, ValueError):
             pass  # it has ended already, or is being ended; its obituary says why
 
     def _started(self, config: NodeConfig, log: Path) -> NodeProcess:
+        if self._mps is None and not self._is_alone and shares_gpu(config.device):
+            self._mps = Mps.start(self.folder)
         with log.open("w") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULES[config.role]],
@@ -194,6 +199,7 @@ class Launcher:
                     **os.environ,
                     "TOKENIZERS_PARALLELISM": "false",
                     "TMPDIR": str(self.folder),
+                    **(self._mps.environment(config.role) if self._mps is not None else {}),
                 },
             )
         node = NodeProcess(config.identity, config.role, process, log)
@@ -235,6 +241,8 @@ class Launcher:
             if self._wait():
                 break
         self._nodes = []
+        if self._mps is not None:
+            self._mps.stop()
         self._runtime.remove()
 
     def disown(self) -> None:
@@ -246,6 +254,8 @@ class Launcher:
                 os.dup2(nowhere, node.process.stdin.fileno(), inheritable=False)
         os.close(nowhere)
         self._nodes = []
+        if self._mps is not None:
+            self._mps.disown()
         self._lock = threading.Lock()  # a thread of the parent may have held it
         self._runtime.disown()
 

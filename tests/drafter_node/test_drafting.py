@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from drafter_node.drafting import PREFILL_CHUNK
 from drafter_node.events import Children, Compute
 from engine.slots import Feed
 from node.events import Allocate, Send
+from node.rows import PREFILL_CHUNK
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter
 from tests.target_node.target import gap, marked

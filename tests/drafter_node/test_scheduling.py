@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from drafter_node.drafting import PREFILL_CHUNK
 from drafter_node.events import Action, Compute
 from drafter_node.reminding import WAIT_S_FIRST
 from node.events import CopyPrefix, Send, WaitUntil
+from node.rows import PREFILL_CHUNK
 from proto.messages import Cause, Close, Draft, Limits, Open, Policy
 from tests.drafter_node.drafter import NOT_ASKED, Drafter, chosen, parts_of
 from tests.texts import PIPELINED, STOP, SYNC_4, opening, verdict

@@ -57,6 +57,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return replay
 
     monkeypatch.setattr(engine.graphs, "recorder", lambda _device: record)
+    # Choices on a CPU are made on the host: nothing is left behind for other tests.
+    monkeypatch.setattr(engine.graphs, "capture_on", lambda *_: None)
     return made
 
 

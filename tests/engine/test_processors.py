@@ -89,6 +89,9 @@ def test_every_row_is_that_of_the_dumb_version_however_it_was_drafted(
         for path, row, changed in zip(paths, logits.numpy(), got, strict=True):
             want = dumb(shape, prompt, [*text[len(prompt) :], *path], row)
             np.testing.assert_allclose(changed, want, rtol=1e-5, atol=1e-6)
+        there = processors.apply_there(logits, [Path(text, len(prompt), path) for path in paths])
+        assert torch.equal(logits, before)
+        assert np.array_equal(there.numpy(), got)
         text += drafts[:num_committed]
 
 

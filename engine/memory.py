@@ -1,0 +1,69 @@
+"""What fits into the memory of a device beside the weights: the longest text, and how many at once.
+
+Asked before memory is taken, so that what does not fit is said in one line and at once, and not by
+an allocator after a minute of reading. Knows sizes; no layer, no text.
+"""
+
+import logging
+
+from engine.device import free_bytes, gigabytes
+from engine.errors import OutOfMemory
+from engine.kv_cache import slot_bytes
+from engine.lanes import num_lanes_within
+from engine.model import LoadedModel
+from engine.slots import NUM_TREE_SLOTS
+
+logger = logging.getLogger(__name__)
+
+# Of the memory that is free once the weights are there, for the cache. A GPU's rest is for what a
+# pass computes and for graphs; a CPU's also for the weights, which are a mapped file until they are
+# laid out anew, and for everybody else.
+_SHARES = {"cuda": 0.85, "cpu": 0.5}
+_SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
+_SPARE_SLOTS = 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that fill up
+_SHORTEST = 256  # tokens; a text of fewer is of no use
+
+
+def longest_text(loaded: LoadedModel, asked: int) -> int:
+    """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
+
+    Raises:
+        OutOfMemory: a cache for that many does not fit beside the weights.
+    """
+    limit = min(loaded.max_model_len, asked or loaded.max_model_len)
+    each = slot_bytes(loaded.model, loaded.device)
+    free = int(_SHARES.get(loaded.device.type, _SHARES["cpu"]) * free_bytes(loaded.device))
+    fitting = free // each - _SPARE_SLOTS
+    if fitting >= limit:
+        return limit
+    if asked or fitting < min(limit, _SHORTEST):
+        raise OutOfMemory(
+            f"{loaded.name}: a cache for {limit} tokens takes {gigabytes(limit * each)}, and "
+            f"{loaded.device} has {gigabytes(free)} for it; "
+            + (
+                f"a maximum length of {fitting} fits"
+                if fitting >= _SHORTEST
+                else "use a smaller model, or end what else runs there"
+            )
+        )
+    logger.warning(
+        "%s: memory for texts of %d tokens, not of %d", loaded.name, fitting, loaded.max_model_len
+    )
+    return fitting
+
+
+def num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
+    """As many lanes as are wanted, or as the memory allows; one at least."""
+    if wanted == 1:
+        return 1
+    slots = max_len + _SPARE_SLOTS
+    free = int(_SHARE_OF_SEVERAL * free_bytes(loaded.device))
+    fitting = num_lanes_within(free, slot_bytes(loaded.model, loaded.device), slots)
+    if fitting < wanted:
+        logger.warning(
+            "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
+            loaded.name,
+            max(1, fitting),
+            wanted,
+        )
+    return min(wanted, max(1, fitting))

@@ -1,0 +1,59 @@
+"""What a process sets for a GPU before it loads anything; the GPU is made up."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import engine.device
+from engine.device import claim, gigabytes
+from engine.errors import ModelError
+from engine.model import load_model
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The GPUs that were made the process's own."""
+    claimed: list[str] = []
+    monkeypatch.setattr(engine.device, "_check_cuda", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: claimed.append(str(device)))
+    matmul = torch.backends.cuda.matmul
+    before = (
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_reduced_precision_reduction,
+    )
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    matmul.allow_bf16_reduced_precision_reduction = True
+    yield claimed
+    torch.backends.cuda.enable_cudnn_sdp(before[0])
+    matmul.allow_bf16_reduced_precision_reduction = before[1]
+    matmul.allow_fp16_reduced_precision_reduction = before[2]
+
+
+def test_a_gpu_is_claimed_with_what_must_be_off(made_up: list[str]) -> None:
+    assert claim("cuda:1") == torch.device("cuda:1")
+    assert made_up == ["cuda:1"]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def test_whoever_loads_a_model_claims_its_device(
+    made_up: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Experiments and tests load models without a node around them.
+    def stop(*_: object) -> None:
+        raise ModelError("far enough")
+
+    monkeypatch.setattr("engine.model.find_checkpoint", stop)
+    with pytest.raises(ModelError, match="far enough"):
+        load_model("anything", device="cuda:1")
+    assert made_up == ["cuda:1"]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_cpu_needs_nothing() -> None:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    assert claim("cpu") == torch.device("cpu")
+    assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    assert gigabytes(16_060_000_000) == "16.1 GB"

@@ -1,0 +1,86 @@
+"""What does not fit is refused before memory is taken, and the longest text is what is left."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import engine.memory
+import engine.model
+from engine.errors import OutOfMemory
+from engine.kv_cache import slot_bytes
+from engine.memory import longest_text, num_lanes_that_fit
+from engine.model import LoadedModel, load_model
+from tests.tiny_models import make_model
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(str(make_model("llama", tmp_path_factory.mktemp("model"))), dtype="float32")
+
+
+def with_room_for(loaded: LoadedModel, slots: int, patch: pytest.MonkeyPatch) -> None:
+    """Half of the memory of a CPU is for the cache."""
+    free = 2 * slots * slot_bytes(loaded.model, loaded.device)
+    patch.setattr(engine.memory, "free_bytes", lambda _: free)
+
+
+def test_the_longest_text_is_what_the_model_takes_or_the_memory_holds(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = loaded.max_model_len
+    assert limit > 300
+    with_room_for(loaded, 10 * limit, monkeypatch)
+    assert longest_text(loaded, 0) == limit
+    assert longest_text(loaded, 100) == 100
+    assert longest_text(loaded, 10 * limit) == limit
+    with_room_for(loaded, 300 + 128, monkeypatch)
+    assert longest_text(loaded, 0) == 300
+    assert longest_text(loaded, 200) == 200
+    assert num_lanes_that_fit(loaded, 100, 8) == 1
+
+
+def test_a_text_that_was_asked_for_and_does_not_fit_is_refused_with_one_that_does(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room_for(loaded, 300 + 128, monkeypatch)
+    with pytest.raises(OutOfMemory, match="a maximum length of 300 fits") as caught:
+        longest_text(loaded, 301)
+    assert "\n" not in str(caught.value)
+    with_room_for(loaded, 140, monkeypatch)
+    with pytest.raises(OutOfMemory, match="use a smaller model"):
+        longest_text(loaded, 0)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(make_model("llama", tmp_path))
+    needed = 4 * load_model(folder, dtype="float32").num_parameters
+    monkeypatch.setattr(engine.model, "_read_weights", lambda *_: pytest.fail("they were read"))
+    monkeypatch.setattr(engine.model, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(OutOfMemory, match=r"take .* GB in float32, and cpu has .* GB free"):
+        load_model(folder, dtype="float32")
+    monkeypatch.setattr(engine.model, "free_bytes", lambda _: needed // 2)
+    with pytest.raises(pytest.fail.Exception, match="they were read"):
+        load_model(folder, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_weights_are_read_straight_onto_a_gpu(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    class Loader:
+        @staticmethod
+        def from_pretrained(*_: object, **options: object) -> None:
+            asked.update(options)
+            raise ValueError("far enough")
+
+    monkeypatch.setattr(engine.model, "AutoModelForCausalLM", Loader)
+    monkeypatch.setattr(engine.model, "is_accelerate_available", lambda: is_there)
+    gpu = torch.device("cuda:0")
+    with pytest.raises(Exception, match="far enough"):
+        engine.model._read_weights("name", tmp_path, None, torch.bfloat16, gpu)
+    assert asked.get("device_map") == ({"": gpu} if is_there else None)
