@@ -36,7 +36,7 @@ Logits on a GPU are not brought here: `device_choice.py` computes the same there
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.captures import USES_BEFORE
 from engine.device_choice import (
     FACTORS,
     GOLDEN,
@@ -172,6 +173,16 @@ def chain_choice(
     beta = BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED
     keys = row_keys(seed, sample_index, positions)
     return choice_of(sampling, beta, num_valid), choice_inputs(sampling, keys)
+
+
+def warm_up_choices(row_counts: Iterable[int], vocab_size: int, device: torch.device) -> None:
+    """Choose from so many rows as often as it takes until those choices are recorded."""
+    for num_rows in row_counts:
+        logits = torch.zeros(num_rows, vocab_size, device=device)
+        for sampling in (Sampling(), Sampling(1.0)):
+            for _ in range(USES_BEFORE + 1):
+                choose(logits, sampling, 0, 0, range(num_rows))
+                rank_scored(logits, sampling, 0, 0, range(num_rows), 1)
 
 
 def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:

@@ -43,7 +43,7 @@ def choose_there(
     Raises:
         EngineError: the logits are not finite.
     """
-    what = Choice(_kind_of(sampling), beta, num_valid)
+    what = Choice(_kind_of(sampling), beta, _within(num_valid, logits))
     return chosen_there(_run(what, logits, choice_inputs(sampling, keys)))
 
 
@@ -72,7 +72,7 @@ def rank_there(
     Raises:
         EngineError: the logits are not finite.
     """
-    what = Choice(_kind_of(sampling), beta, num_valid, num_ranked)
+    what = Choice(_kind_of(sampling), beta, _within(num_valid, logits), num_ranked)
     rows = _run(what, logits, choice_inputs(sampling, keys)).tolist()
     check_tops([row[-1] for row in rows])
     num = len(rows[0]) // 2 if rows else 0
@@ -141,6 +141,11 @@ def _kind_of(sampling: Sampling) -> Sampling:
     if sampling.is_greedy:
         return Sampling()
     return replace(sampling, temperature=1.0)
+
+
+def _within(num_valid: int | None, logits: torch.Tensor) -> int | None:
+    """None where all tokens may be chosen, so that there is one recording for both ways to say it."""
+    return None if num_valid is None or num_valid >= logits.shape[1] else num_valid
 
 
 def _run(what: Choice, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -22,17 +22,17 @@ from engine.compiled import CompiledBackend
 from engine.device import send
 from engine.device_choice import Choice
 from engine.errors import kind_of
+from engine.filling import filled, filled_prompt, rows_of
 from engine.forward import Backend, HuggingFaceBackend, Output, Spans
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
 from engine.lanes import Lanes, Span
-from engine.masks import MASK_BITS, as_words
+from engine.masks import MASK_BITS
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Feed, Move
 
 SLOT_STEP = 64
-FEWEST_PROMPT_ROWS = 64
 _NUM_TIMED = 3
 CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first come
 
@@ -102,6 +102,12 @@ class Executor:
         return self._backend.name
 
     @property
+    def row_counts(self) -> Sequence[int]:
+        """Numbers of rows that the backend is made for, ascending."""
+        assert self._backend is not None, "this executor was freed"
+        return self._backend.row_counts
+
+    @property
     def num_uncaptured(self) -> int:
         """Decode passes that a captured backend had no recording for."""
         backend = self._backend
@@ -151,7 +157,7 @@ class Executor:
         count = None if feeds[0].masks is None else self._count_for(by_lane.values())
         if count is not None:
             for lane in self._lanes_for(by_lane):
-                by_lane[lane] = self._pad(by_lane.get(lane), lane, count)
+                by_lane[lane] = filled(by_lane.get(lane), count, self._scratch(lane))
         rows, spans, starts = self._joined(by_lane)
         pairs = zip(feeds, asks, strict=True)
         index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
@@ -163,9 +169,9 @@ class Executor:
         rows = self._rows_of(feed)
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
-            rows = self._pad(rows, feed.lane, count)
+            rows = filled(rows, count, self._scratch(feed.lane))
         elif feed.masks is None and self.pads_prompts:
-            rows = self._pad_prompt(rows, feed.lane)
+            rows = filled_prompt(rows, self._scratch(feed.lane))
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
         keep = None if _is_all(ask, rows.shape[1]) else torch.tensor(ask, dtype=torch.int64)
         made = torch.from_numpy(rows)
@@ -185,10 +191,7 @@ class Executor:
     def _rows_of(self, feed: Feed) -> Any:
         """Return what the backend must know of the rows of one lane, [5, n] int64."""
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
-        first = self.lanes.first_slot(feed.lane)
-        slots = [first + slot for slot in feed.slots] if first else feed.slots
-        words = as_words(feed.slots, feed.prefix_len, feed.masks)
-        return np.array((feed.tokens, feed.positions, slots, *words), dtype=np.int64)
+        return rows_of(feed, self.lanes.first_slot(feed.lane))
 
     def forward(self, step: Pass, *, with_hidden: bool = False) -> Output:
         """The second half of `run`: the model.
@@ -339,31 +342,8 @@ class Executor:
             return tuple(fed)
         return range(min(1 << max(fed).bit_length(), self.lanes.count))
 
-    def _pad(self, rows: Any | None, lane: int, count: int) -> Any:
-        """Fill a lane up to `count` rows: copies of its first that write to scratch slots.
-
-        Those of a lane without rows see its first slot.
-        """
-        num_rows = 0 if rows is None else rows.shape[1]
-        if num_rows == count:
-            return rows
-        padded = np.zeros((5, count), dtype=np.int64)
-        padded[3] = 1
-        if rows is not None:
-            padded[:, :num_rows] = rows
-            padded[:, num_rows:] = rows[:, :1]
-        scratch = self.lanes.first_slot(lane) + self.capacity
-        padded[2, num_rows:] = scratch + np.arange(count - num_rows)
-        return padded
-
-
-    def _pad_prompt(self, rows: Any, lane: int) -> Any:
-        """Fill a chunk of a prompt up to 64, 128, 256, ... rows; all fillers write to one slot."""
-        num_rows = rows.shape[1]
-        count = max(FEWEST_PROMPT_ROWS, 1 << (num_rows - 1).bit_length())
-        padded = rows[:, np.minimum(np.arange(count), num_rows - 1)]
-        padded[2, num_rows:] = self.lanes.first_slot(lane) + self.capacity
-        return padded
+    def _scratch(self, lane: int) -> int:
+        return self.lanes.first_slot(lane) + self.capacity
 
 
 def _make_backend(

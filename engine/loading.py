@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from engine.coupling import warm_up_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
@@ -99,6 +100,8 @@ def load_engine(
             executor.set_total(executor.capacity)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
+    if executor.backend == "graphs":
+        warm_up_choices(executor.row_counts, loaded.vocab_size, loaded.device)
     return Engine(
         executor=executor,
         loaded=loaded,

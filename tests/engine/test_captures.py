@@ -12,7 +12,8 @@ import engine.graphs
 from engine.captures import USES_BEFORE, Captures, Compute
 from engine.coupling import chain_choice, rank_scored, row_keys
 from engine.device_choice import capture_on, choose_there, chosen_there, rank_there
-from engine.executor import FEWEST_PROMPT_ROWS, Executor
+from engine.executor import Executor
+from engine.filling import FEWEST_PROMPT_ROWS
 from engine.loading import make_executor
 from engine.model import load_model
 from engine.sampling import Sampling
