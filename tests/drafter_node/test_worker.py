@@ -1,0 +1,100 @@
+"""Steps that follow each other at once: on a GPU several of them are one recording."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from drafter_node.events import Compute, Part, Proposed
+from drafter_node.worker import Worker
+from engine.device_choice import Choice
+from engine.slots import Feed
+from proto.messages import Rule
+from tests.policies import synchronous
+from tests.texts import STOP, opening
+
+VOCAB = 200
+
+
+class Model:
+    """Says one token after the other, step by step or several steps at once."""
+
+    def __init__(self, *tokens: int, can_chain: bool = True) -> None:
+        self.tokens = list(tokens)
+        self.can_chain = can_chain
+        self.calls: list[int] = []  # rows, or steps below zero
+
+    def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        self.calls.append(len(feeds[0].tokens))
+        logits = torch.zeros(1, VOCAB)
+        logits[0, self.tokens.pop(0)] = 20.0
+        return logits
+
+    def run_chain(
+        self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
+        assert len(inputs) == len(feeds) + 1
+        self.calls.append(-len(feeds))
+        return [self.tokens.pop(0) for _ in feeds], [-0.1] * len(feeds)
+
+    def done(self) -> int:
+        return 7
+
+
+def propose(model: Model, part: Part, *, is_called: bool = False) -> Proposed:
+    config: Any = SimpleNamespace(max_candidates=8)
+    engine: Any = SimpleNamespace(loaded=SimpleNamespace(vocab_size=VOCAB))
+    forwards: Any = model
+    worker = Worker(config, engine, forwards, VOCAB, lambda: is_called)
+    return worker.compute(Compute(1, (part,)))
+
+
+def chain(num_ahead: int, **changes: Any) -> Part:
+    feeds = [Feed((0,), (5 + i,), (5 + i,), 5, ((2 << i) - 1,)) for i in range(num_ahead + 1)]
+    first = replace(feeds[0], tokens=(9,))
+    opened = opening(1, 2, 3, 4, 9, policy=synchronous(8))
+    part = Part(opened, 1, [1, 2, 3, 4, 9], first, 1, ahead=tuple(feeds[1:]), least=-9.0)
+    return replace(part, **changes)
+
+
+def tokens_of(proposed: Proposed) -> list[int]:
+    return [children.tokens[0] for children in proposed.children[0]]
+
+
+def test_several_steps_are_one_call_and_say_what_single_steps_say() -> None:
+    for num_ahead, calls in ((1, [1, 1]), (2, [1, -2]), (4, [1, -4]), (7, [1, -4, -2, 1])):
+        said = range(50, 51 + num_ahead)
+        at_once, singly = Model(*said), Model(*said, can_chain=False)
+        found = propose(at_once, chain(num_ahead))
+        assert at_once.calls == calls
+        assert tokens_of(found) == tokens_of(propose(singly, chain(num_ahead))) == list(said)
+        assert singly.calls == [1] * (num_ahead + 1)
+        assert (found.num_steps, found.model_us) == (num_ahead + 1, 7 * len(calls))
+
+
+def test_what_was_drafted_behind_the_end_of_the_text_is_not_said() -> None:
+    model = Model(50, 51, STOP, 53, 54)
+    found = propose(model, chain(4))
+    assert tokens_of(found) == [50, 51, STOP]
+    assert found.num_steps == 5, "they were made all the same"
+    assert model.calls == [1, -4]
+
+
+def test_a_message_that_has_come_ends_the_chain() -> None:
+    model = Model(50, 51, 52)
+    assert tokens_of(propose(model, chain(2), is_called=True)) == [50]
+    assert model.calls == [1]
+
+
+def test_the_classical_rules_are_sampled_step_by_step() -> None:
+    part = chain(2, sampled_in=1)
+    opened = replace(
+        part.opened,
+        rule=Rule.TOKEN,
+        sampling=replace(part.opened.sampling, temperature=1.0),
+    )
+    model = Model(50, 51, 52)
+    propose(model, replace(part, opened=opened))
+    assert model.calls == [1, 1, 1]

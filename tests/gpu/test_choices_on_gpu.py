@@ -1,0 +1,101 @@
+"""What is decided where the logits are: judgements, processors, chains of steps, recordings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.coupling import chain_choice, choose, rank_scored
+from engine.device_choice import chosen_there
+from engine.graphs import recorder
+from engine.judging import judge, sample_draft
+from engine.loading import make_executor
+from engine.model import load_model
+from engine.processors import Processors
+from engine.sampling import Sampling
+from engine.slots import Feed
+from engine.verification import Distribution, block_trial, token_trial
+from tests.engine.test_device_choice import some_logits
+from tests.engine.test_device_judging import SAMPLED, some_rows
+from tests.engine.test_processors import Shape
+from tests.tiny_models import make_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+GPU = "cuda:0"
+
+
+@pytest.mark.parametrize("make_trial", [token_trial, block_trial])
+@pytest.mark.parametrize("sampling", SAMPLED, ids=str)
+def test_judgements_are_those_of_the_host(sampling: Sampling, make_trial: object) -> None:
+    for number in range(10):
+        target = some_rows(5, 152_000, number)
+        drafts, proposals = [], []
+        for row in target[:4] + 0.7 * some_rows(4, 152_000, 1000 + number):
+            there, here = (
+                sample_draft(rows[None], sampling, seed=1, life=2, number=number)
+                for rows in (row.to(GPU), row)
+            )
+            assert there[0] == here[0]
+            drafts.append(here[0])
+            proposals.append(Distribution.of(here[2], here[3]))
+        found, wanted = (
+            judge(rows, sampling, make_trial, drafts, proposals, seed=1, life=2, number=number)
+            for rows in (target.to(GPU), target)
+        )
+        assert found == wanted
+
+
+def test_processed_rows_are_those_of_the_host() -> None:
+    shape = Shape(
+        1.3, 0.7, 0.3, (3, 5), (1.5, -2.0), ((7,), (1, 9)), min_tokens=9, late_ids=(11, 12)
+    )
+    logits, text = some_logits(3, 152_000), [1, 2, 3, 1, 2, 1]
+    drafted = [(), (9,), (9, 9)]
+    there = Processors(shape, text, 3, 152_000).apply(logits.to(GPU), drafted)
+    assert there.device.type == "cuda"
+    assert torch.allclose(there.cpu(), Processors(shape, text, 3, 152_000).apply(logits, drafted))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+def test_recorded_choices_and_chains_are_those_of_single_steps(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=(1, 2, 4))
+    graphs.warm_up((1,))
+    feeds = [Feed((5,), (i,), (i,), 0, ((2 << i) - 1,)) for i in range(4)]
+    token, tokens, scores = 5, [], []
+    for feed in feeds:
+        one = Feed((token,), feed.positions, feed.slots, feed.prefix_len, feed.masks)
+        logits = graphs.run(one, (0,))
+        where = [feed.positions[0] + 1]
+        ((token,),), ((score,),) = rank_scored(logits, sampling, 3, 0, where, 1)
+        for _ in range(4):  # the third is a recording
+            assert choose(logits, sampling, 3, 0, where) == [token]
+        assert choose(logits.cpu(), sampling, 3, 0, where) == [token]
+        tokens.append(token)
+        scores.append(score)
+    choice, inputs = chain_choice(sampling, 3, 0, [1, 2, 3, 4])
+    for _ in range(3):
+        made = chosen_there(graphs.run_chain(feeds, choice, inputs))
+        assert made[0] == tokens
+        assert made[1] == pytest.approx(scores, abs=1e-3)
+
+
+def test_a_capture_that_fails_leaves_the_process_on_its_stream() -> None:
+    device = torch.device(GPU)
+    record = recorder(device)
+    before = torch.cuda.current_stream(device)
+    with pytest.raises(RuntimeError):
+        record(lambda there: there + there.sum().item(), torch.ones(4, dtype=torch.int64))
+    assert torch.cuda.current_stream(device) == before
+    replay = record(lambda there: there * 2, torch.ones(4, dtype=torch.int64))
+    assert replay(torch.full((4,), 3)).tolist() == [6] * 4
+
+
+def test_cudnn_attention_is_off_once_a_model_is_loaded(tmp_path: Path) -> None:
+    load_model(str(make_model("llama", tmp_path)), dtype="bfloat16", device=GPU)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
