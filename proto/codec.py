@@ -326,7 +326,7 @@ _SCHEMAS: dict[type[Any], _Field] = {
         _text(200),
         _array("q", 0, U63, len(Phase)),
         *[_COUNT] * 2,
-        *[_MICROSECONDS] * 3,
+        *[_MICROSECONDS] * 4,
     ),
     m.Fault: _record(m.Fault, _SESSION, _INCARNATION, _enum(m.FaultCode), _text(LONGEST_TEXT)),
     m.PromptLogprobs: _record(m.PromptLogprobs, _SESSION, _INCARNATION, _LENGTH, _LOGPROBS),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Role(StrEnum):
