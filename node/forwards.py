@@ -78,6 +78,6 @@ class Forwards:
         self._heart.num_uncaptured = self._executor.num_uncaptured
         if self._device.is_simulated:
             self._heart.watch.enter(Phase.MODEL)
-            if not self._device.await_end(self._started, self._num_rows):
-                self._heart.overran()
+            if late_s := self._device.await_end(self._started, self._num_rows):
+                self._heart.overran(late_s)
         return round((time.perf_counter() - self._started) * 1e6)

@@ -65,6 +65,7 @@ class Heart:
         self.progress = 0  # forwards finished
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
         self.num_overruns = 0  # forwards that took longer than the device that is simulated
+        self.late_us = 0  # by so much, together
         self.marks: tuple[SessionMark, ...] = ()
         self.watch = Stopwatch(time.monotonic_ns)  # of the node's loop, on the heart's own clock
         self._recorder: Recorder | None = None
@@ -88,6 +89,7 @@ class Heart:
                 self.watch.totals_us,
                 self.num_uncaptured,
                 self.num_overruns,
+                self.late_us,
                 stamp_us,
                 (now_ns - came_ns) // 1000 if stamp_us else 0,
                 now_ns // 1000,
@@ -110,9 +112,10 @@ class Heart:
         part = TracePart(self._num_parts, self._recorder.num_dropped, records)
         self._connection.send(encode(part))
 
-    def overran(self) -> None:
-        """A forward took longer than it should have: told soon, for the text that it falsifies."""
+    def overran(self, late_s: float) -> None:
+        """A forward took so much longer than it should have: told soon, for the text's figures."""
         self.num_overruns += 1
+        self.late_us += round(late_s * 1e6)
         self._news.set()
 
     def heard(self, beat: Heartbeat) -> None:

@@ -49,11 +49,11 @@ class SimulatedDevice:
         """Seconds of forwards by their rows, where the model takes longer as it does."""
         return {rows: max(self.forward_s(rows), took) for rows, took in measured.items()}
 
-    def await_end(self, started: float, num_rows: int) -> bool:
+    def await_end(self, started: float, num_rows: int) -> float:
         """Wait until a forward ends that began at `started`, by the clock.
 
-        False if it has overrun: it was computed too slowly here, or others had the core when the
-        sleep was over.
+        Returns by how many seconds it has overrun, 0 if it is in time: it was computed too slowly
+        here, or others had the core when the sleep was over.
         """
         forward_s = self.forward_s(num_rows)
         end = started + forward_s
@@ -62,4 +62,5 @@ class SimulatedDevice:
             self._sleep(left_s - AWAKE_S)
         while (now := self._clock()) < end:
             pass
-        return now - end <= max(LATE_S, LATE_SHARE * forward_s)
+        late_s = now - end
+        return late_s if late_s > max(LATE_S, LATE_SHARE * forward_s) else 0.0

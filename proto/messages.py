@@ -332,6 +332,7 @@ class Heartbeat:
     times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
     num_uncaptured  of a node: decode passes so far that no captured graph had room for
     num_overruns    of a node: forwards so far that took longer than the device that is simulated
+    late_us         of a node: by how much, all of them together
     stamp_us        of the coordinator: when it was sent; of a node: the latest that has come
     held_us         of a node: how long ago that came
     clock_us        of a node: its own clock when this was sent, the clock of its `TracePart`s
@@ -343,6 +344,7 @@ class Heartbeat:
     times_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
     num_overruns: int = 0
+    late_us: int = 0
     stamp_us: int = 0
     held_us: int = 0
     clock_us: int = 0

@@ -202,12 +202,14 @@ class Pair:
             simulated,
             num_forwards=sum(node.progress + node.num_forwards_before for node in nodes),
             num_overruns=sum(node.num_overruns + node.num_overruns_before for node in nodes),
+            late_ms=sum(node.late_us + node.late_us_before for node in nodes) / 1e3,
         )
 
     def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:
         """A text's figures, marked if hardware is simulated. `before`: as it was asked for."""
         now = self.simulated()
-        return replace(metrics, simulated=now and before and now.since(before))
+        elapsed_ms = metrics.elapsed_s * 1e3
+        return replace(metrics, simulated=now and before and now.since(before, elapsed_ms))
 
     @property
     def num_seqs(self) -> int:

@@ -55,11 +55,12 @@ class Node:
     times_us  in each phase of its loop, by its last heartbeat
     num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
     num_overruns    forwards that took longer than its simulated device, by its last heartbeat
+    late_us         by how much, together
     num_bad_frames  frames of it that could not be decoded
     round_trips     how long a message takes there, and its answer back
     is_again        it takes the place of one that has ended
     ready_at        when it was first heard after it was accepted
-    num_forwards_before, num_overruns_before  of those in whose place it is
+    num_forwards_before, num_overruns_before, late_us_before  of those in whose place it is
     """
 
     role: Role
@@ -74,12 +75,14 @@ class Node:
     times_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
     num_overruns: int = 0
+    late_us: int = 0
     num_bad_frames: int = 0
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     is_again: bool = False
     ready_at: float | None = None
     num_forwards_before: int = 0
     num_overruns_before: int = 0
+    late_us_before: int = 0
 
     @property
     def num_lanes(self) -> int:
@@ -116,6 +119,7 @@ class Registry:
             is_again=is_again,
             num_forwards_before=sum(node.progress + node.num_forwards_before for node in gone),
             num_overruns_before=sum(node.num_overruns + node.num_overruns_before for node in gone),
+            late_us_before=sum(node.late_us + node.late_us_before for node in gone),
         )
 
     def find(self, node_id: NodeId) -> Node | None:
@@ -180,7 +184,8 @@ class Registry:
             node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
         node.times_us = beat.times_us
-        node.num_uncaptured, node.num_overruns = beat.num_uncaptured, beat.num_overruns
+        node.num_uncaptured = beat.num_uncaptured
+        node.num_overruns, node.late_us = beat.num_overruns, beat.late_us
         is_slower = node.round_trips.add(beat.stamp_us, beat.held_us, now)
         return is_slower and node.hello is not None and node.hello.host != self.host
 

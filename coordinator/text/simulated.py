@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-MOST_OVERRUNS = 0.01  # of the forwards; where more took too long, the figures mean nothing
+MOST_LATE = 0.01  # of the time; where forwards took longer by more, the figures mean nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Simulated:
     num_forwards  of simulated devices since the text was asked for, those of other texts included,
                   as far as heartbeats have told
     num_overruns  of them, those that took longer than they should have
+    late_ms       by so much, together: no text can have taken longer than by that
+    elapsed_ms    in this time
     """
 
     target_ms: float
@@ -27,11 +29,13 @@ class Simulated:
     link_seed: int
     num_forwards: int = 0
     num_overruns: int = 0
+    late_ms: float = 0.0
+    elapsed_ms: float = 0.0
 
     @property
     def is_void(self) -> bool:
-        """Whether too many forwards took longer than they should have."""
-        return overruns([self]) > MOST_OVERRUNS
+        """Whether forwards took so much longer than they should have that the text shows it."""
+        return late_share([self]) > MOST_LATE
 
     @property
     def words(self) -> str:
@@ -50,22 +54,26 @@ class Simulated:
         if not self.num_forwards:
             return ""
         line = f"{self.num_overruns} of {self.num_forwards} forwards took longer than simulated"
+        if self.num_overruns:
+            line += f", by {late_share([self]):.1%} of the time"
         return line + (": the figures are void" if self.is_void else "")
 
-    def since(self, before: "Simulated") -> "Simulated":
-        """What has been counted since then."""
+    def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
+        """What has been counted since then, in so much time."""
         return replace(
             self,
             num_forwards=max(0, self.num_forwards - before.num_forwards),
             num_overruns=max(0, self.num_overruns - before.num_overruns),
+            late_ms=max(0.0, self.late_ms - before.late_ms),
+            elapsed_ms=elapsed_ms,
         )
 
 
-def overruns(figures: Iterable[Simulated]) -> float:
-    """The share of forwards that took longer than they should have."""
+def late_share(figures: Iterable[Simulated]) -> float:
+    """By what share of the time forwards took longer than they should have, at most."""
     counted = tuple(figures)
-    num_forwards = sum(one.num_forwards for one in counted)
-    return sum(one.num_overruns for one in counted) / max(1, num_forwards)
+    elapsed_ms = sum(one.elapsed_ms for one in counted)
+    return sum(one.late_ms for one in counted) / max(1.0, elapsed_ms)
 
 
 def _device(name: str, forward_ms: float, row_ms: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.text.simulated import MOST_OVERRUNS
+from coordinator.text.simulated import MOST_LATE
 from proto.errors import ConfigurationError, OutputError
 
 
@@ -173,31 +173,31 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
 
 
 def was_disturbed(row: Row) -> bool:
-    """Whether too many of its forwards took longer than the simulated device."""
-    simulated: Mapping[str, int] | None = (row.figures or {}).get("simulated")
-    return simulated is not None and _late(simulated) > MOST_OVERRUNS
+    """Whether its forwards took much longer than the simulated device."""
+    simulated: Mapping[str, float] | None = (row.figures or {}).get("simulated")
+    return simulated is not None and _late(simulated) > MOST_LATE
 
 
-def _late(counts: Mapping[str, int]) -> float:
-    return counts["num_overruns"] / max(1, counts["num_forwards"])
+def _late(figures: Mapping[str, float]) -> float:
+    return figures["late_ms"] / max(1.0, figures["elapsed_ms"])
 
 
 def with_void_arms(rows: Sequence[Row]) -> list[Row]:
-    """The rows, void where too many forwards of an arm took longer than the simulated device.
+    """The rows, void where the forwards of an arm took much longer than the simulated device.
 
     Of all texts of an arm together: of a single one a late forward or two say nothing.
     """
-    counts: dict[str, Counter[str]] = {}
+    sums: dict[str, dict[str, float]] = {}
     for row in rows:
         simulated = (row.figures or {}).get("simulated")
         if simulated and row.stage == "main":
-            counts.setdefault(row.arm, Counter()).update(
-                {name: simulated[name] for name in ("num_forwards", "num_overruns")}
-            )
-    late = {arm: _late(one) for arm, one in counts.items()}
+            of_arm = sums.setdefault(row.arm, {"late_ms": 0.0, "elapsed_ms": 0.0})
+            for name in of_arm:
+                of_arm[name] += simulated[name]
+    late = {arm: _late(one) for arm, one in sums.items()}
     return [
-        dataclasses.replace(row, void=f"{late[row.arm]:.0%} of its forwards were late")
-        if late.get(row.arm, 0.0) > MOST_OVERRUNS
+        dataclasses.replace(row, void=f"its forwards were late by {late[row.arm]:.0%} of the time")
+        if late.get(row.arm, 0.0) > MOST_LATE
         else row
         for row in rows
     ]

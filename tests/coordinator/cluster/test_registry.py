@@ -63,13 +63,14 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_figures_and_is_not_w
     assert first is not None
     assert registry.worked_s(first.id, 5.0) == 0.0, "it may have loaded until now"
     for now, progress in ((10.0, 7), (11.0, 9)):
-        registry.beaten(first, Heartbeat((), progress, "", num_overruns=2), now)
+        registry.beaten(first, Heartbeat((), progress, "", num_overruns=2, late_us=90), now)
     assert registry.worked_s(first.id, 40.0) == 30.0
     registry.gone(first)
     registry.expect(Role.DRAFTER, b"again", 50.0, is_again=True)
     again = registry.of(Role.DRAFTER)
     assert again is not None
     assert (again.num_forwards_before, again.num_overruns_before) == (9, 2)
+    assert again.late_us_before == 90
     assert registry.none_expected()
     assert registry.worked_s(again.id, 60.0) is None
     registry.beaten(again, Heartbeat((), 1, ""), 51.0)

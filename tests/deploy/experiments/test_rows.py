@@ -80,13 +80,13 @@ def test_a_line_in_the_middle_that_is_no_row_is_not_cut_away(tmp_path: Path, lin
 
 
 def of_forwards(arm: str, late: int) -> Row:
-    return row(arm, 0, figures={"simulated": {"num_forwards": 100, "num_overruns": late}})
+    return row(arm, 0, figures={"simulated": {"elapsed_ms": 100.0, "late_ms": float(late)}})
 
 
 def test_an_arm_is_void_by_all_of_its_forwards_together() -> None:
     rows = [of_forwards("a", 2), *[of_forwards("a", 0)] * 2, of_forwards("b", 2), row("c", 0)]
     assert [one.void for one in with_void_arms(rows)] == [
         *("", "", ""),
-        "2% of its forwards were late",
+        "its forwards were late by 2% of the time",
         "",
     ]

@@ -41,7 +41,7 @@ class FakeEngine:
         emitted = ((0.5 / speed, 1), (1.0 / speed, 2))
         figures = None
         if self._late:
-            figures = {"simulated": {"num_forwards": 100, "num_overruns": self._late.pop(0)}}
+            figures = {"simulated": {"elapsed_ms": 100.0, "late_ms": self._late.pop(0)}}
         return [Written((seed, 2, 3), emitted, {"model": 1}, figures) for seed in seeds]
 
     def close(self) -> None:
