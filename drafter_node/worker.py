@@ -28,7 +28,6 @@ from proto.links.transport import Connection
 from proto.messages import Proposal, Welcome
 from proto.node_config import NodeConfig
 
-
 # Steps of a chain that one recording makes: no message is heard during them.
 CHAINS = (4, 2)
 

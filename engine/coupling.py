@@ -166,7 +166,7 @@ def chain_choice(
     *,
     num_valid: int | None = None,
 ) -> tuple[Choice, torch.Tensor]:
-    """What `rank_scored` does for one token a row, for `Executor.run_chain`: the choice, its inputs.
+    """What `rank_scored` does for one token a row: a choice, inputs for `Executor.run_chain`.
 
     positions  [n]: of the tokens that are chosen
     """

@@ -144,7 +144,7 @@ def _kind_of(sampling: Sampling) -> Sampling:
 
 
 def _within(num_valid: int | None, logits: torch.Tensor) -> int | None:
-    """None where all tokens may be chosen, so that there is one recording for both ways to say it."""
+    """None where all tokens may be chosen: one recording for both ways to say so."""
     return None if num_valid is None or num_valid >= logits.shape[1] else num_valid
 
 

@@ -30,9 +30,10 @@ def candidates_there(
     with torch.inference_mode():
         scores, ids, top = scores_there(logits, sampling, num_valid)
         best, found = most_likely_there(scores, ids, limit)
-        there = torch.stack((found[0].double(), best[0].double(), top.double().expand(best.shape[1])))
-        (tokens, values, tops) = there.cpu().numpy()
-    check_tops(tops[:1].tolist())
+        tops = top.double().expand(best.shape[1])
+        there = torch.stack((found[0].double(), best[0].double(), tops)).cpu().numpy()
+    tokens, values, same = there
+    check_tops(same[:1].tolist())
     kept = np.isfinite(values)
     weights: Probabilities = np.exp(values[kept] - values[0])
     return Distribution.of(tokens[kept].astype(np.int64), weights)
@@ -48,7 +49,9 @@ def judge_there(
     luck: Sequence[float],
     last_luck: float,
 ) -> tuple[int, int]:
-    """Judge n drafts by logits [n + 1, V] float32, any device: (how many are accepted, what follows).
+    """Judge n drafts by logits [n + 1, V] float32, any device.
+
+    Returns how many are accepted, and the token that follows.
 
     luck       [n] uniform numbers, one for each draft's test
     last_luck  the uniform number that what follows is picked with
@@ -80,9 +83,7 @@ def judge_there(
 _CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
 
 
-def _probabilities(
-    logits: torch.Tensor, sampling: Sampling
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what is sampled, [n, V] float64 by token id, and the largest logit of each row."""
     scores, ids, top = scores_there(logits, sampling)
     weights = (scores - scores.amax(dim=1, keepdim=True)).double().exp()
@@ -114,7 +115,7 @@ def _picked(weights: torch.Tensor, u: float) -> torch.Tensor:
     return torch.minimum(index, torch.where(weights > 0, ids, 0).amax())
 
 
-def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:  # type: ignore[type-arg]
+def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
     """Return ids of different numbers as one table [n, most], filled up with zeros."""
     table = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
     for into, row in zip(table, rows, strict=True):

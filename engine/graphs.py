@@ -51,7 +51,9 @@ class GraphBackend(Backend):
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self._recorded.clear()
         self._chains.clear()
-        self._record = self._recorder(self._device)  # a pool whose graphs have gone is not used again
+        self._record = self._recorder(
+            self._device
+        )  # a pool whose graphs have gone is not used again
         self._fused.take_over(timed=timed)
 
     def forward(
@@ -188,9 +190,7 @@ def recorder(device: torch.device) -> Record:
                 for _ in range(_NUM_WARM):
                     compute(there)
             # Other threads of the process may do what a capture of this one must not.
-            with torch.cuda.graph(
-                graph, pool=pool, stream=side, capture_error_mode="thread_local"
-            ):
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 result = compute(there)
         finally:
             # A capture that raises leaves the process on its stream.

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import is_accelerate_available
 from transformers.utils import logging as hf_logging
+from transformers.utils.import_utils import is_accelerate_available
 
 from engine.checkpoint import find_checkpoint
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes

@@ -1,4 +1,4 @@
-"""Of how many rows the forwards of a node are: timed and recorded at load, and of a prompt (pure)."""
+"""Of how many rows forwards are: those that are timed and recorded at load, and prompts (pure)."""
 
 from collections.abc import Mapping
 

@@ -167,19 +167,11 @@ class Pair:
         nodes = [node for role in Role for node in self.service.registry.ready(role)]
         return [
             f"{node.role}: {Path(hello.model).name}, {hello.dtype}, on {hello.host} "
-            f"({hello.device}, {hello.backend}), {1e3 * (node.round_trips.now_s or 0.0):.1f} ms there and back"
+            f"({hello.device}, {hello.backend}), "
+            f"{1e3 * (node.round_trips.now_s or 0.0):.1f} ms there and back"
             for node in nodes
             if (hello := node.hello) is not None
         ]
-
-    def engines(self) -> str:
-        """What runs the models, in one line for people."""
-        found = [(role, self.service.registry.of(role)) for role in Role]
-        return "; ".join(
-            f"{role}: {hello.backend}, {hello.dtype}, {hello.device}"
-            for role, node in reversed(found)
-            if node is not None and (hello := node.hello) is not None
-        )
 
     def hello(self, role: Role) -> Hello:
         """How the node introduced itself. The node is there."""

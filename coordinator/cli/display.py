@@ -1,12 +1,13 @@
 """What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
+from coordinator.cluster.registry import Node
 from coordinator.text.metrics import Metrics
 from coordinator.text.simulated import Simulated
 from proto.messages import Role
@@ -73,6 +74,15 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
     if m.simulated is not None:
         lines.append(simulation(m.simulated))
     return "\n".join(lines)
+
+
+def engines(nodes: Iterable[Node]) -> str:
+    """What ran the models, in one line."""
+    return "; ".join(
+        f"{hello.role}: {hello.backend}, {hello.dtype}, {hello.device}"
+        for node in nodes
+        if (hello := node.hello) is not None
+    )
 
 
 def _what_failed(m: Metrics) -> list[str]:

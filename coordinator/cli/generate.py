@@ -21,7 +21,7 @@ from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from coordinator.cli import options
-from coordinator.cli.display import Progress
+from coordinator.cli.display import Progress, engines
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
@@ -84,7 +84,7 @@ def generate(
             if trace is not None:
                 running.write_trace(trace)
         if not as_json:
-            typer.echo(running.engines(), err=True)
+            typer.echo(engines(running.service.registry.nodes), err=True)
         if trace is not None:
             typer.echo(f"trace: {trace} (for ui.perfetto.dev, or trace-summary)", err=True)
         if not all_fit:

@@ -150,7 +150,8 @@ class PairEngine:
         roles = [role for role in Role if self._pair.service.registry.ready(role)]
         hellos = {role: self._pair.hello(role) for role in roles}
         self.hosts: Mapping[str, str] = {
-            role.value: f"{hello.host} {hello.device} {hello.backend}" for role, hello in hellos.items()
+            role.value: f"{hello.host} {hello.device} {hello.backend}"
+            for role, hello in hellos.items()
         }
 
     @property

@@ -1,4 +1,4 @@
-"""The classical rules where the logits are: what the host decides, from a fraction of the numbers."""
+"""The classical rules where the logits are: what the host decides, by a fraction of the numbers."""
 
 import math
 
@@ -26,7 +26,7 @@ def some_rows(num_rows: int, vocab: int, seed: int, *, ties: bool = False) -> to
 @pytest.mark.parametrize("vocab", [9, 4096])
 @pytest.mark.parametrize("sampling", SAMPLED, ids=str)
 def test_a_drafter_has_the_candidates_of_the_host(
-    sampling: Sampling, vocab: int, ties: bool
+    sampling: Sampling, vocab: int, *, ties: bool
 ) -> None:
     for seed in range(5):
         logits = some_rows(1, vocab, seed, ties=ties)
@@ -84,9 +84,7 @@ def test_logits_that_are_not_finite_are_refused() -> None:
     logits[1, 3] = math.nan
     proposal = Distribution(np.array([1]), np.array([1.0]))
     with pytest.raises(EngineError, match="not finite"):
-        judge_there(
-            logits, Sampling(1.0), token_trial, [1], [proposal], luck=[0.5], last_luck=0.5
-        )
+        judge_there(logits, Sampling(1.0), token_trial, [1], [proposal], luck=[0.5], last_luck=0.5)
     with pytest.raises(EngineError, match="not finite"):
         candidates_there(logits[1:], Sampling(1.0), 4)
 
@@ -102,7 +100,5 @@ def test_no_row_of_logits_crosses(sampling: Sampling, monkeypatch: pytest.Monkey
     whole = candidates_there(logits[:1], sampling, 16)
     proposals = [whole] * 4
     drafts = [int(whole.ids[0])] * 4
-    judge_there(
-        logits, sampling, token_trial, drafts, proposals, luck=[0.0] * 4, last_luck=0.5
-    )
+    judge_there(logits, sampling, token_trial, drafts, proposals, luck=[0.0] * 4, last_luck=0.5)
     assert max(fetched) <= 5 * 16 + 5

@@ -68,7 +68,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_weights_are_read_straight_onto_a_gpu(
-    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    *, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, object] = {}
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from engine.slots import Feed
 from node.events import Allocate, Send
+from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Cause,
     Close,
@@ -14,7 +15,6 @@ from proto.messages import (
     SamplingSpec,
 )
 from target_node.events import Action, Outcome, Part
-from target_node.reading import PREFILL_CHUNK
 from target_node.reports import Reports
 from tests.drafter_node.drafter import Drafter
 from tests.drafter_node.drafter import part_of as part_of_forward

@@ -10,9 +10,9 @@ from engine.slots import Move, SlotMap
 from node.acceptance import FIRST_OF_MODEL
 from node.events import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
 from node.price import WAIT_S_MAX, num_expected, worth_holding_s
+from node.rows import PREFILL_CHUNK
 from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
 from target_node.events import Action, Compute, Outcome
-from target_node.reading import PREFILL_CHUNK
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, parts_of
 from tests.texts import PIPELINED, STOP, draft, opening

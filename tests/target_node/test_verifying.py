@@ -5,6 +5,7 @@ import pytest
 from engine.slots import Feed, SlotMap
 from node.events import Allocate, Send, WaitUntil
 from node.price import WAIT_S_MIN
+from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Ack,
     Cause,
@@ -13,7 +14,6 @@ from proto.messages import (
     Limits,
 )
 from target_node.events import Computed, Outcome
-from target_node.reading import PREFILL_CHUNK
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, ready, said
 from tests.texts import PIPELINED, STOP, draft, opening, verdict

@@ -1,12 +1,16 @@
 """What a person sees around the text."""
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from typing import Any
 
 from coordinator.api.config import PairConfig
-from coordinator.cli.display import WIDTH, figures_of_all, simulation, summary
+from coordinator.cli.display import WIDTH, engines, figures_of_all, simulation, summary
+from coordinator.cluster.registry import Node
 from coordinator.text.counts import SessionCounts
 from coordinator.text.metrics import Metrics
 from coordinator.text.simulated import Simulated
+from proto.liveness import FaultDetector
+from proto.messages import Hello, Role
 
 LINK = "drafter:delay=5ms,jitter=1ms,loss=1%"
 DEVICES = Simulated(30.0, 0.1, 2.0, 0.0, (LINK,), 0, 1000, 10, late_ms=9.0, elapsed_ms=2000.0)
@@ -52,6 +56,15 @@ def test_figures_are_void_where_what_was_late_may_show_in_them() -> None:
     assert not late.since(late, 10.0).is_void
     assert late.since(DEVICES, 1900.0).is_void
     assert not late.since(DEVICES, 2100.0).is_void
+
+
+def test_the_forwards_that_ran_are_told_of_the_nodes_that_are_there() -> None:
+    said: dict[str, Any] = {field.name: 0 for field in fields(Hello) if field.default is MISSING}
+    said |= {"role": Role.TARGET, "dtype": "bfloat16", "device": "cuda:0", "backend": "graphs"}
+    hello = Hello(**said)
+    there = Node(Role.TARGET, b"target-1", FaultDetector(0.0), hello=hello)
+    expected = Node(Role.DRAFTER, b"drafter-1", FaultDetector(0.0))
+    assert engines([there, expected]) == "target: graphs, bfloat16, cuda:0"
 
 
 def test_a_pair_knows_what_of_it_is_simulated() -> None:
