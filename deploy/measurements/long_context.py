@@ -108,7 +108,7 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
         record = recorder(layer.device)
         computes = [record(compute, rows) for compute in computes]
     forms = [lambda run=run: run(rows)[0, 0, 0, 0].item() for run in computes]  # type: ignore[misc]
-    want, got = (run(rows).float() for run in computes)
+    want, got = (run(rows).float().clone() for run in computes)
     error = float((got - want).abs().amax() / want.abs().amax())
     masked, split = measured(forms)
     there = rows.to(layer.device)

@@ -49,13 +49,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return captured
 
 
-def long_pair(folder: Folder, num_slots: int) -> tuple[Executor, Executor]:
+def long_pair(
+    folder: Folder, num_slots: int, device: str = "cpu", dtype: str = "float32"
+) -> tuple[Executor, Executor]:
     """The reference and split passes of `NUM_ROWS`, over caches full of the same numbers."""
     options = {"max_position_embeddings": num_slots, "num_hidden_layers": 2}
     save("llama", folder, options)
     reference, graphs = (
         make_executor(
-            load_model(str(folder), dtype="float32"),
+            load_model(str(folder), dtype=dtype, device=device),
             num_slots,
             backend=backend,
             row_counts=(NUM_ROWS,) if backend == "graphs" else (),
