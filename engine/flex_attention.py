@@ -124,9 +124,7 @@ class FlexAttention:
             raise ModelError(f"FlexAttention gives other numbers (relative error {error:.1e})")
         self.made.add(shape)
 
-    def _error(
-        self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float
-    ) -> float:
+    def _error(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> float:
         """The largest difference from the masked form, relative to the largest output."""
         num_lanes, num_rows = shape
         worst = 0.0

@@ -24,7 +24,7 @@ from engine.loading import make_executor
 from engine.masks import as_words, from_words
 from engine.model import load_model
 from engine.slots import Feed
-from tests.engine.flex_forms import always, spelt_out
+from tests.engine.flex_forms import always, counted, spelt_out
 from tests.engine.test_fused import TOLERANCES, session_differences
 from tests.engine.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)
 from tests.engine.test_lanes import check
@@ -35,12 +35,14 @@ Seen = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
-def split(monkeypatch: pytest.MonkeyPatch, recordings: list[int]) -> list[int]:  # noqa: F811
-    """Let recordings be made whose attention is split, at every length."""
+def split(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let attention of captured passes be split at every length; the list has the rows of each."""
+    captured: list[int] = []
+    monkeypatch.setattr(engine.graphs, "recorder", counted(captured))
     monkeypatch.setattr(engine.graphs, "SPLIT_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.flex_attention, "_compiled", lambda: spelt_out)
     monkeypatch.setattr(engine.flex_choice, "quickest", always("split"))
-    return recordings
+    return captured
 
 
 def graphs_of(executor: Executor) -> GraphBackend:
@@ -51,6 +53,12 @@ def graphs_of(executor: Executor) -> GraphBackend:
 def a_step(start: int, num_rows: int) -> Feed:
     where = tuple(range(start, start + num_rows))
     return Feed((5,) * num_rows, where, where, start, tuple((2 << i) - 1 for i in range(num_rows)))
+
+
+def prefill(*executors: Executor) -> None:
+    where = tuple(range(NUM_SLOTS - 1))
+    for executor in executors:
+        executor.run(Feed(tuple(i * i % 199 for i in where), where, where, 0, None), ())
 
 
 def test_a_query_sees_what_the_mask_shows() -> None:
@@ -78,17 +86,21 @@ def test_blocks_are_read_up_to_the_last_slot_that_a_tree_can_reach() -> None:
 
 
 def test_one_recording_for_each_number_of_rows_serves_all_lengths(
-    tmp_path: Path, split: list[int]
+    tmp_path: Path,
+    split: list[int],
+    recordings: list[int],  # noqa: F811
 ) -> None:
     reference, graphs = pair(make_model("llama", tmp_path, scale=0.5))
     graphs.warm_up((1,))
-    recorded = len(split)
+    recorded = len(recordings)
+    prefill(reference, graphs)
     for start in (0, 100, 255, 300, NUM_SLOTS - 8):
         for num_rows in (1, 2, 3, 4):
             feed = a_step(start, num_rows)
             ask = range(num_rows)
             assert difference(graphs.run(feed, ask), reference.run(feed, ask)) < 1e-5
-    assert len(split) == recorded
+    assert len(recordings) == recorded
+    assert not split, "in place of these"
     assert graphs.num_uncaptured == 0
     lengths = [length for _, length in graphs_of(graphs)._recorded]
     assert lengths == [EVERY_LENGTH] * len(ROW_COUNTS)
@@ -104,11 +116,8 @@ def test_sessions_get_the_logits_of_the_reference(tmp_path: Path, split: list[in
     assert len(split) == recorded
 
 
-@pytest.mark.parametrize("lanes", [(0, 1), (0, 1, 3, 2)])
-def test_texts_equal_texts_alone_in_split_recordings(
-    lanes: tuple[int, ...], tmp_path: Path, split: list[int]
-) -> None:
-    check(make_model("llama", tmp_path, scale=0.5), "graphs", lanes)
+def test_texts_equal_texts_alone_in_split_passes(tmp_path: Path, split: list[int]) -> None:
+    check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2))
 
 
 def test_short_passes_keep_the_mask_where_that_is_faster(
@@ -128,6 +137,7 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
     recorded = len(split)
     lengths = {length for _, length in graphs_of(graphs)._recorded}
     assert lengths == {256, EVERY_LENGTH}
+    prefill(reference, graphs)
     for start in (0, 200, 252, 253, 380):
         feed = a_step(start, 4)
         assert difference(graphs.run(feed, range(4)), reference.run(feed, range(4))) < 1e-5
@@ -175,7 +185,7 @@ def test_a_wrong_mask_is_caught_before_it_is_used(
     assert "4 rows keeps its mask: FlexAttention gives other numbers" in caplog.text
     for error in session_differences(reference, graphs, seed=1):
         assert error < TOLERANCES["float32"]
-    assert EVERY_LENGTH not in {length for _, length in graphs_of(graphs)._recorded}
+    assert not {(1, 2), (1, 4)} & set(graphs_of(graphs)._split_from)  # queries of one row are alike
 
 
 def test_what_cannot_be_compiled_keeps_its_mask(

@@ -100,7 +100,7 @@ def test_sessions_in_256_slots_get_the_logits_of_the_reference(
 ) -> None:
     folder = make_model("llama", tmp_path, scale=0.5)
     reference = make_executor(load_model(str(folder)), 256, backend="reference")
-    graphs = make_executor(load_model(str(folder)), 256, backend="graphs", row_counts=(1, 6))
+    graphs = make_executor(load_model(str(folder)), 256, backend="graphs", row_counts=(NUM_ROWS,))
     graphs.warm_up(())
     num_made = len(made)
     worst = max(

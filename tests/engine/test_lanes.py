@@ -25,9 +25,7 @@ NUM_LANES = 4
 HUGE = 1e30
 
 
-def make(
-    folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str = "cpu"
-) -> Executor:
+def make(folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str = "cpu") -> Executor:
     """float32, with weights of its own."""
     return make_executor(
         load_model(str(folder), dtype="float32", device=device),
