@@ -1,10 +1,10 @@
 """Attention split over the keys, for GPUs: torch's FlexAttention with the mask of a tree.
 
-One call of the usual kernel has a thread block per lane and key head, however long the text is. This
-one has as many as the device takes, each with a share of the keys that are visible. What is visible
-are numbers on the device, the two words of each row (`masks.as_words`) and how many blocks of slots
-they reach: so a program of so many rows serves every length, and what it takes goes by what the rows
-see and not by what the cache could hold.
+One call of the usual kernel has a thread block per lane and key head, however long the text is.
+This one has as many as the device takes, each with a share of the keys that are visible. What is
+visible are numbers on the device, the two words of each row (`masks.as_words`) and how many blocks
+of slots they reach: so a program of so many rows serves every length, and what it takes goes by
+what the rows see and not by what the cache could hold.
 
 Each program is compiled at load and held to the masked form on random keys before it is used. Owns
 the programs; knows no layer and no model.
@@ -12,7 +12,7 @@ the programs; knows no layer and no model.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -58,7 +58,7 @@ class Visible:
 
 
 class FlexAttention:
-    """The programs for lanes of `num_slots` slots, of which `group` query heads share a key head."""
+    """The programs for lanes of `num_slots` slots, where `group` query heads share a key head."""
 
     def __init__(self, num_slots: int, group: int) -> None:
         self._num_slots = num_slots
@@ -202,8 +202,7 @@ def _attend(
         compute_q_blocks=False,
     )
     # The kernel for one query on a CPU wants such a list; one that partitions do not fit is left.
-    options = {"PARTITION_SIZE": BLOCK + 1} if query.device.type == "cpu" else None
-    out = flex_attention(
+    options: Any = {"PARTITION_SIZE": BLOCK + 1} if query.device.type == "cpu" else None
+    return flex_attention(
         query, keys, values, block_mask=blocks, scale=scale, kernel_options=options
     )
-    return cast(torch.Tensor, out)

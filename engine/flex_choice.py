@@ -2,7 +2,7 @@
 
 Few slots are looked through by one call of the usual kernel in less time than it takes to put the
 shares of many thread blocks together; of many slots it leaves most of the device idle. Where the
-limit lies depends on the model and the device. Owns which passes are timed; captures nothing itself.
+limit lies depends on the model and the device. Owns which passes are timed; captures nothing.
 """
 
 import logging

@@ -10,7 +10,7 @@ A shape is recorded when it first comes, at load for all that are common. Passes
 kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
 
 With a mask, each length needs a recording of its own. Where attention is split over the keys
-(`flex_attention.py`), one serves all lengths: so it is for long texts, by timing for short ones too.
+(`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed at load.
 """
 
 import math

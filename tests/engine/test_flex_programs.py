@@ -26,7 +26,7 @@ from engine.loading import make_executor
 from engine.model import load_model
 from engine.slots import Move, SlotMap
 from tests.engine.flex_forms import always, counted
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.random_session import Path, RandomSession
 from tests.engine.test_fused import save, session_differences
 from tests.engine.test_lanes import CAPACITY, check
 from tests.engine.test_slot_cache import difference
