@@ -5,20 +5,21 @@
 One layer of a model with the given heads, key heads and numbers a head, in a cache of as many slots
 as the longest line. A line for each length and number of rows: milliseconds of either form
 (quartiles, turn by turn; on a GPU as CUDA graphs), the largest error of the split one against the
-masked one in float32, relative to the largest output, and how many bytes either makes for itself
-beside the cache in one pass. First, how long the programs take to compile.
+masked one, relative to the largest output, and how many bytes either is told in what it sees, which
+is made once for all layers of a pass and not timed. First, how long the programs take to compile.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import quantiles
 
 import torch
 
 from engine.attention import side_by_side
 from engine.device import pin, torch_device
-from engine.flex_attention import FlexAttention
+from engine.flex_attention import FlexAttention, Visible
 from engine.graphs import Compute, recorder
 from engine.masks import from_words
 
@@ -63,23 +64,20 @@ class Layer:
         """What the masked form adds to its scores."""
         return from_words(rows[3:], length, self.keys.dtype).repeat_interleave(self.group, dim=2)
 
-    def masked(self, query: torch.Tensor, length: int) -> Compute:
-        """A pass under a mask over `length` slots."""
-        keys, values = self.keys[:, :, :length], self.values[:, :, :length]
+    def masked(self, query: torch.Tensor, mask: torch.Tensor) -> Compute:
+        """Attention under a mask, over as many slots as it has."""
+        keys, values = (tensor[:, :, : mask.shape[3]] for tensor in (self.keys, self.values))
+        return partial(_ignoring, partial(side_by_side, query, keys, values, mask, self.scale))
 
-        def run(rows: torch.Tensor) -> torch.Tensor:
-            return side_by_side(query, keys, values, self.mask(rows, length), self.scale)
+    def split(self, query: torch.Tensor, visible: Visible) -> Compute:
+        """Attention over all slots, of which it reads what is visible."""
+        seen = self.keys, self.values
+        return partial(_ignoring, partial(self.flex.attend, query, *seen, visible, self.scale))
 
-        return run
 
-    def split(self, query: torch.Tensor) -> Compute:
-        """A pass over all slots, of which it reads what is visible."""
-
-        def run(rows: torch.Tensor) -> torch.Tensor:
-            visible = self.flex.see(rows[3:], 1)
-            return self.flex.attend(query, self.keys, self.values, visible, self.scale)
-
-        return run
+def _ignoring(run: Callable[[], torch.Tensor], _rows: torch.Tensor) -> torch.Tensor:
+    """What is captured reads integers of a pass, which all layers have in common."""
+    return run()
 
 
 def measured(forms: Sequence[Callable[[], object]], device: torch.device) -> list[list[float]]:
@@ -107,7 +105,9 @@ def quartiles(times: Sequence[float]) -> str:
 def compare(layer: Layer, num_rows: int, length: int) -> str:
     """The line of one number of rows at one length."""
     query, rows = layer.query(num_rows), chain(length, num_rows)
-    computes = [layer.masked(query, length), layer.split(query)]
+    there = rows.to(layer.device)
+    mask, visible = layer.mask(there, length), layer.flex.see(there[3:], 1)
+    computes = [layer.masked(query, mask), layer.split(query, visible)]
     if layer.device.type == "cuda":
         record = recorder(layer.device)
         computes = [record(compute, rows) for compute in computes]
@@ -115,12 +115,10 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
     want, got = (run(rows).float().clone() for run in computes)
     error = float((got - want).abs().amax() / want.abs().amax())
     masked, split = measured(forms, layer.device)
-    there = rows.to(layer.device)
-    visible = layer.flex.see(there[3:], 1)
     ours = visible.words.nbytes + visible.num_blocks.nbytes
     return (
         f"{length:6} slots {num_rows:3} rows  masked {quartiles(masked)} ms, "
-        f"{layer.mask(there, length).nbytes:,} bytes of mask  "
+        f"{mask.nbytes:,} bytes of mask  "
         f"split {quartiles(split)} ms, {ours:,} bytes of words  error {error:.1e}"
     )
 
