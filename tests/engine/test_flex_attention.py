@@ -24,6 +24,7 @@ from engine.loading import make_executor
 from engine.masks import as_words, from_words
 from engine.model import load_model
 from engine.slots import Feed
+from engine.timing import quickest
 from tests.engine.flex_forms import always, counted, spelt_out
 from tests.engine.test_fused import TOLERANCES, session_differences
 from tests.engine.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)
@@ -125,12 +126,12 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
 ) -> None:
     asked = []
 
-    def quickest(forms: dict[str, object], rows: torch.Tensor) -> str:
+    def by_length(forms: dict[str, object], rows: torch.Tensor) -> str:
         needed = int(rows[3, 0]) + rows.shape[1]
         asked.append(needed)
         return "split" if needed > 300 else "masked"
 
-    monkeypatch.setattr(engine.flex_choice, "quickest", quickest)
+    monkeypatch.setattr(engine.flex_choice, "quickest", by_length)
     reference, graphs = pair(make_model("llama", tmp_path, scale=0.5))
     assert asked == [NUM_SLOTS, 256] * len(ROW_COUNTS)
     graphs.warm_up((1,))
@@ -144,6 +145,16 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
     assert len(split) == recorded
     assert graphs.num_uncaptured == 0
     assert TIMED_SLOTS[-1] == CAPTURED_AT_LOAD
+
+
+def test_whatever_is_chosen_by_timing_gives_the_logits_of_the_reference(
+    tmp_path: Path, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.flex_choice, "quickest", quickest)
+    reference, graphs = pair(make_model("llama", tmp_path, scale=0.5))
+    assert len(split) >= 2 * len(ROW_COUNTS)
+    for error in session_differences(reference, graphs, seed=3):
+        assert error < TOLERANCES["float32"]
 
 
 def test_where_the_mask_is_faster_nothing_is_split(
