@@ -23,7 +23,7 @@ from engine.masks import MASK_BITS, from_words
 from engine.model_files import one_line
 
 BLOCK = 128  # slots that are skipped or read together
-SPLIT_DEVICES = ("cuda",)  # elsewhere a program takes half a minute to compile and is no faster
+SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slower for short texts
 _QUERIES = 128  # of one program: beyond that FlexAttention does not split over the keys
 _MOST_PROGRAMS = 64
 # Of the masked form: both sum in float32, in another order, and round to the type once.
