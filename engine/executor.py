@@ -34,7 +34,9 @@ from engine.slots import Feed, Move
 
 SLOT_STEP = 64
 _NUM_TIMED = 3
-CAPTURED_AT_LOAD = 4096  # slots; longer passes are captured when they first come
+# Slots; longer passes with a mask are captured when they first come, those whose attention is split
+# over the keys need no other recording.
+CAPTURED_AT_LOAD = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from engine.device import send
 from engine.errors import ModelError
+from engine.flex_attention import Shape
 from engine.forward import Backend, Output, Spans
 from engine.lane_attention import LaneAttention, Plan, Seen
 from engine.lanes import Lanes
@@ -217,7 +218,7 @@ class FusedBackend(Backend):
         self,
         rows: torch.Tensor,
         spans: Spans,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         keep: torch.Tensor | None = None,
         *,
         with_hidden: bool = False,
@@ -225,14 +226,19 @@ class FusedBackend(Backend):
         """The pass itself, once everything is on the device.
 
         rows, spans  as in `Backend.forward`, but on the device
-        mask  [1, 1, n, num_visible], added to the scores
+        mask  [1, 1, n, num_visible], added to the scores; None: attention is split over the keys
+              and goes by the words of the rows (`make_split`)
         keep, with_hidden  as in `Backend.forward`
         """
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
         made = self._rows(len(ids))
-        step = _Pass(made, cos, sin, slots, self._attention.plan(made.apart, spans, mask))
+        if mask is None:
+            plan = self._attention.plan_split(made.apart, spans, rows[3:])
+        else:
+            plan = self._attention.plan(made.apart, spans, mask)
+        step = _Pass(made, cos, sin, slots, plan)
         for layer, seen in zip(self._layers, step.plan.seen, strict=True):
             hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
             gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
@@ -243,6 +249,10 @@ class FusedBackend(Backend):
             return Output(hidden.new_empty(0, self._vocab_size), hidden if with_hidden else None)
         hidden = self._last_norm(hidden)
         return Output(self._head(hidden), hidden if with_hidden else None)
+
+    def make_split(self, shape: Shape) -> None:
+        """See `LaneAttention.make_split`."""
+        self._attention.make_split(shape)
 
     def _attend(
         self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _Pass

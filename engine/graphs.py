@@ -8,8 +8,12 @@ what the host does and sends does not grow with the context.
 
 A shape is recorded when it first comes, at load for all that are common. Passes of other shapes run
 kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
+
+With a mask, each length needs a recording of its own. Where attention is split over the keys
+(`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed at load.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +22,11 @@ from engine.captures import Captures, Compute, Record
 from engine.device import send
 from engine.device_choice import Choice, capture_on
 from engine.errors import ModelError
+from engine.flex_attention import SPLIT_DEVICES, Shape
+from engine.flex_choice import EVERY_LENGTH, find_splits
 from engine.forward import Backend, Output, Spans, no_hidden
 from engine.fused import FusedBackend
-from engine.lanes import Lanes
+from engine.lanes import Lanes, is_grid
 from engine.masks import from_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
@@ -44,17 +50,31 @@ class GraphBackend(Backend):
         self._dtype = loaded.dtype
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
-        self._recorded: dict[tuple[Spans, int], Compute] = {}  # the int: visible slots
+        # The int: visible slots, or EVERY_LENGTH where attention is split over the keys.
+        self._recorded: dict[tuple[Spans, int], Compute] = {}
         self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
+        self._lanes = lanes
+        self._split_from: dict[Shape, int] = {}  # visible slots
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self._recorded.clear()
         self._chains.clear()
-        self._record = self._recorder(
-            self._device
-        )  # a pool whose graphs have gone is not used again
+        # A pool whose graphs have gone is not used again.
+        self._record = self._recorder(self._device)
         self._fused.take_over(timed=timed)
+        # How keys are shared out depends on how many there are, and so do a row's last bits.
+        if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+            with torch.inference_mode():
+                self._split_from = find_splits(
+                    self._fused.make_split, self._captured, self._lanes, self.row_counts
+                )
+            # Those with a mask were for comparison; `Executor.warm_up` comes to what is needed.
+            self._recorded = {
+                (spans, length): recorded
+                for (spans, length), recorded in self._recorded.items()
+                if length == EVERY_LENGTH and _shape(spans) in self._split_from
+            }
 
     def forward(
         self,
@@ -69,13 +89,23 @@ class GraphBackend(Backend):
         if with_hidden:
             raise no_hidden(self._name, self.name)
         with torch.inference_mode():
-            shape = spans, num_visible
             if keep is not None or any(span.num_rows not in self.row_counts for span in spans):
-                return Output(self._compute(send(rows, self._device), *shape, keep))
-            if shape not in self._recorded:
-                self._recorded[shape] = self._recording(rows, *shape)
+                return Output(self._compute(send(rows, self._device), spans, num_visible, keep))
+            length = self._length(spans, num_visible)
             # A recording writes where it always writes, and other recordings may write there too.
-            return Output(self._recorded[shape](rows).clone())
+            return Output(self._captured(rows, spans, length)(rows).clone())
+
+    def _length(self, spans: Spans, num_visible: int) -> int:
+        """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
+        is_split = is_grid(spans) and num_visible >= self._split_from.get(_shape(spans), math.inf)
+        return EVERY_LENGTH if is_split else num_visible
+
+    def _captured(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> Compute:
+        """Return the recording of passes of this shape, which is made if there is none."""
+        shape = spans, num_visible
+        if shape not in self._recorded:
+            self._recorded[shape] = self._recording(rows, *shape)
+        return self._recorded[shape]
 
     @staticmethod
     def _recorder(device: torch.device) -> Record:
@@ -88,9 +118,10 @@ class GraphBackend(Backend):
     ) -> torch.Tensor:
         """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
         with torch.inference_mode():
-            key = steps.shape[1] - 1, spans, num_visible, choice
+            length = self._length(spans, num_visible)
+            key = steps.shape[1] - 1, spans, length, choice
             if key not in self._chains:
-                self._chains[key] = self._chain(steps, spans, num_visible, choice)
+                self._chains[key] = self._chain(steps, spans, length, choice)
             return self._chains[key](steps)
 
     def _chain(
@@ -144,7 +175,8 @@ class GraphBackend(Backend):
         num_visible: int,
         keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        mask = from_words(rows[3:], num_visible, self._dtype)
+        split = num_visible == EVERY_LENGTH
+        mask = None if split else from_words(rows[3:], num_visible, self._dtype)
         return self._fused.compute(rows, spans, mask, keep).logits
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -154,6 +186,10 @@ class GraphBackend(Backend):
     def copy(self, source: int, target: int, length: int) -> None:
         """See `Backend.copy`."""
         self._fused.copy(source, target, length)
+
+
+def _shape(spans: Spans) -> Shape:
+    return len(spans), spans[0].num_rows
 
 
 def captured_len(needed: int) -> int:

@@ -21,6 +21,8 @@ from engine.attention import (
     one_by_one,
     side_by_side,
 )
+from engine.errors import ModelError
+from engine.flex_attention import FlexAttention, Shape, Visible
 from engine.forward import Spans
 from engine.lanes import Lanes, Span, is_grid
 from engine.slots import NUM_TREE_SLOTS
@@ -55,12 +57,13 @@ class Look:
 class Plan:
     """The calls of a pass, the same in every layer.
 
-    masks   for each look [lanes, 1, n * group (1 if n is 1), num_visible], added to the scores
+    masks   for each look [lanes, 1, n * group (1 if n is 1), num_visible], added to the scores;
+            or what it sees, where attention is split over the keys
     seen    by layer, for each look
     """
 
     looks: Sequence[Look]
-    masks: Sequence[torch.Tensor]
+    masks: Sequence[torch.Tensor | Visible]
     seen: Iterable[Sequence[Seen]]
 
 
@@ -83,6 +86,7 @@ class LaneAttention:
         each = None if cache.device.type == "cpu" else side_by_side
         self._one_row_each: Attention | None = each
         self._rows_each: Attention | None = each
+        self._flex = FlexAttention(lanes.num_slots, group)
 
     def twin(self) -> "LaneAttention":
         """The same over the same cache, for passes that lie elsewhere."""
@@ -136,6 +140,39 @@ class LaneAttention:
         looks = self._looks_of(apart, counts, together=len(groups) < len(spans))
         return Plan(looks, masks, zip(*views, strict=True))
 
+    def plan_split(self, apart: torch.Tensor, spans: Spans, words: torch.Tensor) -> Plan:
+        """The same for attention that is split over the keys, of all lanes at once.
+
+        spans  one, or several that are a grid; `make_split` has made their program
+        words  [2, n] int64 on the device: what each row sees (`masks.as_words`)
+        """
+        assert is_grid(spans)
+        counts = tuple(span.num_rows for span in spans)
+        looks = self._looks_of(apart, counts, together=len(spans) > 1)
+        views = self._views(spans, self._lanes.num_slots)
+        return Plan(looks, (self._flex.see(words, len(spans)),), zip(views))
+
+    def make_split(self, shape: Shape) -> None:
+        """Compile attention that is split over the keys, for passes of one shape.
+
+        Overwrites the first layer's cache: only before a session.
+
+        Raises:
+            ModelError: it cannot be compiled here, or gives other numbers, or splits nothing.
+        """
+        num_lanes, num_rows = shape
+        if not self._flex.takes(num_rows):
+            raise ModelError("FlexAttention splits no pass of so many rows over the keys")
+        first = (self._lanes.first_slot(lane) for lane in range(num_lanes))
+        spans = tuple(Span(slot, num_rows) for slot in first)
+        seen = _view(self._layers[0], spans, self._lanes.num_slots)
+        with torch.inference_mode():
+            self._layers[0].normal_()
+            try:
+                self._flex.make(shape, *seen, self._scale)
+            finally:
+                self._layers[0].zero_()
+
     def attend(self, plan: Plan, seen: Sequence[Seen]) -> torch.Tensor:
         """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of."""
         if len(seen) == 1:
@@ -143,16 +180,20 @@ class LaneAttention:
         looks = zip(plan.looks, seen, plan.masks, strict=True)
         return torch.cat([self._attend(*look) for look in looks])
 
-    def _attend(self, look: Look, seen: Seen, mask: torch.Tensor) -> torch.Tensor:
+    def _attend(self, look: Look, seen: Seen, mask: torch.Tensor | Visible) -> torch.Tensor:
         """Return the heads' outputs [lanes * n, heads * dim] of one look."""
         num_lanes, num_rows = look.num_lanes, look.num_rows
-        if num_rows == 1:
-            form = self._one_row if num_lanes == 1 else self._one_row_each
-        else:
+        if num_rows > 1:
             look.apart.copy_(look.query)
-            form = self._rows if num_lanes == 1 else self._rows_each
-        assert form is not None, "lanes are looked after together only where a form does that"
-        out = form(look.beside, *seen, mask, self._scale)
+        if isinstance(mask, Visible):
+            out = self._flex.attend(look.beside, *seen, mask, self._scale)
+        else:
+            if num_rows == 1:
+                form = self._one_row if num_lanes == 1 else self._one_row_each
+            else:
+                form = self._rows if num_lanes == 1 else self._rows_each
+            assert form is not None, "lanes are looked after together only where a form does that"
+            out = form(look.beside, *seen, mask, self._scale)
         if num_rows > 1:
             out = out.view(look.query.shape).transpose(1, 2)
         return out.reshape(num_lanes * num_rows, -1)

@@ -23,6 +23,7 @@ MAY_ALSO_IMPORT = {
     "deploy/measurements/gpu.py": {"engine", "models"},
     "deploy/outlook/testbed.py": {"models"},
     "deploy/measurements/forwards.py": {"engine"},
+    "deploy/measurements/long_context.py": {"engine"},
     "deploy/measurements/ngram_index.py": {"engine"},
     "deploy/measurements/ranks.py": {"engine"},
 }
@@ -38,6 +39,7 @@ KNOWN_ONLY_IN = {
         *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
         *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
+        "deploy/measurements/long_context.py",
         "deploy/experiments/peers/",
     ),
 }

@@ -25,10 +25,10 @@ NUM_LANES = 4
 HUGE = 1e30
 
 
-def make(folder: Folder, backend: str, num_lanes: int = NUM_LANES) -> Executor:
+def make(folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str = "cpu") -> Executor:
     """float32, with weights of its own."""
     return make_executor(
-        load_model(str(folder), dtype="float32"),
+        load_model(str(folder), dtype="float32", device=device),
         CAPACITY,
         num_lanes=num_lanes,
         backend=backend,
@@ -85,9 +85,11 @@ def run_side_by_side(
                 yield len(group), difference(got, torch.cat(want))
 
 
-def check(folder: Folder, backend: str, lanes: Sequence[int] = (3, 0, 2)) -> None:
+def check(
+    folder: Folder, backend: str, lanes: Sequence[int] = (3, 0, 2), device: str = "cpu"
+) -> None:
     """Also that the lane which holds no text is never seen."""
-    together, alone = make(folder, backend), make(folder, "reference")
+    together, alone = (make(folder, name, device=device) for name in (backend, "reference"))
     assert together.backend == backend
     for lane in set(range(NUM_LANES)) - set(lanes):
         poison(together, lane)

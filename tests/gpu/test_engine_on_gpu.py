@@ -48,7 +48,7 @@ def test_graphs_give_the_logits_of_the_reference(
     graphs.warm_up((1,))
     assert isinstance(graphs._backend, GraphBackend)
     recorded = len(graphs._backend._recorded)
-    assert recorded >= 2 * len(ROW_COUNTS)
+    assert recorded >= len(ROW_COUNTS)  # one for all lengths, where attention is split
     for seed in range(3):
         for error in session_differences(reference, graphs, seed=seed):
             assert error < TOLERANCES[dtype]

@@ -1,0 +1,51 @@
+"""What stands in tests for a program of FlexAttention, and for a CUDA graph around a real one."""
+
+from collections.abc import Callable
+
+import torch
+
+import engine.flex_attention
+from engine.attention import side_by_side
+from engine.flex_attention import BLOCK
+from engine.graphs import Compute, Record
+
+
+def spelt_out(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    words: torch.Tensor,
+    num_blocks: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """What `engine.flex_attention._attend` computes, in plain operators over all slots.
+
+    Slots of blocks that are not to be read count for nothing, also where a query would see them.
+    """
+    slots = torch.arange(keys.shape[2])
+    lanes, rows = torch.arange(len(query)), torch.arange(query.shape[2])
+    seen = engine.flex_attention.sees(words, lanes[:, None, None], rows[:, None], slots)
+    seen = seen & (slots < num_blocks * BLOCK)
+    mask = torch.zeros(seen.shape, dtype=query.dtype)
+    mask = mask.masked_fill(~seen, torch.finfo(query.dtype).min)[:, None]
+    return side_by_side(query, keys, values, mask, scale)
+
+
+def always(name: str) -> Callable[..., str]:
+    """In place of `engine.timing.quickest`."""
+
+    def quickest(forms: dict[str, object], *_: object) -> str:
+        return name if name in forms else next(iter(forms))
+
+    return quickest
+
+
+def counted(made: list[int]) -> Callable[[torch.device], Record]:
+    """In place of `engine.graphs.recorder`: passes run as they are; `made` has their rows."""
+
+    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+        made.append(rows.shape[1])
+        return compute
+
+    return lambda _device: record
