@@ -20,7 +20,8 @@ import torch
 from engine.attention import side_by_side
 from engine.device import pin, torch_device
 from engine.flex_attention import FlexAttention, Visible
-from engine.graphs import Compute, recorder
+from engine.captures import Compute
+from engine.graphs import recorder
 from engine.masks import from_words
 
 LENGTHS = (256, 1024, 8192, 32_768)
