@@ -21,6 +21,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
     "deploy/measurements/gpu.py": {"engine", "models"},
+    **{
+        f"deploy/gpu_kit/steps/{name}.py": {"engine"}
+        for name in ("attention", "choice", "context", "models", "passes", "profile")
+    },
     "deploy/outlook/testbed.py": {"models"},
     "deploy/measurements/forwards.py": {"engine"},
     "deploy/measurements/ngram_index.py": {"engine"},
@@ -38,6 +42,7 @@ KNOWN_ONLY_IN = {
         *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
         *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
+        "deploy/gpu_kit/steps/",
         "deploy/experiments/peers/",
     ),
 }
