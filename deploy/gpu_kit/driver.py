@@ -17,7 +17,8 @@ from coordinator.launching.launcher import ROOT
 from deploy.experiments.folder import write_whole
 from deploy.gpu_kit import report
 from deploy.gpu_kit.plan import MODULES, Machine, Outcome, Step, limit_s, wanted, why_skipped
-from deploy.gpu_kit.rows import FILE, Recorder, Row, read
+from deploy.gpu_kit.recorder import FILE, Recorder, read
+from deploy.gpu_kit.rows import Row
 from proto.errors import ConfigurationError, OutputError
 
 ASK_LIMIT_S, END_S = 120.0, 15.0

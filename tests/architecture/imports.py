@@ -125,6 +125,11 @@ PURE = (
     "rehearsal/watcher.py",
     "rehearsal/world.py",
     "deploy/experiments/results/ratios.py",
+    "deploy/gpu_kit/estimates.py",
+    "deploy/gpu_kit/plan.py",
+    "deploy/gpu_kit/report.py",
+    "deploy/gpu_kit/rows.py",
+    "deploy/gpu_kit/tables.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),

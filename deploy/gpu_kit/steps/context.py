@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.gpu_kit.rows import FILE, Recorder
+from deploy.gpu_kit.recorder import FILE, Recorder
 from engine.errors import EngineError
 from proto.errors import SlipstreamError
 
