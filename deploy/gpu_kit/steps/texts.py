@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from coordinator.launching.launcher import ROOT
+from deploy.experiments.description import Experiment
+from deploy.experiments.engines import host_of
 from deploy.experiments.folder import FILE, ROWS, Header, read_header
 from deploy.experiments.rows import Row, read
 from deploy.gpu_kit.steps.context import Context, run_step, say
@@ -20,6 +22,8 @@ from deploy.gpu_kit.steps.models import models_in
 from deploy.gpu_kit.steps.mps import mps
 
 DRAFTER_CORES = range(4, 12)  # of the arms of `gpu` that draft on the CPU
+PAIR_S = 60.0  # for a pair of 8 B and 0.5 B to be loaded, checked and warm: expected, not measured
+TOKEN_S = {"cuda": 0.007, "cpu": 0.03}  # likewise, by the drafter's device
 SUMMARY_S = 10.0  # of the step's time, for what is done after the experiment
 END_S = 20.0  # for the experiment's processes to end
 REHEARSAL = """\
@@ -101,6 +105,20 @@ def _summarise(context: Context, folder: Path) -> None:
         if mine:
             found = figures(mine, _ratios(header, rows, mine))
             context.record.measured(called(arm.settings), **found)
+
+
+def usual_s(experiment: Experiment) -> float:
+    """Seconds that an experiment with the pair in large shapes takes, about."""
+    arms = experiment.arms
+    description = experiment.description
+    texts_s = {
+        arm.name: arm.sampling.max_tokens * TOKEN_S[arm.pair.drafter_device.partition(":")[0]]
+        for arm in arms
+    }
+    pairs = {host_of(arm): texts_s[arm.name] for arm in arms}
+    warm_s = sum(PAIR_S + description.warm_prompts * text_s for text_s in pairs.values())
+    counted = sum(texts_s[arm.name] * (arm.work.limit or 1) for arm in arms)
+    return warm_s + description.repetitions * counted
 
 
 def called(settings: Mapping[str, object]) -> str:
