@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -43,7 +44,9 @@ policy = ["ar", "sync", "tree"]
 def measure(context: Context) -> None:
     """Run what is left of it. Raises ValueError: the time was up, or it failed."""
     models = models_in(context)
-    folder = context.out / ("texts" if context.which == "gpu" else "texts-mps")
+    name = "texts" if context.which == "gpu" else "texts-mps"
+    folder, packed = context.work / name, context.out / f"{name}.tar.gz"
+    _unpack(packed, folder)
     file = context.which
     if context.is_small:
         file = str(context.work / "rehearsal.toml")
@@ -54,8 +57,21 @@ def measure(context: Context) -> None:
     with _environment(context) as environment:
         problem = _run(command, environment, context.limit_s - SUMMARY_S - END_S)
     _summarise(context, folder)
+    if folder.exists():
+        with tarfile.open(packed, "w:gz") as archive:
+            archive.add(folder, name)
     if problem:
         raise ValueError(problem)
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    """What an earlier call has kept, where this machine has not. Raises ValueError."""
+    if packed.exists() and not folder.exists():
+        try:
+            with tarfile.open(packed) as archive:
+                archive.extractall(folder.parent, filter="data")
+        except (OSError, tarfile.TarError) as error:
+            raise ValueError(f"{packed} cannot be unpacked ({error}); remove it") from error
 
 
 @contextlib.contextmanager

@@ -74,12 +74,12 @@ def test_without_time_nothing_is_begun_and_the_report_says_so(
 
 
 def test_results_of_earlier_calls_are_taken_over(tmp_path: Path, ran: list[str]) -> None:
-    (tmp_path / "earlier" / "texts").mkdir(parents=True)
-    (tmp_path / "earlier" / "texts" / "rows.jsonl").write_text("kept")
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "texts.tar.gz").write_text("kept")
     Recorder(tmp_path / "earlier" / FILE, "versions", NAME).done(1.0)
     run(settings(tmp_path, 1), lambda _: None)
     assert ran == ["engine-tests", "attention"]
-    assert (tmp_path / "out" / "texts" / "rows.jsonl").read_text() == "kept"
+    assert (tmp_path / "out" / "texts.tar.gz").read_text() == "kept"
 
 
 def test_results_of_another_machine_are_not_mixed_in(tmp_path: Path, ran: list[str]) -> None:
