@@ -9,7 +9,6 @@ only Ray and pictures need.
 """
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
@@ -45,34 +44,35 @@ def brought(
 
     Raises ConfigurationError: something is not installed here.
     """
-    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     found: dict[str, str] = {}
-    waiting = [Requirement(root) for root in roots]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = list(_applying(roots, (), python))
     while waiting:
         one = waiting.pop()
         name = canonicalize_name(one.name)
-        if name in found or name in left_out:
+        key = name, frozenset(one.extras)
+        if name in left_out or key in seen:
             continue
-        if one.marker is not None and not one.marker.evaluate(environment):
-            continue
+        seen.add(key)
         try:
             installed = distribution(name)
         except PackageNotFoundError as error:
             raise ConfigurationError(f"{name} is not installed; run `make setup`") from error
         found[name] = installed.version
-        waiting += _needed_by(installed.requires or (), one.extras)
+        waiting += _applying(installed.requires or (), one.extras, python)
     return found
 
 
-def _needed_by(requires: Sequence[str], extras: Collection[str]) -> Iterator[Requirement]:
-    """Without what belongs to extras that nobody asked for."""
+def _applying(
+    requires: Sequence[str], extras: Collection[str], python: str
+) -> Iterator[Requirement]:
+    """Those that apply under that Python to a package with these extras."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
     for text in requires:
-        requirement = Requirement(text)
-        named = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
-        if named is None:
-            yield requirement
-        elif named[1] in extras:
-            yield Requirement(text.partition(";")[0])
+        one = Requirement(text)
+        cases = [environment | {"extra": extra} for extra in ("", *extras)]
+        if one.marker is None or any(map(one.marker.evaluate, cases)):
+            yield one
 
 
 def roots() -> list[str]:

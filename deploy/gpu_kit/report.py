@@ -75,8 +75,11 @@ def _table(table: Table) -> Iterator[str]:
         lines = (table.columns, *table.lines)
         for line in lines:
             cells = [f"{line[index]:>{widths[index]}}" for index in chosen]
-            name = textwrap.shorten(line[0], first, placeholder="...")
-            yield (" " * GAP).join([f"{name:<{first}}", *cells])[:WIDTH].rstrip()
+            yield (" " * GAP).join([f"{_cut(line[0], first):<{first}}", *cells])[:WIDTH].rstrip()
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width - 3]}..."
 
 
 def _fitting(widths: Sequence[int], first: int) -> Iterator[list[int]]:

@@ -95,9 +95,9 @@ def _install(python: Path, requirements: Path, wheels: Path) -> None:
     pips = sorted(wheels.glob("pip-*.whl"))
     if not pips:
         raise Problem(f"{wheels} has no pip; make the kit again")
-    command = [str(python), str(pips[-1] / "pip"), "install", "--quiet", "--no-index", "--no-deps"]
-    command += ["--ignore-installed", "--no-warn-script-location", "--no-compile"]
-    command += ["--disable-pip-version-check", "--find-links", str(wheels), "-r", str(requirements)]
+    command = [str(python), str(pips[-1] / "pip"), "--isolated", "install", "--quiet"]
+    command += ["--no-index", "--no-deps", "--ignore-installed", "--no-warn-script-location"]
+    command += ["--no-compile", "--disable-pip-version-check", "--find-links", str(wheels), "-r", str(requirements)]
     _said(command, INSTALL_LIMIT_S, "the wheels cannot be installed")
 
 

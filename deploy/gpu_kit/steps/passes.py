@@ -48,6 +48,9 @@ def measure(context: Context) -> None:
     folder = long_model(context, models.target if context.which == "target" else models.drafter)
     for backend in in_order([name for name in BACKENDS if name not in NOT_TIMED]):
         cells = _cells(context, backend)
+        if backend == "graphs" and not context.is_on_gpu:
+            context.record.skipped(backend, "CUDA graphs need a GPU")
+            continue
         if all(context.record.has(cell) for cell, *_ in cells):
             continue
         try:
