@@ -1,4 +1,4 @@
-"""Runs the steps that are left, each as a process with a limit, and writes the report after each."""
+"""Runs the steps that are left, each a process with a limit; writes the report after each."""
 
 import json
 import os

@@ -32,7 +32,9 @@ class Estimate:
 
 
 ESTIMATES = (
-    Estimate("memory, read and written in a copy", "TB/s", 4.8, 4.8, "models", "copy", "GB_s", 1e-3),
+    Estimate(
+        "memory, read and written in a copy", "TB/s", 4.8, 4.8, "models", "copy", "GB_s", 1e-3
+    ),
     Estimate(
         *("target pass, 5 rows, 500 tokens", "ms", 5.2, 5.2),
         *("passes-target", "graphs 500|5 rows", "pass_ms"),

@@ -37,9 +37,7 @@ REQUIREMENTS, WHEELS = "requirements.txt", "wheels"
 LIMIT_S = 900.0
 
 
-def brought(
-    roots: Sequence[str], left_out: Collection[str], python: str
-) -> dict[str, str]:
+def brought(roots: Sequence[str], left_out: Collection[str], python: str) -> dict[str, str]:
     """Versions by name of what is needed under that Python, and is installed here.
 
     Raises ConfigurationError: something is not installed here.

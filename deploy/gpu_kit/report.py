@@ -1,4 +1,4 @@
-"""The report: the same tables as a page that needs nothing else, and as text of 80 columns (pure)."""
+"""The report: the same tables as a page that needs nothing else, and in 80 columns (pure)."""
 
 import html
 import re
@@ -29,7 +29,7 @@ td:first-child, th:first-child { text-align: left; padding-left: 0 }
 td.text { text-align: left; overflow-wrap: anywhere } th { font-weight: 600; font-size: .85rem }
 ul { margin: .3rem 0; padding-left: 1.2rem } li { color: var(--faint) }
 """
-_IS_NUMBER = re.compile(r"[-–\d.,e+]+")
+_IS_NUMBER = re.compile(r"[-\d.,e+]+")
 
 
 def machine_of(rows: Iterable[Row]) -> str:

@@ -97,7 +97,8 @@ def _install(python: Path, requirements: Path, wheels: Path) -> None:
         raise Problem(f"{wheels} has no pip; make the kit again")
     command = [str(python), str(pips[-1] / "pip"), "--isolated", "install", "--quiet"]
     command += ["--no-index", "--no-deps", "--ignore-installed", "--no-warn-script-location"]
-    command += ["--no-compile", "--disable-pip-version-check", "--find-links", str(wheels), "-r", str(requirements)]
+    command += ["--no-compile", "--disable-pip-version-check", "--find-links", str(wheels)]
+    command += ["-r", str(requirements)]
     _said(command, INSTALL_LIMIT_S, "the wheels cannot be installed")
 
 
@@ -150,7 +151,7 @@ def main() -> int:
     os.environ.pop("PYTHONPATH", None)
     os.chdir(ROOT)
     rest = without(arguments, "--torch")
-    os.execv(python, [str(python), "-m", "deploy.gpu_kit", *rest])
+    return os.execv(python, [str(python), "-m", "deploy.gpu_kit", *rest])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from deploy.gpu_kit.estimates import Compared, compare
 from deploy.gpu_kit.plan import PLAN, Step
 from deploy.gpu_kit.rows import Figure, Row, latest
 
-NOTHING = "–"
+NOTHING = "-"
 COLUMN = "|"  # in the name of a cell
 # Figures that are the same for every column, or say little in a table: not shown there.
 SHOWN = {

@@ -97,7 +97,7 @@ def flex(operands: Operands) -> Kernel:
     num_rows, num_slots = operands.query.shape[2], operands.keys.shape[2]
 
     def is_visible(
-        batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
+        _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
     ) -> torch.Tensor:
         token = row // group
         behind = slot - words[0, token]
@@ -109,7 +109,8 @@ def flex(operands: Operands) -> Kernel:
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def run(given: Operands) -> torch.Tensor:
-        out: torch.Tensor = compiled(given.query, given.keys, given.values, block_mask=blocks)
+        out = compiled(given.query, given.keys, given.values, block_mask=blocks)
+        assert isinstance(out, torch.Tensor)
         return out
 
     return run

@@ -7,7 +7,7 @@ compute mode of the GPU stays as it is.
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,7 +81,8 @@ def _ask(command: str, environment: dict[str, str]) -> bool:
 
 
 def _end(daemon: "subprocess.Popen[bytes]") -> None:
-    for insist in (lambda: None, daemon.terminate, daemon.kill):
+    ways: list[Callable[[], object]] = [daemon.poll, daemon.terminate, daemon.kill]
+    for insist in ways:
         insist()
         try:
             daemon.wait(END_S)

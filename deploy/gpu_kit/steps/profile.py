@@ -63,8 +63,8 @@ def measure(context: Context) -> None:
 
 def _us(event: object, *, is_gpu: bool) -> float:
     """Of the device alone; torch has renamed the field once."""
-    names = ("self_device_time_total", "self_cuda_time_total") if is_gpu else ()
-    names = names or ("self_cpu_time_total",)
+    on_gpu = ["self_device_time_total", "self_cuda_time_total"]
+    names = on_gpu if is_gpu else ["self_cpu_time_total"]
     return float(next((getattr(event, name) for name in names if hasattr(event, name)), 0.0))
 
 

@@ -55,10 +55,7 @@ def name_of(device: str) -> str:
 def ask(device: str) -> int:
     """Print what the driver must know."""
     no_gpu = why_no_gpu()
-    if device.startswith("cuda") and no_gpu:
-        name = ""
-    else:
-        name = name_of(device)
+    name = "" if device.startswith("cuda") and no_gpu else name_of(device)
     said = {"why_no_gpu": no_gpu, "why_no_mps": why_no_mps(), "name": name}
     print(json.dumps(said))
     return 0
@@ -80,7 +77,7 @@ def _software() -> Mapping[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
     }
     if torch.version.cuda is not None:
-        found["cuDNN"] = str(torch.backends.cudnn.version())
+        found["cuDNN"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     for name in PACKAGES:
         try:
             found[name] = version(name)

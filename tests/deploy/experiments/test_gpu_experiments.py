@@ -17,7 +17,9 @@ def gpu() -> Experiment:
     return load(SHIPPED / "gpu.toml")
 
 
-def left_out(num_gpus: int, num_cores: int, monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], list[str]]:
+def left_out(
+    num_gpus: int, num_cores: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[set[str], list[str]]:
     """Devices of drafters that run there, and what is said of the others."""
     monkeypatch.setattr(devices, "_num_gpus", lambda: num_gpus)
     monkeypatch.setattr(devices.os, "cpu_count", lambda: num_cores)
@@ -50,7 +52,7 @@ def test_it_fits_into_ten_minutes_and_every_prompt_is_written_once_beforehand(na
     assert usual_s(wanted) < TEN_MINUTES
     assert all(wanted.description.warm_prompts >= (arm.work.limit or 99) for arm in wanted.arms)
     twice = replace(wanted, description=wanted.description.model_copy(update={"repetitions": 9}))
-    assert usual_s(twice) > TEN_MINUTES, "the estimate counts what is written"
+    assert usual_s(twice) > 2 * usual_s(wanted), "the estimate counts what is written"
 
 
 def test_all_arms_have_the_shapes_of_8_and_half_a_billion_parameters() -> None:

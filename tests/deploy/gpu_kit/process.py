@@ -12,7 +12,7 @@ def main() -> None:
     """As the first argument says."""
     mode, out = sys.argv[1], Path(sys.argv[sys.argv.index("--out") + 1])
     if mode == "fail":
-        print("this is why", file=sys.stderr)
+        sys.stderr.write("this is why\n")
         sys.exit(1)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Recorder(out / FILE, mode).measured("child", pid=float(child.pid))

@@ -54,7 +54,10 @@ def test_a_run_goes_on_with_what_failed_and_what_is_left(tmp_path: Path, ran: li
     assert outcome.left == ()
     ran.clear()
     outcome = run(settings(tmp_path), lambda _: None)
-    assert ran == ["engine-tests", *(step.name for step in PLAN if step.part > 1 and not step.needs)]
+    assert ran == [
+        "engine-tests",
+        *(step.name for step in PLAN if step.part > 1 and not step.needs),
+    ]
     assert outcome.skipped == ("texts-mps",)
     ran.clear()
     run(settings(tmp_path), lambda _: None)

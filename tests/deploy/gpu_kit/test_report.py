@@ -28,16 +28,21 @@ def test_the_text_fits_eighty_columns_whatever_is_in_the_rows() -> None:
 def test_estimates_stand_beside_what_was_measured() -> None:
     text = as_text(RUN)
     assert line_of(text, "target pass, 5 rows").split()[-4:] == ["5.20", "7.80", "ms", "1.50"]
-    assert line_of(text, "plain decoding, a token").split()[-4:] == ["5.60-6.20", "5.90", "ms", "1.00"]
-    assert line_of(text, "draft step").split()[-3:] == ["–", "ms", "–"]
+    assert line_of(text, "plain decoding, a token").split()[-4:] == [
+        "5.60-6.20",
+        "5.90",
+        "ms",
+        "1.00",
+    ]
+    assert line_of(text, "draft step").split()[-3:] == ["-", "ms", "-"]
 
 
 def test_cells_of_two_dimensions_make_a_table_for_each_figure() -> None:
     attention = next(one for one in sections(RUN) if "attention" in one.title)
     steady, first, _ = attention.tables
     assert steady.columns == ("", "default", "cudnn", "efficient")
-    assert steady.lines == (("8b 5x512", "8", "7", "–"), ("8b 5x32768", "200", "–", "198"))
-    assert first.lines[0][1:] == ("401", "400", "–")
+    assert steady.lines == (("8b 5x512", "8", "7", "-"), ("8b 5x32768", "200", "-", "198"))
+    assert first.lines[0][1:] == ("401", "400", "-")
     assert attention.notes == (
         "8b 5x512 flash and 1 more failed: No available kernel. Aborting execution.",
     )
@@ -70,7 +75,9 @@ class Tags(HTMLParser):
 
 
 def test_the_page_is_whole_fetches_nothing_and_shows_what_rows_say_as_text() -> None:
-    page = as_page([*RUN, row("engine-tests", "<b>x</b>", "failed", "1 < 2 & <script>alert()</script>")])
+    page = as_page(
+        [*RUN, row("engine-tests", "<b>x</b>", "failed", "1 < 2 & <script>alert()</script>")]
+    )
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
@@ -87,6 +94,6 @@ def test_a_report_of_nothing_says_so() -> None:
 
 
 def test_a_number_has_three_digits_that_say_something() -> None:
-    assert [number(value) for value in (12345.6, 123.4, 12.34, 1.234, 0.01234, 0.000123, 8.0, "x")] == [
-        *("12,346", "123", "12.3", "1.23", "0.012", "1.2e-04", "8", "x")
-    ]
+    assert [
+        number(value) for value in (12345.6, 123.4, 12.34, 1.234, 0.01234, 0.000123, 8.0, "x")
+    ] == [*("12,346", "123", "12.3", "1.23", "0.012", "1.2e-04", "8", "x")]
