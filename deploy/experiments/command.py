@@ -40,6 +40,7 @@ from proto.errors import ConfigurationError
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
+NO_TABLES = "install it, and the same command writes the tables and pictures"
 LINE_S = 15.0  # between two lines where there is no terminal
 
 
@@ -96,7 +97,7 @@ def experiment(
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"{len(rows.rows)} texts are kept in {folder.path}, but {error.name} is not "
-                "installed; install it, and the same command writes the tables and pictures"
+                f"installed; {NO_TABLES}"
             ) from error
 
         wanted_results = Wanted(

@@ -162,7 +162,7 @@ def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> st
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=_environment(os.environ),
+            env=_environment(os.environ, is_small=settings.is_small),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -182,8 +182,10 @@ def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> st
     return "" if status == 0 else tail.last or f"ended with status {status}"
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {**given, **OFFLINE, "PYTHONUNBUFFERED": "1"}
+def _environment(given: Mapping[str, str], *, is_small: bool) -> dict[str, str]:
+    """Of a step. A rehearsal keeps to one thread: others may need the cores."""
+    threads = {"OMP_NUM_THREADS": "1"} if is_small else {}
+    return {**given, **OFFLINE, **threads, "PYTHONUNBUFFERED": "1"}
 
 
 class _Tail:

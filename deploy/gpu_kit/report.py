@@ -16,6 +16,8 @@ INTRO = (
     "Expected is what was estimated before anything had run on a GPU: for one H200, good for 30 %. "
     "A ratio above 1 is slower than expected where the unit is a time."
 )
+ON_GPU = "CUDA"  # in the name of a machine (`steps/versions.py`)
+REHEARSAL = "A rehearsal on a CPU: its figures say nothing, but that all steps run."
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --faint: #8889; --bad: #c33; --good: #285; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }
@@ -37,10 +39,23 @@ def machine_of(rows: Iterable[Row]) -> str:
     return next((row.machine for row in rows if row.machine), "")
 
 
+def is_rehearsal(rows: Iterable[Row]) -> bool:
+    """Whether it was measured without a GPU."""
+    machine = machine_of(rows)
+    return machine != "" and ON_GPU not in machine
+
+
 def as_text(rows: Sequence[Row]) -> str:
     """Everything in lines of at most 80 columns."""
     lines = [TITLE, "=" * len(TITLE), *_wrapped(machine_of(rows)), *_wrapped(_when(rows)), ""]
-    lines += [*_wrapped(INTRO), "", *_table(expectations(rows))]
+    lines += (
+        _wrapped(REHEARSAL)
+        if is_rehearsal(rows)
+        else [
+            *(*_wrapped(INTRO), ""),
+            *_table(expectations(rows)),
+        ]
+    )
     for section in sections(rows):
         lines += ["", section.title, "-" * len(section.title), *_wrapped(section.said)]
         for table in section.tables:
@@ -114,13 +129,19 @@ def as_page(rows: Sequence[Row]) -> str:
         f"<h1>{TITLE}</h1>",
         f"<p>{_safe(machine_of(rows))}</p>",
         f'<p class="said">{_safe(_when(rows))}</p>',
-        "<h2>Expected and measured</h2>",
-        f"<p>{_safe(INTRO)}</p>",
-        _html_table(expectations(rows)),
+        *_html_expectations(rows),
         *(part for section in sections(rows) for part in _html_section(section)),
         "</html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _html_expectations(rows: Sequence[Row]) -> Iterator[str]:
+    if is_rehearsal(rows):
+        yield f"<p>{_safe(REHEARSAL)}</p>"
+        return
+    yield f"<h2>Expected and measured</h2><p>{_safe(INTRO)}</p>"
+    yield _html_table(expectations(rows))
 
 
 def _html_section(section: Section) -> Iterator[str]:

@@ -21,9 +21,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
     "deploy/measurements/gpu.py": {"engine", "models"},
+    "deploy/gpu_kit/steps/models.py": {"engine", "models"},
     **{
         f"deploy/gpu_kit/steps/{name}.py": {"engine"}
-        for name in ("attention", "choice", "context", "models", "passes", "profile")
+        for name in ("attention", "choice", "context", "passes", "profile")
     },
     "deploy/outlook/testbed.py": {"models"},
     "deploy/measurements/forwards.py": {"engine"},

@@ -13,14 +13,17 @@ from pathlib import Path
 from deploy.gpu_kit.steps.context import Context, run_step, say
 from deploy.measurements.gpu import (
     LARGE,
-    SMALL,
     Models,
+    Scale,
     copy_bandwidth,
     free_memory,
     make_models,
 )
 from engine.device import torch_device
+from models.inflate import Shape
 
+# The source's own shapes, with a layer more.
+SMALL = Scale(Shape(384, 1024, 9, 6, 3, 64), Shape(128, 384, 3, 4, 2, 32), 1 << 26)
 LONGEST = 33_024  # tokens: 32,768 and a tree
 LONGEST_SMALL = 2048
 

@@ -23,6 +23,7 @@ from engine.slots import NUM_TREE_SLOTS, Feed
 
 NOT_TIMED = ("auto", "compiled")  # a name for another one; for CPUs, and it takes a minute to load
 ROW_COUNTS = {"target": (1, 2, 5, 9, 17), "drafter": (1, 4, 8)}
+ROW_COUNTS_SMALL = (1, 5)
 CONTEXTS = (200, 500, 4000, 32_000)
 CONTEXTS_SMALL = (60, 200)
 SLOW = ("reference",)  # for comparison only: at short contexts
@@ -35,6 +36,11 @@ def contexts_of(backend: str, *, is_small: bool) -> tuple[int, ...]:
     """Numbers of tokens before the rows."""
     contexts = CONTEXTS_SMALL if is_small else CONTEXTS
     return tuple(length for length in contexts if length <= SHORT or backend not in SLOW)
+
+
+def row_counts_of(context: Context) -> tuple[int, ...]:
+    """Rows of a pass."""
+    return ROW_COUNTS_SMALL if context.is_small else ROW_COUNTS[context.which]
 
 
 def in_order(backends: Sequence[str]) -> list[str]:
@@ -66,7 +72,7 @@ def _cells(context: Context, backend: str) -> list[tuple[str, int, int]]:
     return [
         (f"{backend} {length}|{num_rows} row{'s' * (num_rows > 1)}", length, num_rows)
         for length in contexts_of(backend, is_small=context.is_small)
-        for num_rows in ROW_COUNTS[context.which]
+        for num_rows in row_counts_of(context)
     ]
 
 
@@ -75,7 +81,7 @@ def _time(
 ) -> None:
     """Raises ModelError. Whatever was loaded is garbage afterwards."""
     loaded = load_model(model, device=context.device)
-    row_counts = ROW_COUNTS[context.which]
+    row_counts = row_counts_of(context)
     capacity = max(length for _, length, _ in cells) + NUM_TREE_SLOTS
     executor = make_executor(loaded, capacity, backend=backend, row_counts=row_counts)
     read = 0

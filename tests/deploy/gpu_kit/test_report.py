@@ -1,6 +1,7 @@
 """The report of made-up rows: complete, in 80 columns, and safe to open."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from deploy.gpu_kit.report import WIDTH, as_page, as_text
@@ -91,6 +92,14 @@ def test_a_report_of_nothing_says_so() -> None:
     text = as_text([])
     assert "nothing was measured yet" in text
     assert text.count("not run yet") == len(sections([]))
+
+
+def test_a_rehearsal_says_so_and_compares_nothing() -> None:
+    rows = [replace(one, machine="2 cores, torch 2.13.0") for one in RUN]
+    for report in (as_text(rows), as_page(rows)):
+        assert "A rehearsal on a CPU" in report
+        assert "draft step (said" not in report
+    assert "A rehearsal" not in as_text(RUN)
 
 
 def test_a_number_has_three_digits_that_say_something() -> None:
