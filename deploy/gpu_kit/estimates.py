@@ -62,7 +62,7 @@ ESTIMATES = (
     Estimate("greedy choice, eager", "ms", 0.08, 0.08, "choice", "greedy|1 row", "eager_ms"),
     Estimate("sampled choice, eager", "ms", 0.2, 0.2, "choice", "T=0.8|1 row", "eager_ms"),
     Estimate(
-        *("a row's probabilities on the host, sorted", "ms", 27.0, 27.0),
+        *("a row sorted on the host (top-p)", "ms", 27.0, 27.0),
         *("choice", "on the host, T=0.8 top-p=0.95|1 row", "eager_ms"),
     ),
     Estimate(

@@ -19,7 +19,7 @@ INTRO = (
 ON_GPU = "CUDA"  # in the name of a machine (`steps/versions.py`)
 REHEARSAL = "A rehearsal on a CPU: its figures say nothing, but that all steps run."
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --faint: #8889; --bad: #c33; --good: #285; }
+:root { color-scheme: light dark; --line: #8884; --faint: #777; --bad: #c33; --good: #285; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .2rem }
 h3 { font-size: .9rem; font-weight: 600; margin: .9rem 0 .2rem }
@@ -27,8 +27,8 @@ p { margin: .2rem 0 .5rem } .said { color: var(--faint) } .failed { color: var(-
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .15rem .7rem; border-bottom: 1px solid var(--line); text-align: right }
-td:first-child, th:first-child { text-align: left; padding-left: 0 }
-td.text { text-align: left; overflow-wrap: anywhere } th { font-weight: 600; font-size: .85rem }
+td:first-child, th:first-child { text-align: left; padding-left: 0; min-width: 8rem }
+.words :is(td, th) { text-align: left } td.text { overflow-wrap: anywhere } th { font-weight: 600; font-size: .85rem }
 ul { margin: .3rem 0; padding-left: 1.2rem } li { color: var(--faint) }
 """
 _IS_NUMBER = re.compile(r"[-\d.,e+]+")
@@ -161,7 +161,8 @@ def _html_table(table: Table) -> str:
     lines = "".join(
         "<tr>" + "".join(_html_cell(cell) for cell in line) + "</tr>" for line in table.lines
     )
-    return f'<div class="scroll"><table><tr>{head}</tr>{lines}</table></div>'
+    kind = ' class="words"' if table.columns[1:] == ("value",) else ""
+    return f'<div class="scroll"><table{kind}><tr>{head}</tr>{lines}</table></div>'
 
 
 def _html_cell(text: str) -> str:

@@ -141,7 +141,7 @@ def expected(operands: Operands) -> torch.Tensor:
         for one in (operands.query, operands.keys, operands.values, operands.mask)
     )
     scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5 + mask
-    return scores.softmax(-1) @ values
+    return torch.matmul(scores.softmax(-1), values)
 
 
 def measure(context: Context) -> None:
