@@ -28,7 +28,8 @@ p { margin: .2rem 0 .5rem } .said { color: var(--faint) } .failed { color: var(-
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .15rem .7rem; border-bottom: 1px solid var(--line); text-align: right }
 td:first-child, th:first-child { text-align: left; padding-left: 0; min-width: 8rem }
-.words :is(td, th) { text-align: left } td.text { overflow-wrap: anywhere } th { font-weight: 600; font-size: .85rem }
+.words :is(td, th) { text-align: left } td.text { overflow-wrap: anywhere }
+th { font-weight: 600; font-size: .85rem }
 ul { margin: .3rem 0; padding-left: 1.2rem } li { color: var(--faint) }
 """
 _IS_NUMBER = re.compile(r"[-\d.,e+]+")
