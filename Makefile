@@ -7,7 +7,11 @@ JOBS ?= 2
 
 PROMPT ?= def read_lines(path, encoding="utf-8"):
 
-.PHONY: setup demo test long check gpu sim bench clean
+# Of the kit for a GPU machine: prompts to bring in place of the project's own.
+PROMPTS ?= deploy/experiments/prompts.jsonl
+KIT ?= gpu-kit
+
+.PHONY: setup demo test long check gpu gpu-kit sim bench clean
 
 setup: $(VENV)/.ready
 
@@ -47,6 +51,10 @@ gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
 	  || { echo "no GPU that this torch can use" >&2; exit 1; }
 	$(RUN) -m pytest -m gpu tests/gpu
+
+# What a GPU machine without a network lacks, in one folder (docs/gpu.md).
+gpu-kit: setup
+	$(RUN) -m deploy.gpu_kit.pack --out $(KIT) --prompts $(PROMPTS) $(KIT_OPTIONS)
 
 sim: setup
 	$(RUN) -m tests.simulation $(SEED)

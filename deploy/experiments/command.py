@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.tokenization import Tokenization
+from coordinator.launching.devices import is_device_here
 from coordinator.launching.launcher import ConnectRay
 from deploy.experiments import surroundings
 from deploy.experiments.description import (
@@ -39,6 +40,7 @@ from proto.errors import ConfigurationError
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
+NO_TABLES = "install it, and the same command writes the tables and pictures"
 LINE_S = 15.0  # between two lines where there is no terminal
 
 
@@ -83,14 +85,20 @@ def experiment(
         if rows.rows:
             console.print(f"{len(rows.rows)} texts are in {folder.path} already", markup=False)
         with Watch(console) as watch:
-            arms = [arm for arm in wanted.arms if _is_there(arm, watch)]
+            arms = _that_run_here(wanted.arms, watch.warn)
             jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
             _measure(wanted, jobs, rows, watch, context.obj)
             traces = ""
             if with_traces:
                 traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
         # Only here are matplotlib and scipy loaded: other commands have no use for them.
-        from deploy.experiments.results.writing import Wanted, write_results
+        try:
+            from deploy.experiments.results.writing import Wanted, write_results
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"{len(rows.rows)} texts are kept in {folder.path}, but {error.name} is not "
+                f"installed; {NO_TABLES}"
+            ) from error
 
         wanted_results = Wanted(
             decoders={job.arm.name: job.decode for job in jobs},
@@ -163,11 +171,29 @@ def _overrides(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def _is_there(arm: Arm, watch: "Watch") -> bool:
-    if is_there(arm):
-        return True
-    watch.warn(f"{arm.name} is left out: {arm.work.peer} is not installed")
-    return False
+def _that_run_here(arms: Sequence[Arm], warn: Callable[[str], None]) -> list[Arm]:
+    """Without those for which something is missing, which a line for each such thing says."""
+    missing: dict[str, list[str]] = {}
+    found = []
+    for arm in arms:
+        if reason := _what_is_missing(arm):
+            missing.setdefault(reason, []).append(arm.name)
+        else:
+            found.append(arm)
+    for reason, (first, *others) in missing.items():
+        names = f"{first} and {len(others)} more are" if others else f"{first} is"
+        warn(f"{names} left out: {reason}")
+    return found
+
+
+def _what_is_missing(arm: Arm) -> str:
+    """In a few words; empty: nothing, as far as can be known before it is tried."""
+    if not is_there(arm):
+        return f"{arm.work.peer} is not installed"
+    if not arm.is_optional or arm.launch.ray or arm.work.peer:
+        return ""
+    devices = arm.pair.target_device, arm.pair.drafter_device
+    return next((f"there is no {one} here" for one in devices if not is_device_here(one)), "")
 
 
 def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
@@ -221,10 +247,15 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         )
         for arm in wanted.arms
     )
+    # How a pair warms up decides no text, and folders that were begun before it could be said
+    # are to be gone on with.
+    others = description.model_dump(exclude={"arms", "fixed", "title", "question", "x"})
+    if description.warm_prompts == 1:
+        del others["warm_prompts"]
     decided = {
         "arms": [(arm.name, arm.settings) for arm in arms],
         "prompts": [[(one.name, one.turns) for one in sets[arm.name]] for arm in arms],
-        "others": description.model_dump(exclude={"arms", "fixed", "title", "question", "x"}),
+        "others": others,
     }
     digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
     run = RunRecord(

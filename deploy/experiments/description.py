@@ -87,6 +87,7 @@ class Description(Frozen):
     repetitions: Annotated[int, Field(ge=1, le=1000)] = 3
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     warm_pairs: Annotated[int, Field(ge=1, le=32)] = 6
+    warm_prompts: Annotated[int, Field(ge=1)] = 1
     sweep_prompts: Annotated[int, Field(ge=1)] = 5
     baseline: dict[str, Any] = Field(default_factory=lambda: {"policy": "ar"})
     fixed: dict[str, Any] = Field(default_factory=dict)

@@ -149,10 +149,11 @@ class Runner:
         self._number += 1
 
     def _engine(self, job: Job) -> Engine:
-        """The engine, which has written a text before."""
+        """The engine, which has written some texts before."""
         engine, is_new = self._warm.of(job.arm)
         if is_new:
-            engine.write(job.arm, [job.talk(job.prompts[0]).next_turn()], [FIRST_SEED])
+            for prompt in job.prompts[: self._description.warm_prompts]:
+                engine.write(job.arm, [job.talk(prompt).next_turn()], [FIRST_SEED])
         return engine
 
     def _cell(self, key: Key, job: Job, engine: Engine) -> list[Row]:

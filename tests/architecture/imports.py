@@ -21,6 +21,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
     "deploy/measurements/gpu.py": {"engine", "models"},
+    "deploy/gpu_kit/steps/models.py": {"engine", "models"},
+    **{
+        f"deploy/gpu_kit/steps/{name}.py": {"engine"}
+        for name in ("attention", "choice", "context", "passes", "profile")
+    },
     "deploy/outlook/testbed.py": {"models"},
     "deploy/measurements/forwards.py": {"engine"},
     "deploy/measurements/long_context.py": {"engine"},
@@ -39,7 +44,11 @@ KNOWN_ONLY_IN = {
         *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
         *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
+<<<<<<< HEAD
         "deploy/measurements/long_context.py",
+=======
+        "deploy/gpu_kit/steps/",
+>>>>>>> kit
         "deploy/experiments/peers/",
     ),
 }
@@ -122,6 +131,11 @@ PURE = (
     "rehearsal/watcher.py",
     "rehearsal/world.py",
     "deploy/experiments/results/ratios.py",
+    "deploy/gpu_kit/estimates.py",
+    "deploy/gpu_kit/plan.py",
+    "deploy/gpu_kit/report.py",
+    "deploy/gpu_kit/rows.py",
+    "deploy/gpu_kit/tables.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),

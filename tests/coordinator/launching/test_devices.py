@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.launching import devices
-from coordinator.launching.devices import default_devices
+from coordinator.launching.devices import default_devices, is_device_here
 
 
 @pytest.fixture
@@ -96,3 +96,11 @@ def test_the_drafter_gets_a_core_and_the_target_the_others(
 ) -> None:
     machine(cores, siblings)
     assert default_devices() == expected
+
+
+def test_a_device_is_here_if_its_number_is(machine, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    machine({0, 1}, gpus="0,1", num_gpus=2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    here = ("", "cpu", "cpu:7", "cpu:0-3,6", "cuda:0", "cuda:1")
+    assert [is_device_here(name) for name in here] == [True] * 6
+    assert not any(is_device_here(name) for name in ("cuda:2", "cpu:8", "cpu:4-11", "cpu:0,9"))

@@ -122,6 +122,16 @@ def test_arms_that_share_models_share_processes_which_write_a_text_first_that_do
     assert len(rows) == 9
 
 
+def test_a_pair_may_write_several_prompts_first(tmp_path: Path) -> None:
+    warm = FakeWarm()
+    wanted = made({"policy": ["ar", "sync"]}, repetitions=1, warm_prompts=8)
+    rows, _, _ = run(wanted, tmp_path / "rows", warm)
+    (engine,) = warm.started
+    first = [prompts for _, prompts in engine.asked[: len(PROMPTS)]]
+    assert first == [(TOKENS.encode(prompt.turns[0], special_tokens=True),) for prompt in PROMPTS]
+    assert len(rows) == 6
+
+
 def test_a_sweep_measures_the_settings_on_some_prompts_and_then_the_fastest_alone(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,1 @@
+"""The first half hour on a GPU machine: what travels there, what is measured, what came of it."""

@@ -1,0 +1,1 @@
+"""The kit for a GPU machine, without one."""
