@@ -4,6 +4,9 @@ Owns in which precision and on which device weights are loaded, and which archit
 Must not know how a forward pass is laid out (`forward.py`) or what a session is.
 """
 
+import logging
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,9 @@ from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
+from engine.quantised.formats import Format, read_format, stated_fields
+from engine.quantised.kernels import loading_options, try_out, why_no_kernels
+from engine.quantised.loading import Lazy, PackedCheckpoint
 from engine.tensors import (
     Shapes,
     check_layers,
@@ -30,6 +36,8 @@ from engine.tensors import (
     refuse_unexpected,
     weight_files,
 )
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {
     "float32": torch.float32,
@@ -72,7 +80,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model from a folder or from the Hugging Face hub.
 
-    name      a folder, or `organisation/model`; safetensors weights only; no code from the model
+    name      a folder, or `organisation/model`; safetensors weights only, plain or packed as in
+              `quantised/formats.py`; no code from the model
     revision  branch, tag or commit on the hub
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
@@ -92,13 +101,22 @@ def load_model(
     path = folder / "config.json"
     stated = read_config(folder)
     stated_eos = stated_eos_ids(folder, stated)
+    form = read_format(path, stated)
     shapes = read_shapes(folder)
     check_layers(path, stated, shapes)
+    packed = None if form is None else PackedCheckpoint(folder, form)
     config = _read_config(path, stated)
     refuse_unsupported(name, config)
-    _check_sizes(path, stated, config, shapes)
+    plain = _without_packing(config)
+    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    model = _read_weights(name, folder, config, chosen)
+    model = None if packed is None else _read_with_kernels(name, folder, config, chosen, where, form)
+    if model is not None:
+        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
+    elif packed is None:
+        model = _read_weights(name, folder, plain, chosen)
+    else:
+        model = _read_weights(name, folder, plain, chosen, tensors=packed.tensors(empty))
     model = _put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
@@ -111,7 +129,7 @@ def load_model(
         num_layers=int(text_config.num_hidden_layers),
         dtype=chosen,
         device=where,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
     )
 
 
@@ -181,16 +199,27 @@ def _read_config(path: Path, stated: Object) -> Any:
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 
-def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> None:
-    """Refuse what does not fit the checkpoint, before memory is taken for it."""
+def _without_packing(config: Any) -> Any:
+    """Return the same of the plain model."""
+    plain = deepcopy(config)
+    for part, field in stated_fields(plain):
+        delattr(part, field)
+    return plain
+
+
+def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any:
+    """Refuse what does not fit the checkpoint, before memory is taken for it.
+
+    Returns the model without memory (on `meta`).
+    """
     loader: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
             model = loader.from_config(config, trust_remote_code=False)
     except Exception as error:  # as above
         raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
-    if not stated.get("quantization_config"):  # else tensors are packed, in ways of their own
-        check_shapes(path, stated, model, shapes)
+    check_shapes(path, stated, model, shapes)
+    return model
 
 
 def _choose_dtype(
@@ -221,12 +250,45 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     return torch.float32
 
 
-def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+def _read_with_kernels(
+    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, form: Format
+) -> Any | None:
+    """Return the model with its weights packed, or None where they have to be dequantised."""
+    why = why_no_kernels(form, device)
+    if why is not None:
+        logger.info("%s: its weights are dequantised: %s", name, why)
+        return None
+    try:
+        options = loading_options(name, form, device)
+        model = _read_weights(name, folder, config, dtype, options=options)
+        try_out(name, model, device)
+    except OutOfMemory:
+        raise  # dequantised it takes more
+    except ModelError as error:
+        logger.warning("%s; its weights are dequantised", error)
+        return None
+    return model
+
+
+def _read_weights(
+    name: str,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    tensors: Mapping[str, Lazy] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the model with its weights, which are those of the folder or `tensors`.
+
+    options  for transformers, besides
+    """
     loader: Any = AutoModelForCausalLM
     try:
         model, info = loader.from_pretrained(
-            folder,
+            folder if tensors is None else None,
             config=config,
+            state_dict=tensors,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
@@ -234,7 +296,10 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
             generation_config=_NO_GENERATION,  # what is wanted of the file is read here
+            **(options or {}),
         )
+    except ModelError:
+        raise  # of `tensors`
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"{name}: not enough memory for its weights: {one_line(error)}"
@@ -250,6 +315,8 @@ def _read_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> A
 
 
 def _put(name: str, model: Any, device: torch.device) -> Any:
+    if model.device == device:
+        return model
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
