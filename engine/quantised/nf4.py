@@ -101,7 +101,11 @@ def weight(state: State, tensors: Tensors) -> torch.Tensor:
 
 
 def _scales(state: State, tensors: Tensors) -> torch.Tensor:
-    if not state.nested_blocksize:
+    are_indices = tensors["weight.absmax"].dtype == torch.uint8
+    if are_indices != (state.nested_blocksize > 0):
+        nested = f"{'has no' if are_indices else 'has'} {NESTED[0]}"
+        raise BadTensors(f"weight.absmax is of {'' if are_indices else 'no '}bytes, and {nested}")
+    if not are_indices:
         return finite("weight.absmax", tensors)
     table = finite("weight.nested_quant_map", tensors)
     scales = table[tensors["weight.absmax"].int()]

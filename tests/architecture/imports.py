@@ -55,6 +55,7 @@ PURE = (
     "proto/node_config.py",
     "engine/lanes.py",
     "engine/ngram.py",
+    "engine/quantised/formats.py",
     "engine/slots.py",
     "node/events.py",
     "node/follower.py",
