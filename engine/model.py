@@ -22,7 +22,7 @@ from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
-from engine.quantised.formats import Format, read_format, stated_fields
+from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
 from engine.quantised.loading import Lazy, PackedCheckpoint
 from engine.tensors import (
@@ -110,13 +110,11 @@ def load_model(
     plain = _without_packing(config)
     empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    model = None if packed is None else _read_with_kernels(name, folder, config, chosen, where, form)
-    if model is not None:
-        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
-    elif packed is None:
+    if packed is None:
         model = _read_weights(name, folder, plain, chosen)
     else:
-        model = _read_weights(name, folder, plain, chosen, tensors=packed.tensors(empty))
+        model = _read_packed(name, folder, config, chosen, where, packed, empty)
+        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     model = _put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
@@ -250,24 +248,33 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     return torch.float32
 
 
-def _read_with_kernels(
-    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, form: Format
-) -> Any | None:
-    """Return the model with its weights packed, or None where they have to be dequantised."""
-    why = why_no_kernels(form, device)
-    if why is not None:
-        logger.info("%s: its weights are dequantised: %s", name, why)
-        return None
-    try:
-        options = loading_options(name, form, device)
-        model = _read_weights(name, folder, config, dtype, options=options)
-        try_out(name, model, device)
-    except OutOfMemory:
-        raise  # dequantised it takes more
-    except ModelError as error:
-        logger.warning("%s; its weights are dequantised", error)
-        return None
-    return model
+def _read_packed(
+    name: str,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    packed: PackedCheckpoint,
+    empty: Any,
+) -> Any:
+    """Return the model with its weights packed where kernels take them so, else dequantised.
+
+    empty  the plain model, without memory
+    """
+    why = why_no_kernels(packed.form, device)
+    if why is None:
+        try:
+            options = loading_options(name, packed.form, device)
+            model = _read_weights(name, folder, config, dtype, options=options)
+            try_out(name, model, device)
+        except OutOfMemory:
+            raise  # dequantised it takes more
+        except ModelError as error:
+            why = str(error)
+        else:
+            return model
+    logger.info("%s: its weights are dequantised: %s", name, why)
+    return _read_weights(name, folder, config, dtype, packed=(packed, empty))
 
 
 def _read_weights(
@@ -276,14 +283,19 @@ def _read_weights(
     config: Any,
     dtype: torch.dtype,
     *,
-    tensors: Mapping[str, Lazy] | None = None,
+    packed: tuple[PackedCheckpoint, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the model with its weights, which are those of the folder or `tensors`.
+    """Return the model with the weights of the folder.
 
+    packed   how to read them if they have to be dequantised, and the model without memory
     options  for transformers, besides
     """
     loader: Any = AutoModelForCausalLM
+    tensors: Mapping[str, Lazy] | None = None
+    if packed is not None:
+        checkpoint, empty = packed
+        loader, config, tensors = type(empty), empty.config, checkpoint.tensors(empty)
     try:
         model, info = loader.from_pretrained(
             folder if tensors is None else None,

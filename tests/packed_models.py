@@ -152,7 +152,7 @@ def nf4(weight: Array, blocksize: int = 64, *, double: bool = False) -> Packed:
         table = np.linspace(-1, 1, 256, dtype=np.float32)
         offset = np.float32(scales.mean())
         nested = [scales[i : i + 256] - offset for i in range(0, len(scales), 256)]
-        tops = np.array([np.abs(part).max() for part in nested], dtype=np.float32)
+        tops = np.array([np.abs(part).max() or 1 for part in nested], dtype=np.float32)
         indices = [_nearest(table, part / top) for part, top in zip(nested, tops, strict=True)]
         stored = [table[index] * top for index, top in zip(indices, tops, strict=True)]
         scales = np.concatenate(stored) + offset
@@ -168,7 +168,7 @@ def nf4(weight: Array, blocksize: int = 64, *, double: bool = False) -> Packed:
     codes = np.concatenate(found).astype(np.uint8)
     codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
     tensors["weight"] = torch.from_numpy((codes[0::2] << 4 | codes[1::2])[:, None].copy())
-    tensors["weight.quant_map"] = torch.from_numpy(NF4)
+    tensors["weight.quant_map"] = torch.from_numpy(NF4.copy())
     content = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.from_numpy(content)
     return tensors, numbers.reshape(weight.shape)
@@ -291,9 +291,9 @@ def save_packed(
         tensors, stands_for = recipe.pack(weight.float().numpy())
         packed |= {f"{layer}.{part}": tensor.contiguous() for part, tensor in tensors.items()}
         plain[name] = torch.from_numpy(np.ascontiguousarray(stands_for))
-    num_layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    layers = {name.partition(".self_attn")[0] for name in plain if ".self_attn" in name}
     for part, tensor in recipe.others.items():
-        packed |= {f"model.layers.{i}.{part}": tensor.clone() for i in range(num_layers)}
+        packed |= {f"{layer}.{part}": tensor.clone() for layer in layers}
     _save(source, out / "plain", plain, {}, 1)
     _save(source, out / "packed", packed, {"quantization_config": recipe.config}, num_files)
     return out / "packed", out / "plain"

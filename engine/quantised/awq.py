@@ -5,6 +5,8 @@
     scales   [groups, out]
 
     weight = scale * (integer - zero)
+
+A zero point is stored as it is, and inputs of a group follow each other.
 """
 
 import torch
@@ -48,6 +50,6 @@ def weight(tensors: Tensors) -> torch.Tensor:
     numbers = unpack(tensors["qweight"], 4, 1, _ORDER)
     zeros = unpack(tensors["qzeros"], 4, 1, _ORDER)
     scales = finite("scales", tensors)
-    groups = numbers.unflatten(0, (len(scales), -1))
+    groups = numbers.view(len(scales), -1, numbers.shape[1])
     groups.sub_(zeros[:, None]).mul_(scales[:, None])
     return numbers.t()

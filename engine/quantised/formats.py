@@ -1,4 +1,4 @@
-"""What quantization_config in config.json says of a checkpoint, or why it is not covered (pure).
+"""What quantization_config in config.json says of a checkpoint, or why it is not covered.
 
     quant_method         stored as                                          description
     fp8                  8-bit floats, a scale for each block or tensor     Fp8

@@ -43,7 +43,8 @@ def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
         grid = grid.reshape(-1, 1)
     by_row = grid.repeat_interleave(rows, 0)[: len(numbers)]
     whole = numbers.shape[1] // columns
-    numbers[:, : whole * columns].unflatten(1, (whole, columns)).mul_(by_row[:, :whole, None])
+    blocks = numbers[:, : whole * columns].view(len(numbers), whole, columns)
+    blocks.mul_(by_row[:, :whole, None])
     numbers[:, whole * columns :].mul_(by_row[:, -1:])
     return numbers
 

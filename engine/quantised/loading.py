@@ -8,6 +8,7 @@ what the plain model takes and besides it one matrix in both forms.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_
 _INT32, _BYTES, _FP8 = {"I32"}, {"U8"}, {"F8_E4M3", "F8_E5M2"}
 _FLOATS = {"F32", "F16", "BF16"}
 _PLAIN = {*_FLOATS, "F64"}
+_FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
 
 _Form = Fp8 | Gptq | Awq | nf4.State
 
@@ -47,9 +49,7 @@ class _Kind:
 
 _INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
 _KINDS: Mapping[type[Format], _Kind] = {
-    Fp8: _Kind(
-        {"weight": _FP8} | dict.fromkeys(fp8.SCALES, {*_FLOATS, "F8_E8M0", *_BYTES}), fp8.SCALES
-    ),
+    Fp8: _Kind({"weight": _FP8} | dict.fromkeys(fp8.SCALES, _FP8_SCALES), fp8.SCALES),
     Gptq: _Kind(_INTEGERS | {"g_idx": {*_INT32, "I64"}}, ("qweight", "qzeros", "g_idx")),
     Awq: _Kind(_INTEGERS, ("qweight", "qzeros")),
     Nf4: _Kind(
@@ -90,6 +90,7 @@ class Lazy:
 class PackedCheckpoint:
     """The files of a folder whose weights are packed.
 
+    form    how, as config.json says
     shapes  of every tensor of the plain checkpoint that it stands for, by name
     """
 
@@ -99,6 +100,7 @@ class PackedCheckpoint:
         Raises:
             ModelError: a layer lacks a tensor, or they do not fit each other.
         """
+        self.form = form
         self._heads = dict(_heads(folder))
         self._files: dict[Path, Any] = {}
         self._one_at_a_time = Lock()
@@ -169,9 +171,15 @@ class PackedCheckpoint:
         tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
 
-    def _blamed(self, name: str, parts: Mapping[str, str]) -> "_Blamed":
-        file = self._heads[next(iter(parts.values()))].file
-        return _Blamed(f"{file}: {name.removesuffix('.weight')}")
+    @contextmanager
+    def _blamed(self, name: str, parts: Mapping[str, str]) -> Iterator[None]:
+        """Within it, tensors that do not belong together are a ModelError of their layer."""
+        try:
+            yield
+        except BadTensors as error:
+            file = self._heads[next(iter(parts.values()))].file
+            layer = name.removesuffix(".weight")
+            raise ModelError(f"{file}: {layer}: {error}; get the checkpoint again") from error
 
     def _refuse_odd_module(self, model: Any, name: str, layer: _Layer) -> None:
         module = model.get_submodule(name.removesuffix(".weight"))
@@ -185,20 +193,6 @@ class PackedCheckpoint:
     def _drop_empty_bias(self, found: dict[str, Lazy], bias: str) -> None:
         if bias in found and not self._read(bias).any():
             del found[bias]
-
-
-class _Blamed:
-    """Within it, tensors that do not belong together are a ModelError of the layer."""
-
-    def __init__(self, layer: str) -> None:
-        self._layer = layer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, BadTensors):
-            raise ModelError(f"{self._layer}: {error}; get the checkpoint again") from error
 
 
 def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
@@ -219,9 +213,7 @@ def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[st
         for part in kind.types:
             if name.endswith(f".{part}"):
                 found.setdefault(name.removesuffix(f".{part}"), {})[part] = name
-    return {
-        layer: parts for layer, parts in found.items() if any(t in parts for t in kind.telling)
-    }
+    return {layer: parts for layer, parts in found.items() if any(t in parts for t in kind.telling)}
 
 
 def _refuse_unread(plain: Mapping[str, _Head]) -> None:

@@ -60,7 +60,7 @@ def read_state(content: torch.Tensor, *, nested: bool) -> State:
         if not _is_count(fields.get(name)):
             raise BadTensors(f"{STATE}: {name} must be a whole number from 1 on")
     offset = fields.get("nested_offset") if nested else 0.0
-    if type(offset) not in (int, float) or not math.isfinite(offset):
+    if not isinstance(offset, int | float) or not math.isfinite(offset):
         raise BadTensors(f"{STATE}: nested_offset must be a finite number")
     blocks = fields["nested_blocksize"] if nested else 0
     return State((shape[0], shape[1]), fields["blocksize"], blocks, float(offset))
@@ -103,8 +103,8 @@ def weight(state: State, tensors: Tensors) -> torch.Tensor:
 def _scales(state: State, tensors: Tensors) -> torch.Tensor:
     are_indices = tensors["weight.absmax"].dtype == torch.uint8
     if are_indices != (state.nested_blocksize > 0):
-        nested = f"{'has no' if are_indices else 'has'} {NESTED[0]}"
-        raise BadTensors(f"weight.absmax is of {'' if are_indices else 'no '}bytes, and {nested}")
+        which = ("bytes", "has no") if are_indices else ("no bytes", "has")
+        raise BadTensors(f"weight.absmax is of {which[0]}, and {which[1]} {NESTED[0]}")
     if not are_indices:
         return finite("weight.absmax", tensors)
     table = finite("weight.nested_quant_map", tensors)

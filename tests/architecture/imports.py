@@ -55,7 +55,6 @@ PURE = (
     "proto/node_config.py",
     "engine/lanes.py",
     "engine/ngram.py",
-    "engine/quantised/formats.py",
     "engine/slots.py",
     "node/events.py",
     "node/follower.py",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 PROMPT = (5, 6, 7)
 GREEDY = SamplingParams(max_tokens=96, ignore_eos=True)
-POLICIES = ("ar", "sync", "auto")
+ONE_BY_ONE = SpeculationConfig(policy="sync", num_speculative_tokens=1, adaptive=False)
 
 
 @pytest.mark.parametrize("kind", ["gptq-act-order", pytest.param("nf4", marks=pytest.mark.long)])
@@ -37,13 +37,13 @@ def test_a_quantised_target_with_a_quantised_drafter_says_what_transformers_says
     )
     num_ties = 0
     with Pair(config) as pair:
-        for policy in POLICIES:
-            got = generate(pair, PROMPT, SpeculationConfig(policy=policy), GREEDY)
-            what = f"{kind} {policy}"
-            num_ties += not assert_same_but_for_near_ties(
-                reference, PROMPT, want, got.tokens, what
-            )
-            if policy == "sync":
+        for speculation in (ONE_BY_ONE, SpeculationConfig(policy="auto")):
+            got = generate(pair, PROMPT, speculation, GREEDY)
+            what = f"{kind} {speculation.policy}"
+            num_ties += not assert_same_but_for_near_ties(reference, PROMPT, want, got.tokens, what)
+            if (
+                speculation is ONE_BY_ONE
+            ):  # of a model that is not the same hardly any would be right
                 assert got.metrics.acceptance_rate > 0.5, f"{kind}: {got.metrics}"
-                assert got.metrics.num_accepted_tokens > 40
+            assert got.metrics.num_accepted_tokens > 20
     assert num_ties <= 1
