@@ -24,6 +24,8 @@ from engine.quantised.packed import (
     unpack,
 )
 
+_ROWS = 256
+
 
 def weight_shape(form: Gptq, sizes: Sizes) -> tuple[int, int]:
     """Return (out, in) of the weight.
@@ -54,7 +56,10 @@ def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
     zeros = unpack(tensors["qzeros"], form.bits, 1)
     zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
     groups = _groups(form, tensors, len(numbers), len(scales))
-    return numbers.sub_(zeros[groups]).mul_(scales[groups]).t()
+    for start in range(0, len(numbers), _ROWS):  # scales of all rows would be as large as these
+        of = groups[start : start + _ROWS]
+        numbers[start : start + _ROWS].sub_(zeros[of]).mul_(scales[of])
+    return numbers.t()
 
 
 def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.Tensor:
