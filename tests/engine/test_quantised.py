@@ -153,7 +153,12 @@ def test_one_matrix_is_dequantised_at_a_time(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([4, 8]), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@given(
+    st.sampled_from([4, 8]),
+    st.sampled_from([1, 2, 3, 20]),
+    st.integers(1, 4),
+    st.integers(0, 2**32 - 1),
+)
 def test_integers_come_back_as_they_were_packed(
     bits: int, num_groups: int, eights: int, seed: int
 ) -> None:
