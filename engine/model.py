@@ -4,40 +4,38 @@ Owns in which precision and on which device weights are loaded, and which archit
 Must not know how a forward pass is laid out (`forward.py`) or what a session is.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
-from transformers.utils.import_utils import is_accelerate_available
 
 from engine.checkpoint import find_checkpoint
-from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
-from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.device import claim, cpu_is_fast_in
+from engine.errors import ModelError
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
+from engine.quantised.formats import read_format, stated_fields
+from engine.quantised.loading import PackedCheckpoint
 from engine.tensors import (
     Shapes,
     check_layers,
     check_shapes,
     read_shapes,
-    refuse_mismatched,
-    refuse_missing,
-    refuse_not_finite,
-    refuse_unexpected,
     weight_files,
 )
+from engine.weights import put, read_packed, read_weights, refuse_too_large, straight_onto
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_NO_GENERATION: Any = GenerationConfig()  # type: ignore[no-untyped-call]
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -73,7 +71,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model from a folder or from the Hugging Face hub.
 
-    name      a folder, or `organisation/model`; safetensors weights only; no code from the model
+    name      a folder, or `organisation/model`; safetensors weights only, plain or packed as in
+              `quantised/formats.py`; no code from the model
     revision  branch, tag or commit on the hub
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
@@ -93,15 +92,22 @@ def load_model(
     path = folder / "config.json"
     stated = read_config(folder)
     stated_eos = stated_eos_ids(folder, stated)
+    form = read_format(path, stated)
     shapes = read_shapes(folder)
     check_layers(path, stated, shapes)
+    packed = None if form is None else PackedCheckpoint(folder, form)
     config = _read_config(path, stated)
     refuse_unsupported(name, config)
-    num_weights = _check_sizes(path, stated, config, shapes)
+    plain = _without_packing(config)
+    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    _refuse_too_large(name, num_weights, chosen, where)
-    model = _read_weights(name, folder, config, chosen, where)
-    model = _put(name, model, where).eval().requires_grad_(False)
+    if packed is None:
+        refuse_too_large(name, empty, chosen, where)
+        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+    else:
+        model = read_packed(name, folder, config, chosen, where, packed, empty)
+        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
+    model = put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
     return LoadedModel(
@@ -113,7 +119,7 @@ def load_model(
         num_layers=int(text_config.num_hidden_layers),
         dtype=chosen,
         device=where,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
     )
 
 
@@ -183,10 +189,18 @@ def _read_config(path: Path, stated: Object) -> Any:
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 
-def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> int:
+def _without_packing(config: Any) -> Any:
+    """Return the same of the plain model."""
+    plain = deepcopy(config)
+    for part, field in stated_fields(plain):
+        delattr(part, field)
+    return plain
+
+
+def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any:
     """Refuse what does not fit the checkpoint, before memory is taken for it.
 
-    Returns how many weights there are.
+    Returns the model without memory (on `meta`).
     """
     loader: Any = AutoModelForCausalLM
     try:
@@ -194,9 +208,8 @@ def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> int
             model = loader.from_config(config, trust_remote_code=False)
     except Exception as error:  # as above
         raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
-    if not stated.get("quantization_config"):  # else tensors are packed, in ways of their own
-        check_shapes(path, stated, model, shapes)
-    return sum(weight.numel() for weight in model.parameters())
+    check_shapes(path, stated, model, shapes)
+    return model
 
 
 def _choose_dtype(
@@ -225,62 +238,6 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{name}: cannot read {path.name}: {one_line(error)}") from error
     return torch.float32
-
-
-def _refuse_too_large(
-    name: str, num_weights: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Raise OutOfMemory if so many weights of this type do not fit into what is free."""
-    needed, free = num_weights * dtype.itemsize, free_bytes(device)
-    if needed > free:
-        raise OutOfMemory(
-            f"{name}: its weights take {gigabytes(needed)} in {str(dtype).removeprefix('torch.')}, "
-            f"and {device} has {gigabytes(free)} free; use a smaller dtype or model, or end what "
-            "else runs there"
-        )
-
-
-def _read_weights(
-    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device
-) -> Any:
-    """Read the weights, straight onto a GPU where the library for that is installed."""
-    loader: Any = AutoModelForCausalLM
-    is_direct = device.type == "cuda" and is_accelerate_available()
-    where: dict[str, Any] = {"device_map": {"": device}} if is_direct else {}
-    try:
-        model, info = loader.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            generation_config=_NO_GENERATION,  # what is wanted of the file is read here
-            **where,
-        )
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{name}: not enough memory for its weights: {one_line(error)}"
-        ) from error
-    except Exception as error:  # it computes with what it finds, so anything may come of it
-        kind = kind_of(error)
-        raise kind(f"{name}: cannot load the weights: {one_line(error)}") from error
-    refuse_mismatched(folder / "config.json", info["mismatched_keys"])
-    refuse_missing(folder / "config.json", info["missing_keys"])
-    refuse_unexpected(folder / "config.json", model, info["unexpected_keys"])
-    refuse_not_finite(folder, model)
-    return model
-
-
-def _put(name: str, model: Any, device: torch.device) -> Any:
-    try:
-        return model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{name}: its weights do not fit on {device}; use a smaller dtype or model"
-        ) from error
 
 
 def _vocab_size(model: Any, config: Any) -> int:

@@ -148,7 +148,9 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
 def refuse_not_finite(folder: Path, model: Any) -> None:
     """Raise ModelError if a weight of a loaded model is NaN or infinite."""
     for name, weight in model.named_parameters():
-        if not weight.is_floating_point() or torch.isfinite(weight.sum(dtype=torch.float32)):
+        if not weight.is_floating_point() or weight.itemsize == 1:  # packed
+            continue
+        if torch.isfinite(weight.sum(dtype=torch.float32)):
             continue  # a sum is one pass and takes no memory
         if not torch.isfinite(weight).all():  # the sum itself may have overflowed
             raise ModelError(

@@ -68,13 +68,17 @@ def _check_links(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
 class PairConfig(Frozen):
     """The two models and where they run."""
 
-    target: Annotated[Name, Field(description="Target model: folder or name.")] = str(
-        MODELS / "target"
-    )
+    target: Annotated[
+        Name,
+        Field(
+            description="Target model: folder or name; weights plain or quantised (FP8, GPTQ, AWQ, "
+            "NF4)."
+        ),
+    ] = str(MODELS / "target")
     drafter: Annotated[
         Name,
         Field(
-            description="Draft model: folder or name. ngram: none; the target drafts what followed "
+            description="Draft model: as --target. ngram: none; the target drafts what followed "
             "its last tokens before (prompt lookup)."
         ),
     ] = str(MODELS / "drafter")

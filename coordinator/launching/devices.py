@@ -38,11 +38,11 @@ def default_devices() -> tuple[str, str]:
     return f"cpu:{_as_runs(cores[:-1] or cores)}", f"cpu:{cores[-1]}"
 
 
-<<<<<<< HEAD
 def shares_gpu(device: str) -> bool:
     """Whether a node on this device has the only GPU of the machine, which others may want too."""
     return device.startswith("cuda") and _num_gpus() == 1
-=======
+
+
 def is_device_here(name: str) -> bool:
     """Whether this machine has a device, as far as can be known without torch; "" is any."""
     kind, _, rest = name.partition(":")
@@ -50,7 +50,6 @@ def is_device_here(name: str) -> bool:
     if kind == "cuda":
         return max(numbers, default=0) < _num_gpus()
     return max(numbers, default=0) < (os.cpu_count() or 1)
->>>>>>> kit
 
 
 def _quota() -> int:

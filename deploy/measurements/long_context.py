@@ -18,9 +18,9 @@ from statistics import quantiles
 import torch
 
 from engine.attention import side_by_side
+from engine.captures import Compute
 from engine.device import pin, torch_device
 from engine.flex_attention import FlexAttention, Visible
-from engine.captures import Compute
 from engine.graphs import recorder
 from engine.masks import from_words
 

@@ -44,11 +44,8 @@ KNOWN_ONLY_IN = {
         *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
         "models/",
         *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
-<<<<<<< HEAD
         "deploy/measurements/long_context.py",
-=======
         "deploy/gpu_kit/steps/",
->>>>>>> kit
         "deploy/experiments/peers/",
     ),
 }

@@ -1,0 +1,217 @@
+"""What quantization_config in config.json says of a checkpoint, or why it is not covered.
+
+    quant_method         stored as                                          description
+    fp8                  8-bit floats, a scale for each block or tensor     Fp8
+    compressed-tensors   the same (float-quantized), also a scale each row  Fp8
+    gptq                 4- or 8-bit integers, scales and zeros by group    Gptq
+    awq                  4-bit integers, likewise (gemm)                    Awq
+    bitsandbytes         4-bit indices (nf4), a scale for each block        Nf4
+
+Which layers are quantised is read from the tensors, and not from lists of those that are not: how
+names in such lists match differs from library to library, what is stored does not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+from engine.model_files import Object, parts, shown
+
+_FIELDS = ("quantization_config", "compression_config")
+_COVERED = "fp8, compressed-tensors (float-quantized), gptq, awq and bitsandbytes (nf4) are covered"
+_LARGEST_GROUP = 1 << 24
+_FP8_FORMATS = (None, "float-quantized", "naive-quantized")
+# By format of GPTQ: what has to be added to a stored zero point.
+_GPTQ_ZEROS = {"gptq": 1, "gptq_v2": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Weights of 8-bit floating point.
+
+    blocks   (rows, columns) that share a scale; others have one for each row, or one altogether
+    library  what multiplies with them as they are, where they were made by it
+    """
+
+    blocks: tuple[tuple[int, int], ...]
+    library: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Integers packed along the inputs of a layer.
+
+    group_size    inputs that share scale and zero; -1: all of them
+    zero_is_less  what was subtracted from a zero point before it was stored
+    """
+
+    bits: int
+    group_size: int
+    zero_is_less: int
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """4-bit integers packed along the outputs of a layer; `group_size` as for `Gptq`."""
+
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4:
+    """Indices of 4 bits into a table; each tensor says the rest of itself."""
+
+
+Format = Fp8 | Gptq | Awq | Nf4
+
+
+def read_format(path: Path, stated: Object) -> Format | None:
+    """Return how the weights of a checkpoint are packed; None: they are not.
+
+    path    of config.json, for messages
+    stated  what it holds
+
+    Raises:
+        ModelError: it is a packing that is not covered, or lacks what must be known of it.
+    """
+    for part in parts(stated):
+        for field in _FIELDS:
+            content = part.get(field)
+            if isinstance(content, dict) and content:
+                return _read(_Fields(path, field, content))
+    return None
+
+
+def stated_fields(config: Any) -> Iterator[tuple[Any, str]]:
+    """Yield where an object of transformers, and its part for text, say how weights are packed."""
+    for part in (config, config.get_text_config(decoder=True)):
+        for field in _FIELDS:
+            if hasattr(part, field):
+                yield part, field
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """An object in config.json, and how it is called in messages."""
+
+    path: Path
+    name: str
+    content: Object
+
+    def refusal(self, field: str, want: str) -> ModelError:
+        value = shown(self.content.get(field))
+        return ModelError(f"{self.path}: {self.name}.{field} is {value}; {want}")
+
+    def choice(self, field: str, default: object, choices: tuple[object, ...]) -> Any:
+        value = self.content.get(field)
+        value = default if value is None else value
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            options = " or ".join(shown(choice) for choice in choices if choice is not None)
+            raise self.refusal(field, f"only {options} is covered: use another checkpoint")
+        return value
+
+    def group_size(self, *names: str) -> int:
+        field = next((name for name in names if name in self.content), names[0])
+        value = self.content.get(field)
+        if type(value) is not int or not (value == -1 or 1 <= value <= _LARGEST_GROUP):
+            raise self.refusal(field, "it must be a whole number from 1 on, or -1 (no groups)")
+        return value
+
+    def inside(self, field: str) -> "_Fields":
+        value = self.content.get(field)
+        if not isinstance(value, dict):
+            raise self.refusal(field, "it must be an object: get the file again")
+        return _Fields(self.path, f"{self.name}.{field}", value)
+
+    def block(self, field: str) -> tuple[int, int]:
+        value = self.content.get(field)
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or any(type(size) is not int or not 1 <= size <= _LARGEST_GROUP for size in value)
+        ):
+            raise self.refusal(field, "it must be two whole numbers from 1 on, rows and columns")
+        return value[0], value[1]
+
+
+def _read(fields: _Fields) -> Format:
+    if fields.content.get("load_in_8bit"):
+        raise fields.refusal("load_in_8bit", f"{_COVERED}: use one of these")
+    match fields.content.get("quant_method"):
+        case "fp8":
+            return _fp8(fields)
+        case "compressed-tensors":
+            return _compressed(fields)
+        case "gptq":
+            return _gptq(fields)
+        case "awq":
+            return _awq(fields)
+        case "bitsandbytes":
+            return _nf4(fields)
+    if fields.content.get("quant_method") is None and fields.content.get("load_in_4bit"):
+        return _nf4(fields)  # as older versions wrote it
+    raise fields.refusal("quant_method", f"{_COVERED}: use one of these, or plain weights")
+
+
+def _fp8(fields: _Fields) -> Fp8:
+    fields.choice("fmt", "e4m3", ("e4m3", "float8_e4m3fn", "e5m2"))
+    fields.choice("scale_fmt", None, (None, "float", "ue8m0"))
+    if fields.content.get("weight_block_size") is None:
+        return Fp8(())
+    return Fp8((fields.block("weight_block_size"),))
+
+
+def _compressed(fields: _Fields) -> Fp8:
+    fields.choice("format", None, _FP8_FORMATS)
+    if isinstance(fields.content.get("sparsity_config"), dict):
+        fields.inside("sparsity_config").choice("format", "dense", ("dense",))
+    groups = fields.inside("config_groups")
+    found = (_block_of(groups.inside(name)) for name in groups.content)
+    return Fp8(tuple(dict.fromkeys(b for b in found if b is not None)), "compressed-tensors")
+
+
+def _block_of(group: _Fields) -> tuple[int, int] | None:
+    """Which rows and columns share a scale; None for whole rows, or all of them."""
+    group.choice("format", None, _FP8_FORMATS)
+    weights = group.inside("weights")
+    weights.choice("num_bits", None, (8,))
+    weights.choice("type", None, ("float",))
+    strategies = ("tensor", "channel", "block", "group")
+    match weights.choice("strategy", "tensor", strategies):
+        case "block":
+            return weights.block("block_structure")
+        case "group":
+            size = weights.group_size("group_size")
+            return None if size == -1 else (1, size)
+    return None
+
+
+def _gptq(fields: _Fields) -> Gptq:
+    bits = fields.choice("bits", None, (4, 8))
+    if fields.content.get("is_marlin_format"):
+        raise fields.refusal("is_marlin_format", "use the checkpoint in its first format")
+    field = "checkpoint_format" if "checkpoint_format" in fields.content else "format"
+    version = fields.choice(field, "gptq", tuple(_GPTQ_ZEROS))
+    rules = fields.content.get("dynamic") or {}
+    if not isinstance(rules, dict) or any(not name.startswith("-:") for name in rules):
+        raise fields.refusal("dynamic", "layers of other bits or groups are not covered")
+    return Gptq(bits, fields.group_size("group_size"), _GPTQ_ZEROS[version])
+
+
+def _awq(fields: _Fields) -> Awq:
+    fields.choice("w_bit" if "w_bit" in fields.content else "bits", None, (4,))
+    field = "version" if "version" in fields.content else "format"
+    fields.choice(field, "gemm", ("gemm", "GEMM"))
+    if fields.content.get("zero_point") is False:
+        raise fields.refusal("zero_point", "only true is covered: use another checkpoint")
+    return Awq(fields.group_size("group_size", "q_group_size"))
+
+
+def _nf4(fields: _Fields) -> Nf4:
+    if fields.content.get("load_in_4bit") is not True:
+        raise fields.refusal("load_in_4bit", f"{_COVERED}: use one of these")
+    fields.choice("bnb_4bit_quant_type", None, ("nf4",))
+    fields.choice("bnb_4bit_quant_storage", "uint8", ("uint8",))
+    return Nf4()

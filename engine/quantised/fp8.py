@@ -1,0 +1,71 @@
+"""Weights of 8-bit floating point: each is multiplied by the scale of its block.
+
+    weight                          [out, in] float8
+    weight_scale_inv, weight_scale  [], [1], [out], [out, 1], or [blocks of rows, of columns]
+
+The scale is the same under both names: what was divided by before the weight was rounded.
+"""
+
+import torch
+
+from engine.quantised.formats import Fp8
+from engine.quantised.packed import BadTensors, Sizes, Tensors, finite, matrix
+
+SCALES = ("weight_scale_inv", "weight_scale")
+
+
+def weight_shape(form: Fp8, sizes: Sizes) -> tuple[int, int]:
+    """Return the size of the weight.
+
+    Raises:
+        BadTensors: weight and scales do not fit each other.
+    """
+    shape = matrix("weight", sizes)
+    _block(form, shape, _scale_name(sizes), sizes)
+    return shape
+
+
+def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
+    """Return the weight [out, in] in float32.
+
+    Raises:
+        BadTensors: a scale is not finite.
+    """
+    numbers = tensors["weight"].float()
+    name = _scale_name({part: tuple(tensor.shape) for part, tensor in tensors.items()})
+    scales = tensors[name]
+    if scales.dtype == torch.uint8:  # exponents alone
+        scales = scales.view(torch.float8_e8m0fnu)
+    sizes = {name: tuple(scales.shape)}
+    rows, columns = _block(form, (numbers.shape[0], numbers.shape[1]), name, sizes)
+    grid = finite(name, {name: scales})
+    if scales.dim() < 2:
+        grid = grid.reshape(-1, 1)
+    by_row = grid.repeat_interleave(rows, 0)[: len(numbers)]
+    whole = numbers.shape[1] // columns
+    blocks = numbers[:, : whole * columns].view(len(numbers), whole, columns)
+    blocks.mul_(by_row[:, :whole, None])
+    numbers[:, whole * columns :].mul_(by_row[:, -1:])
+    return numbers
+
+
+def _scale_name(sizes: Sizes) -> str:
+    names = [name for name in SCALES if name in sizes]
+    if len(names) != 1:
+        raise BadTensors(f"it has {len(names)} of {' and '.join(SCALES)}, it must have one")
+    return names[0]
+
+
+def _block(form: Fp8, shape: tuple[int, int], name: str, sizes: Sizes) -> tuple[int, int]:
+    """Return the rows and columns that share a scale, none larger than the weight."""
+    scale, (rows, columns) = sizes[name], shape
+    if scale in ((), (1,), (1, 1)):
+        return rows, columns
+    if scale in ((rows,), (rows, 1)):
+        return 1, columns
+    for block in form.blocks:
+        if scale == (-(-rows // block[0]), -(-columns // block[1])):
+            return min(block[0], rows), min(block[1], columns)
+    blocks = " or ".join(f"{block[0]}x{block[1]}" for block in form.blocks)
+    by = f", a row, or a block of {blocks}" if blocks else " or a row"
+    raise BadTensors(f"{name} is {list(scale)}, which is no scale for the tensor{by} of its weight")

@@ -1,0 +1,74 @@
+"""Weights as GPTQ stores them (Frantar et al. 2022; the layout of AutoGPTQ and GPT-QModel).
+
+    qweight  [in * bits / 32, out] int32: inputs one after another from the lowest bits on
+    qzeros   [groups, out * bits / 32] int32: outputs likewise
+    scales   [groups, out]
+    g_idx    [in]: the group of each input, in any order after act-order; else input // group_size
+
+    weight = scale * (integer - zero)
+
+The first version stores zero points less one, and the zero point 0 as the largest integer.
+"""
+
+import torch
+
+from engine.quantised.formats import Gptq
+from engine.quantised.packed import (
+    BadTensors,
+    Sizes,
+    Tensors,
+    finite,
+    matrix,
+    must_be,
+    num_groups,
+    unpack,
+)
+
+_ROWS = 256
+
+
+def weight_shape(form: Gptq, sizes: Sizes) -> tuple[int, int]:
+    """Return (out, in) of the weight.
+
+    Raises:
+        BadTensors: the tensors do not fit each other.
+    """
+    rows, num_outputs = matrix("qweight", sizes)
+    num_inputs = rows * 32 // form.bits
+    groups = num_groups(num_inputs, form.group_size)
+    if num_outputs * form.bits % 32:
+        raise BadTensors(f"qweight has {num_outputs} columns of {form.bits} bits: no whole qzeros")
+    must_be("scales", sizes, (groups, num_outputs))
+    must_be("qzeros", sizes, (groups, num_outputs * form.bits // 32))
+    if "g_idx" in sizes:
+        must_be("g_idx", sizes, (num_inputs,))
+    return num_outputs, num_inputs
+
+
+def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
+    """Return the weight [out, in] in float32.
+
+    Raises:
+        BadTensors: a scale is not finite, or an input belongs to a group that there is not.
+    """
+    numbers = unpack(tensors["qweight"], form.bits, 0)
+    scales = finite("scales", tensors)
+    zeros = unpack(tensors["qzeros"], form.bits, 1)
+    zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
+    groups = _groups(form, tensors, len(numbers), len(scales))
+    for start in range(0, len(numbers), _ROWS):  # scales of all rows would be as large as these
+        of = groups[start : start + _ROWS]
+        numbers[start : start + _ROWS].sub_(zeros[of]).mul_(scales[of])
+    return numbers.t()
+
+
+def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.Tensor:
+    """Return the group of each input."""
+    if "g_idx" not in tensors:
+        size = num_inputs if form.group_size == -1 else form.group_size
+        return torch.arange(num_inputs) // size
+    groups = tensors["g_idx"].long()
+    if groups.min() < 0 or groups.max() >= count:
+        odd = int(groups.min() if groups.min() < 0 else groups.max())
+        raise BadTensors(f"g_idx names group {odd}, there are {count}")
+    return groups

@@ -1,0 +1,76 @@
+"""Where a library multiplies with packed weights as they are: which, and whether it can here.
+
+None of them is needed, and none is loaded before transformers asks for it. What they would add to
+the code that runs here is what they have installed: packings whose kernels are downloaded when a
+model is loaded (fp8 in blocks) are dequantised on a GPU too.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import CompressedTensorsConfig
+
+from engine.errors import ModelError
+from engine.model_files import one_line
+from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
+
+_FP8_UNITS = (8, 9)
+
+
+def why_no_kernels(form: Format, device: torch.device) -> str | None:
+    """Return why weights of this packing have to be dequantised, or None."""
+    if device.type != "cuda":
+        return f"kernels are for CUDA, and not for {device.type}"
+    libraries = _libraries(form)
+    if not libraries:
+        return "its kernels are no part of an installed library"
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} cannot be imported"
+    if isinstance(form, Fp8) and torch.cuda.get_device_capability(device) < _FP8_UNITS:
+        return "this GPU does not multiply 8-bit floats"
+    return None
+
+
+def loading_options(name: str, form: Format, device: torch.device) -> dict[str, Any]:
+    """Return what transformers must be told beside the folder to use the kernels.
+
+    Raises:
+        ModelError: the library cannot be used.
+    """
+    options: dict[str, Any] = {"device_map": {"": device}}
+    if isinstance(form, Fp8):
+        try:
+            options["quantization_config"] = CompressedTensorsConfig(use_optimized_inference=True)
+        except Exception as error:  # it imports the library, and whatever that raises
+            raise ModelError(f"{name}: its kernels cannot be used: {one_line(error)}") from error
+    return options
+
+
+def try_out(name: str, model: Any, device: torch.device) -> None:
+    """Run one token, for what kernels lack shows only then.
+
+    Raises:
+        ModelError: they do not run, or what they give is no number.
+    """
+    try:
+        with torch.inference_mode():
+            logits = model(torch.zeros(1, 1, dtype=torch.int64, device=device)).logits
+    except Exception as error:  # whatever a library raises
+        raise ModelError(f"{name}: its kernels do not run here: {one_line(error)}") from error
+    if not torch.isfinite(logits).all():
+        raise ModelError(f"{name}: its kernels compute NaN or infinity here")
+
+
+def _libraries(form: Format) -> tuple[str, ...]:
+    """The modules that transformers needs for it, by their import names."""
+    match form:
+        case Fp8():
+            return ("compressed_tensors", "accelerate") if form.library else ()
+        case Gptq():
+            return "gptqmodel", "optimum", "accelerate"
+        case Awq():
+            return "gptqmodel", "accelerate"
+        case Nf4():
+            return "bitsandbytes", "accelerate"

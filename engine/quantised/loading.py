@@ -1,0 +1,251 @@
+"""A checkpoint of packed weights, read as if it were plain.
+
+Owns which tensors make up a layer, and what becomes of those that a plain model has no place for.
+To whoever reads it, it is a mapping of names to tensors with the names and sizes of the plain
+checkpoint; a weight is dequantised when it is asked for, one at a time, so that the memory holds
+what the plain model takes and besides it one matrix in both forms.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError
+from engine.model_files import one_line
+from engine.quantised import awq, fp8, gptq, nf4
+from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
+from engine.quantised.packed import BadTensors, Sizes, Tensors
+from engine.tensors import Shapes, weight_files
+
+# Scales of activations, and of keys and values: neither is rounded here.
+_OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")
+_INT32, _BYTES, _FP8 = {"I32"}, {"U8"}, {"F8_E4M3", "F8_E5M2"}
+_FLOATS = {"F32", "F16", "BF16"}
+_PLAIN = {*_FLOATS, "F64"}
+_FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
+
+_Form = Fp8 | Gptq | Awq | nf4.State
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a layer of a packing consists of.
+
+    types    of its tensors, by the rest of their name
+    telling  those that no plain layer has
+    """
+
+    types: Mapping[str, set[str]]
+    telling: tuple[str, ...]
+
+
+_INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
+_KINDS: Mapping[type[Format], _Kind] = {
+    Fp8: _Kind({"weight": _FP8} | dict.fromkeys(fp8.SCALES, _FP8_SCALES), fp8.SCALES),
+    Gptq: _Kind(_INTEGERS | {"g_idx": {*_INT32, "I64"}}, ("qweight", "qzeros", "g_idx")),
+    Awq: _Kind(_INTEGERS, ("qweight", "qzeros")),
+    Nf4: _Kind(
+        {"weight": _BYTES, "weight.absmax": {*_FLOATS, *_BYTES}, nf4.STATE: _BYTES}
+        | dict.fromkeys(("weight.quant_map", *nf4.NESTED), _FLOATS),
+        ("weight.absmax", nf4.STATE),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the head of a file says of a tensor."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A packed layer: its tensors' names by the rest of them, and how to read them."""
+
+    parts: Mapping[str, str]
+    form: _Form
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Stands for a tensor, which is read when all of it is asked for: `lazy[...]`."""
+
+    read: Callable[[], torch.Tensor]
+
+    def __getitem__(self, _everything: object) -> torch.Tensor:
+        return self.read()
+
+
+class PackedCheckpoint:
+    """The files of a folder whose weights are packed.
+
+    form    how, as config.json says
+    shapes  of every tensor of the plain checkpoint that it stands for, by name
+    """
+
+    def __init__(self, folder: Path, form: Format) -> None:
+        """Read the heads of the files, and no weight.
+
+        Raises:
+            ModelError: a layer lacks a tensor, or they do not fit each other.
+        """
+        self.form = form
+        self._heads = dict(_heads(folder))
+        self._files: dict[Path, Any] = {}
+        self._one_at_a_time = Lock()
+        kind = _KINDS[type(form)]
+        self._layers = {
+            f"{name}.weight": self._layer(name, parts, form, kind)
+            for name, parts in _packed_layers(self._heads, kind).items()
+        }
+        used = {name for layer in self._layers.values() for name in layer.parts.values()}
+        rest = [n for n in self._heads if n not in used and not _OF_ACTIVATIONS.search(n)]
+        self._plain = {name: self._heads[name] for name in rest}
+        _refuse_unread(self._plain)
+        shapes: dict[str, tuple[int, ...]] = {name: self._heads[name].shape for name in rest}
+        for name, layer in self._layers.items():
+            with self._blamed(name, layer.parts):
+                shapes[name] = _weight_shape(layer.form, self._sizes(layer.parts))
+        self.shapes: Shapes = shapes
+
+    def tensors(self, model: Any) -> dict[str, Lazy]:
+        """Return the plain checkpoint's tensors by name; weights are float32.
+
+        model  made of config.json, without memory; what it has no place for is still among them,
+               but for biases of nothing but zeros, which some write for every layer
+
+        Raises:
+            ModelError: at once, what is packed is no linear layer; later, when a tensor is read,
+                it holds what cannot be.
+        """
+        found = {name: Lazy(partial(self._read, name)) for name in self._plain}
+        own = set(model.state_dict())
+        for name, layer in self._layers.items():
+            full = name if name in own else f"{model.base_model_prefix}.{name}"
+            if full in own:
+                self._refuse_odd_module(model, full, layer)
+                if full.removesuffix("weight") + "bias" not in own:
+                    self._drop_empty_bias(found, name.removesuffix("weight") + "bias")
+            found[name] = Lazy(partial(self._weight, name))
+        return found
+
+    def _layer(self, name: str, parts: Mapping[str, str], form: Format, kind: _Kind) -> _Layer:
+        for part, tensor in parts.items():
+            head = self._heads[tensor]
+            if head.dtype not in kind.types[part]:
+                types = " or ".join(sorted(kind.types[part]))
+                raise ModelError(f"{head.file}: {tensor} is {head.dtype}, it must be {types}")
+        if not isinstance(form, Nf4):
+            return _Layer(parts, form)
+        with self._blamed(name, parts):
+            if nf4.STATE not in parts:
+                raise BadTensors(f"{nf4.STATE} is missing")
+            nested = any(part in parts for part in nf4.NESTED)
+            return _Layer(parts, nf4.read_state(self._read(parts[nf4.STATE]), nested=nested))
+
+    def _sizes(self, parts: Mapping[str, str]) -> Sizes:
+        return {part: self._heads[name].shape for part, name in parts.items()}
+
+    def _weight(self, name: str) -> torch.Tensor:
+        layer = self._layers[name]
+        with self._one_at_a_time, self._blamed(name, layer.parts):
+            tensors = {part: self._read(tensor) for part, tensor in layer.parts.items()}
+            return _weight(layer.form, tensors).contiguous()
+
+    def _read(self, name: str) -> torch.Tensor:
+        file = self._heads[name].file
+        if file not in self._files:
+            # Not mapped: pages of packed weights would stay in memory as long as any plain one.
+            self._files[file] = safe_open(file, framework="pt", backend="pread")
+        tensor: torch.Tensor = self._files[file].get_tensor(name)
+        return tensor
+
+    @contextmanager
+    def _blamed(self, name: str, parts: Mapping[str, str]) -> Iterator[None]:
+        """Within it, tensors that do not belong together are a ModelError of their layer."""
+        try:
+            yield
+        except BadTensors as error:
+            file = self._heads[next(iter(parts.values()))].file
+            layer = name.removesuffix(".weight")
+            raise ModelError(f"{file}: {layer}: {error}; get the checkpoint again") from error
+
+    def _refuse_odd_module(self, model: Any, name: str, layer: _Layer) -> None:
+        module = model.get_submodule(name.removesuffix(".weight"))
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            file = self._heads[next(iter(layer.parts.values()))].file
+            raise ModelError(
+                f"{file}: {name} is packed, and belongs to a {type(module).__name__}; only linear "
+                "layers and embeddings are covered: use a plain checkpoint"
+            )
+
+    def _drop_empty_bias(self, found: dict[str, Lazy], bias: str) -> None:
+        if bias in found and not self._read(bias).any():
+            del found[bias]
+
+
+def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    part = tensors.get_slice(name)
+                    yield name, _Head(file, part.get_dtype(), tuple(part.get_shape()))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file}: cannot be read: {one_line(error)}; get it again") from error
+
+
+def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[str, str]]:
+    """Return the tensors of each packed layer by the rest of their name."""
+    found: dict[str, dict[str, str]] = {}
+    for name in heads:
+        for part in kind.types:
+            if name.endswith(f".{part}"):
+                found.setdefault(name.removesuffix(f".{part}"), {})[part] = name
+    return {layer: parts for layer, parts in found.items() if any(t in parts for t in kind.telling)}
+
+
+def _refuse_unread(plain: Mapping[str, _Head]) -> None:
+    """Refuse what is packed, but lacks what it would be unpacked with."""
+    for name, head in plain.items():
+        is_number = head.dtype in _PLAIN or not name.endswith(".weight")
+        if not is_number or head.dtype.startswith(("F8", "F4", "F6")):
+            raise ModelError(
+                f"{head.file}: {name} is {head.dtype} and has no scales by which it can be read; "
+                "get the checkpoint again, or a plain one"
+            )
+
+
+def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
+    match form:
+        case Fp8():
+            return fp8.weight_shape(form, sizes)
+        case Gptq():
+            return gptq.weight_shape(form, sizes)
+        case Awq():
+            return awq.weight_shape(form, sizes)
+        case nf4.State():
+            return nf4.weight_shape(form, sizes)
+
+
+def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
+    match form:
+        case Fp8():
+            return fp8.weight(form, tensors)
+        case Gptq():
+            return gptq.weight(form, tensors)
+        case Awq():
+            return awq.weight(tensors)
+        case nf4.State():
+            return nf4.weight(form, tensors)

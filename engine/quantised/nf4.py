@@ -1,0 +1,125 @@
+"""Weights as bitsandbytes stores them in 4 bits (Dettmers et al. 2023, QLoRA).
+
+    weight                                [n / 2, 1] uint8: two indices, the first in the high bits
+    weight.quant_map                      [16]: what an index stands for
+    weight.absmax                         [blocks of n]: scales; or, quantised themselves, uint8
+    weight.nested_quant_map               [256]: what an index among those stands for
+    weight.nested_absmax                  [blocks of absmax]
+    weight.quant_state.bitsandbytes__nf4  JSON: sizes of weight and blocks, mean of the scales
+
+A block is a stretch of the flattened weight and heeds no row.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.quantised.packed import BadTensors, Sizes, Tensors, finite, must_be
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
+_LARGEST = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a weight says of itself.
+
+    nested_blocksize  scales that share a scale of their own; 0: they are not quantised
+    nested_offset     what was subtracted from the scales before that
+    """
+
+    shape: tuple[int, int]
+    blocksize: int
+    nested_blocksize: int
+    nested_offset: float
+
+
+def read_state(content: torch.Tensor, *, nested: bool) -> State:
+    """Return what the JSON in a tensor of bytes says.
+
+    nested  whether the scales are quantised too
+
+    Raises:
+        BadTensors: it is none, or lacks a field.
+    """
+    try:
+        fields = json.loads(bytes(content.tolist()))
+    except (ValueError, RecursionError) as error:
+        raise BadTensors(f"{STATE} is no JSON") from error
+    if not isinstance(fields, dict):
+        raise BadTensors(f"{STATE} is no object")
+    shape = fields.get("shape")
+    if not isinstance(shape, list) or len(shape) != 2 or not all(map(_is_count, shape)):
+        raise BadTensors(f"{STATE}: shape must be two whole numbers from 1 on")
+    names = ("blocksize", "nested_blocksize") if nested else ("blocksize",)
+    for name in names:
+        if not _is_count(fields.get(name)):
+            raise BadTensors(f"{STATE}: {name} must be a whole number from 1 on")
+    offset = fields.get("nested_offset") if nested else 0.0
+    if not isinstance(offset, int | float) or not math.isfinite(offset):
+        raise BadTensors(f"{STATE}: nested_offset must be a finite number")
+    blocks = fields["nested_blocksize"] if nested else 0
+    return State((shape[0], shape[1]), fields["blocksize"], blocks, float(offset))
+
+
+def weight_shape(state: State, sizes: Sizes) -> tuple[int, int]:
+    """Return (out, in) of the weight.
+
+    Raises:
+        BadTensors: the tensors do not fit each other.
+    """
+    if "weight" not in sizes:
+        raise BadTensors("weight is missing")
+    count = math.prod(state.shape)
+    stored = math.prod(sizes["weight"])
+    if stored != -(-count // 2):
+        raise BadTensors(f"weight has {stored} bytes, it must have half of {list(state.shape)}")
+    num_blocks = -(-count // state.blocksize)
+    must_be("weight.quant_map", sizes, (16,))
+    must_be("weight.absmax", sizes, (num_blocks,))
+    if state.nested_blocksize:
+        must_be("weight.nested_quant_map", sizes, (256,))
+        must_be("weight.nested_absmax", sizes, (-(-num_blocks // state.nested_blocksize),))
+    return state.shape
+
+
+def weight(state: State, tensors: Tensors) -> torch.Tensor:
+    """Return the weight [out, in] in float32.
+
+    Raises:
+        BadTensors: a scale or an entry of a table is not finite.
+    """
+    table = finite("weight.quant_map", tensors)
+    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)  # of each byte
+    count = math.prod(state.shape)
+    numbers = F.embedding(tensors["weight"].flatten().int(), pairs).flatten()[:count]
+    return _scaled(numbers, _scales(state, tensors), state.blocksize).view(state.shape)
+
+
+def _scales(state: State, tensors: Tensors) -> torch.Tensor:
+    are_indices = tensors["weight.absmax"].dtype == torch.uint8
+    if are_indices != (state.nested_blocksize > 0):
+        which = ("bytes", "has no") if are_indices else ("no bytes", "has")
+        raise BadTensors(f"weight.absmax is of {which[0]}, and {which[1]} {NESTED[0]}")
+    if not are_indices:
+        return finite("weight.absmax", tensors)
+    table = finite("weight.nested_quant_map", tensors)
+    scales = table[tensors["weight.absmax"].int()]
+    nested = finite("weight.nested_absmax", tensors)
+    return _scaled(scales, nested, state.nested_blocksize).add_(state.nested_offset)
+
+
+def _scaled(numbers: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
+    """Multiply each block of `numbers` [n] by its scale, in place; the last may be shorter."""
+    whole = len(numbers) // size
+    numbers[: whole * size].view(whole, size).mul_(scales[:whole, None])
+    numbers[whole * size :].mul_(scales[-1])
+    return numbers
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST
