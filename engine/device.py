@@ -36,7 +36,7 @@ def torch_device(name: str) -> torch.device:
     if match["gpu"]:
         _check_cuda(name, int(match["gpu"]))
         return torch.device(name)
-    _cores_of(name)
+    cores_of(name)
     return torch.device("cpu")
 
 
@@ -49,7 +49,7 @@ def pin(name: str) -> None:
     device = torch_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    cores = _cores_of(name)
+    cores = cores_of(name)
     if not cores:
         return
     try:
@@ -103,7 +103,7 @@ def _check_cuda(name: str, index: int) -> None:
         raise ModelError(f"device {name}: the GPUs here are cuda:0 to cuda:{count - 1}")
 
 
-def _cores_of(name: str) -> set[int]:
+def cores_of(name: str) -> set[int]:
     """Return the cores that `cpu:...` names; none for other names."""
     kind, _, runs = name.partition(":")
     if kind != "cpu" or not runs:

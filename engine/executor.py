@@ -13,6 +13,7 @@ no tree and no message. Two modes:
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 from engine.compiled import CompiledBackend
 from engine.device import send
-from engine.errors import kind_of
+from engine.errors import ModelError, kind_of
 from engine.forward import Backend, HuggingFaceBackend, Output, Spans
 from engine.fused import FusedBackend
 from engine.graphs import GraphBackend, captured_len
@@ -29,6 +30,8 @@ from engine.masks import MASK_BITS, as_words
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Feed, Move
+from engine.tensor_parallel.backend import LeadingBackend
+from engine.tensor_parallel.calls import MakeBackend
 
 SLOT_STEP = 64
 _NUM_TIMED = 3
@@ -88,7 +91,7 @@ class Executor:
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = _make_backend(backend, loaded, self.lanes, row_counts)
+        self._backend: Backend | None = make_backend(backend, loaded, self.lanes, row_counts)
 
     @property
     def backend(self) -> str:
@@ -324,6 +327,18 @@ class Executor:
         scratch = self.lanes.first_slot(lane) + self.capacity
         padded[2, num_rows:] = scratch + np.arange(count - num_rows)
         return padded
+
+
+def make_backend(
+    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...]
+) -> Backend:
+    """Make a backend, on all ranks if this is the first of several; as for `Executor`."""
+    make = partial(_make_backend, name, loaded, lanes, row_counts)
+    if loaded.rank is None or loaded.rank.followers is None:
+        return make()
+    if name == "compiled":
+        raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
+    return LeadingBackend(loaded.rank.followers, MakeBackend(name, lanes, row_counts), make)
 
 
 def _make_backend(

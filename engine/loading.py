@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,9 @@ from engine.lanes import num_lanes_within
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
+from engine.tensor_parallel.backend import lead
+from engine.tensor_parallel.devices import rank_devices
+from engine.tensor_parallel.group import Followers
 from engine.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,7 @@ class Engine:
     vocab_size   of the tokenizer; of the logits if there is no tokenizer
     digest       hash of the tokenizer's id -> token map; empty if there is none
     pass_s       seconds of a pass by its rows, over few slots
+    device       by its name; of several ranks those of all
     """
 
     executor: Executor
@@ -42,6 +47,7 @@ class Engine:
     digest: str
     load_s: float
     pass_s: Mapping[int, float]
+    device: str
 
 
 def load_engine(
@@ -57,6 +63,7 @@ def load_engine(
     say: Callable[[str], None],
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
+    tensor_parallel_size: int = 1,
 ) -> Engine:
     """Load, check and warm up; `say` is told what is being done.
 
@@ -66,41 +73,40 @@ def load_engine(
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
+    tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
+        RankError: a process that shares the model has ended.
     """
     started = time.monotonic()
-    pin(device)
+    devices = rank_devices(device, tensor_parallel_size)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
-    if dtype == FASTEST:
-        say("timing number types")
-        make = partial(make_executor, backend=backend, row_counts=(1,))
-        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
-    say("loading weights")
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
-    tokenizer.check_fits(loaded.vocab_size)
-    if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
-        say("choosing threads")
-        choose = fastest_num_threads if fixed_rows is None else usual_num_threads
-        torch.set_num_threads(choose(loaded))
-    max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
-    say("compiling (takes a minute)" if backend == "compiled" else "checking")
-    executor = make_executor(
-        loaded,
-        max_len + NUM_TREE_SLOTS,
-        num_lanes=_num_lanes_that_fit(loaded, max_len, num_lanes),
-        fixed_rows=fixed_rows,
-        backend=backend,
-        row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
-    )
-    if fixed_rows is not None:
-        check_reproducible(executor)
-        if executor.lanes.count > 1:
-            # One shape for every pass, whatever texts there are.
-            executor.set_total(executor.capacity)
-    say("warming up")
-    pass_s = executor.warm_up(warm_rows)
+    with ExitStack() as on_failure:
+        if len(devices) > 1:
+            loaded = _load_on_ranks(model, revision, dtype, devices, on_failure, say)
+        else:
+            loaded = _load(model, revision, dtype, device, backend, say)
+        tokenizer.check_fits(loaded.vocab_size)
+        if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
+            say("choosing threads")
+            is_timed = fixed_rows is None and loaded.rank is None
+            choose = fastest_num_threads if is_timed else usual_num_threads
+            torch.set_num_threads(choose(loaded))
+        max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
+        say("compiling (takes a minute)" if backend == "compiled" else "checking")
+        executor = make_executor(
+            loaded,
+            max_len + NUM_TREE_SLOTS,
+            num_lanes=_num_lanes_that_fit(loaded, max_len, num_lanes),
+            fixed_rows=fixed_rows,
+            backend=backend,
+            row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
+        )
+        _check_and_fix_shapes(executor)
+        say("warming up")
+        pass_s = executor.warm_up(warm_rows)
+        on_failure.pop_all()
     return Engine(
         executor=executor,
         loaded=loaded,
@@ -109,7 +115,60 @@ def load_engine(
         digest=tokenizer.digest,
         load_s=time.monotonic() - started,
         pass_s=pass_s,
+        device=",".join(devices),
     )
+
+
+def _load(
+    model: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    backend: str,
+    say: Callable[[str], None],
+) -> LoadedModel:
+    """Load a model in this process."""
+    pin(device)
+    if dtype == FASTEST:
+        say("timing number types")
+        make = partial(make_executor, backend=backend, row_counts=(1,))
+        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
+    say("loading weights")
+    return load_model(model, revision=revision, dtype=dtype, device=device)
+
+
+def _load_on_ranks(
+    model: str,
+    revision: str | None,
+    dtype: str,
+    devices: Sequence[str],
+    on_failure: ExitStack,
+    say: Callable[[str], None],
+) -> LoadedModel:
+    """Load a model in this process, which is rank 0, and in others, which are ended on failure.
+
+    Number types are not timed: a model that is worth dividing is one whose bytes decide.
+    """
+    say(f"loading weights on {len(devices)} devices")
+    dtype = "auto" if dtype == FASTEST else dtype
+    followers = Followers(model, revision=revision, dtype=dtype, devices=devices)
+    on_failure.callback(followers.close)
+    pin(devices[0])
+    loaded = load_model(
+        model, revision=revision, dtype=dtype, device=devices[0], rank=followers.rank
+    )
+    followers.meet(loaded.device)
+    lead(loaded.model, followers)
+    return loaded
+
+
+def _check_and_fix_shapes(executor: Executor) -> None:
+    """In reproducible mode every pass has one shape, whatever texts there are."""
+    if executor.fixed_rows is None:
+        return
+    check_reproducible(executor)
+    if executor.lanes.count > 1:
+        executor.set_total(executor.capacity)
 
 
 def _num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
@@ -118,6 +177,8 @@ def _num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
         return 1
     slots = max_len + 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that fill up
     free = int(CACHE_SHARE * free_bytes(loaded.device))
+    if loaded.rank is not None and loaded.device.type == "cpu":
+        free //= loaded.rank.count  # they share one memory
     fitting = num_lanes_within(free, slot_bytes(loaded.model, loaded.device), slots)
     if fitting < wanted:
         logger.warning(

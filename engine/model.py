@@ -19,6 +19,7 @@ from engine.checkpoint import find_checkpoint
 from engine.device import cpu_is_fast_in, torch_device
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
+from engine.tensor_parallel.split import Rank, split
 from engine.tensors import (
     Shapes,
     check_layers,
@@ -49,6 +50,8 @@ class LoadedModel:
     vocab_size     rows of the logits (a padded tail included)
     max_model_len  positions that the model can take
     eos_token_ids  ascending; of generation_config.json and config.json; may be empty
+    num_parameters  of the whole model
+    rank           which part of the weights is here; None: all of them
     """
 
     model: Any
@@ -60,6 +63,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
+    rank: Rank | None = None
 
     @property
     def architecture(self) -> str:
@@ -68,7 +72,12 @@ class LoadedModel:
 
 
 def load_model(
-    name: str, *, revision: str | None = None, dtype: str = "auto", device: str = "cpu"
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    rank: Rank | None = None,
 ) -> LoadedModel:
     """Load a causal language model from a folder or from the Hugging Face hub.
 
@@ -77,6 +86,7 @@ def load_model(
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
     device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
+    rank      load what this rank has of the model; None: the whole
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -99,9 +109,12 @@ def load_model(
     _check_sizes(path, stated, config, shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
     model = _read_weights(name, folder, config, chosen)
-    model = _put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if rank is not None:
+        split(name, model, rank)
+    model = _put(name, model, where).eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         name=name,
@@ -111,7 +124,8 @@ def load_model(
         num_layers=int(text_config.num_hidden_layers),
         dtype=chosen,
         device=where,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
+        rank=rank,
     )
 
 

@@ -61,6 +61,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.Qwen3Config(**base, head_dim=16)
         case "qwen3_moe":
             return hf.Qwen3MoeConfig(**base, head_dim=16, **experts)
+        case "mixtral":
+            return hf.MixtralConfig(**base, num_local_experts=4, sliding_window=None)
         case "mistral":
             return hf.MistralConfig(**base, sliding_window=None)
         case "mistral_window":
