@@ -57,9 +57,7 @@ class LeadingBackend(Backend):
     ) -> Output:
         """See `Backend.forward`."""
         kept = None if keep is None else keep.numpy()
-        with self._followers.together(
-            Forward(rows.numpy(), spans, num_visible, kept, with_hidden)
-        ):
+        with self._followers.together(Forward(rows.numpy(), spans, num_visible, kept, with_hidden)):
             out = self._inner.forward(
                 rows, spans, num_visible=num_visible, keep=keep, with_hidden=with_hidden
             )

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -217,10 +217,8 @@ def _started(words: str, start: Start) -> _Follower:
     finally:
         os.close(reading)
     channel = Connection(writing, readable=False)
-    try:
+    with suppress(OSError):  # it has ended already, and whoever watches it says why
         channel.send(start)
-    except OSError:
-        pass  # it has ended already, and whoever watches it says why
     return _Follower(words, process, channel)
 
 

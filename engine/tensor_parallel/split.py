@@ -137,7 +137,8 @@ def _why_not_attention(part: Any) -> str | None:
         for name, weight in part.named_parameters()
     ):
         return "its attention has weights across heads"
-    if not isinstance(dim, int) or q.out_features != o.in_features or k.weight.shape != v.weight.shape:
+    sizes = k.weight.shape == v.weight.shape, q.out_features == o.in_features
+    if not (isinstance(dim, int) and all(sizes)):
         return "its heads are of other sizes"
     return None
 
@@ -251,5 +252,6 @@ def _parameter(weight: torch.Tensor) -> nn.Parameter:
 def _check_count(name: str, what: str, count: int, rank: Rank) -> None:
     if count < rank.count:
         raise ModelError(
-            f"{name}: {count} {what} cannot be divided among {rank.count} ranks; use at most {count}"
+            f"{name}: {count} {what} cannot be divided among {rank.count} ranks; use {count} at "
+            "most"
         )
