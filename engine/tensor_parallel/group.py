@@ -168,7 +168,7 @@ def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        store=dist.FileStore(store, num_ranks),
+        store=dist.FileStore(store, num_ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=num_ranks,
         timeout=timedelta(seconds=WAIT_LIMIT_S),

@@ -233,7 +233,7 @@ def _keep_inputs(linear: nn.Linear, run: range, rank: Rank) -> None:
     """The bias is added once, on rank 0."""
     linear.weight = _parameter(linear.weight.detach()[:, run.start : run.stop].contiguous())
     if rank.index > 0:
-        linear.bias = None
+        linear.register_parameter("bias", None)
     linear.in_features = len(run)
     _add_up_behind(linear, rank)
 

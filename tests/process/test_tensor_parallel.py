@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from engine.tensor_parallel.calls import Start
 from proto.errors import SlipstreamError
 from tests.process.behaviours import CONFIG
 from tests.process.reference import (
@@ -24,6 +28,7 @@ from tests.tiny_models import make_model
 
 pytestmark = pytest.mark.process
 
+ROOT = Path(__file__).resolve().parents[2]
 TWO = "cpu:0,cpu:1"
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=48, ignore_eos=True)
@@ -111,7 +116,7 @@ def busy(pair: Pair, kill: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("when", [busy, pytest.param(idle, marks=pytest.mark.long)])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
 ) -> None:
@@ -128,6 +133,19 @@ def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     assert "\n" not in line
     assert "SIGKILL" in line
     assert rank == 0 or "rank 1 of 2 (cpu:1)" in line
+
+
+def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "engine.tensor_parallel"]
+    follower = subprocess.Popen(command, cwd=ROOT, stdin=reading)
+    os.close(reading)
+    rank_0 = Connection(writing, readable=False)
+    rank_0.send(Start(CONFIG.target, None, "auto", "cpu:1", 1, 2, "/nowhere", os.getpid()))
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(0.5)
+    rank_0.close()
+    assert follower.wait(10.0) == 0
 
 
 @pytest.mark.long

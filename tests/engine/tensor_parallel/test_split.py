@@ -9,7 +9,6 @@ from engine.errors import ModelError
 from engine.executor import Executor
 from engine.model import LoadedModel, load_model
 from engine.slots import Move, SlotMap
-from tests.engine.conftest import Folder
 from tests.engine.random_session import Path as TreePath
 from tests.engine.random_session import RandomSession
 from tests.engine.tensor_parallel.threads import Threads
@@ -34,8 +33,8 @@ def plain(loaded: LoadedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", DIVIDED)
-def test_the_sum_of_the_ranks_is_the_model(architecture: str, folder: Folder) -> None:
-    path = folder(architecture)
+def test_the_sum_of_the_ranks_is_the_model(architecture: str, tmp_path: Path) -> None:
+    path = save(architecture, tmp_path, {})
     threads = Threads(path, 2)
     whole = load_model(str(path), dtype="float32")
     for logits in threads.run(plain):
@@ -93,10 +92,20 @@ def session(loaded: LoadedModel, backend: str) -> list[torch.Tensor]:
     return made
 
 
+def test_a_part_of_tied_embeddings_is_not_given_back(tmp_path: Path) -> None:
+    path = save("llama", tmp_path, {"tie_word_embeddings": True})
+
+    def left(loaded: LoadedModel) -> int:
+        Executor(loaded, 64, backend="fused", fixed_rows=4).take_over()
+        return int(loaded.model.lm_head.weight.numel())
+
+    assert all(Threads(path, 2).run(left))
+
+
 @pytest.mark.parametrize("architecture", REFUSED)
-def test_what_has_other_parts_is_refused_with_a_line(architecture: str, folder: Folder) -> None:
+def test_what_has_other_parts_is_refused_with_a_line(architecture: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot be divided among ranks \(.*\); use one device"):
-        Threads(folder(architecture), 2)
+        Threads(save(architecture, tmp_path, {}), 2)
 
 
 def test_norms_across_heads_are_refused(tmp_path: Path) -> None:
@@ -105,6 +114,6 @@ def test_norms_across_heads_are_refused(tmp_path: Path) -> None:
         Threads(path, 2)
 
 
-def test_more_ranks_than_key_heads_are_refused(folder: Folder) -> None:
+def test_more_ranks_than_key_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="2 key/value heads cannot be divided among 3 ranks"):
-        Threads(folder("llama"), 3)
+        Threads(save("llama", tmp_path, {}), 3)
