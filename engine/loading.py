@@ -88,11 +88,7 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, backend, say)
         tokenizer.check_fits(loaded.vocab_size)
-        if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
-            say("choosing threads")
-            is_timed = fixed_rows is None and loaded.rank is None
-            choose = fastest_num_threads if is_timed else usual_num_threads
-            torch.set_num_threads(choose(loaded))
+        _choose_threads(loaded, fixed_rows, say)
         max_len = min(loaded.max_model_len, max_len or loaded.max_model_len)
         say("compiling (takes a minute)" if backend == "compiled" else "checking")
         executor = make_executor(
@@ -160,6 +156,18 @@ def _load_on_ranks(
     followers.meet(loaded.device)
     lead(loaded.model, followers)
     return loaded
+
+
+def _choose_threads(
+    loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]
+) -> None:
+    """Without a clock where every process must choose alike."""
+    if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
+        return
+    say("choosing threads")
+    is_timed = fixed_rows is None and loaded.rank is None
+    choose = fastest_num_threads if is_timed else usual_num_threads
+    torch.set_num_threads(choose(loaded))
 
 
 def _check_and_fix_shapes(executor: Executor) -> None:

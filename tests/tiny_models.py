@@ -82,12 +82,10 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
         case "phi3":
             return hf.Phi3Config(**base)
-        case "olmo":
-            return hf.OlmoConfig(**base)
+        case "olmo" | "granite":
+            return (hf.OlmoConfig if architecture == "olmo" else hf.GraniteConfig)(**base)
         case "cohere":
             return hf.CohereConfig(**base, logit_scale=1.0)
-        case "granite":
-            return hf.GraniteConfig(**base)
         case "stablelm":
             return hf.StableLmConfig(**base)
         case "falcon":
