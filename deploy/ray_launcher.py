@@ -263,7 +263,8 @@ def _bundles(wanted: Wanted) -> list[dict[str, float]]:
         is_shared = all(node.get(str(one), 0) for node in offers for one in wanted.devices)
         if device.startswith("cuda") or (not device and num_gpus):
             num_wanted = wanted.ranks.get(role, 1)
-            bundle["GPU"] = 0.5 if is_shared and num_gpus == 1 else float(num_wanted)
+            halved = is_shared and num_gpus == num_wanted == 1
+            bundle["GPU"] = 0.5 if halved else float(num_wanted)
         elif role is Role.TARGET:
             cores = min(node.get("CPU", 0) for node in offers) - is_shared
             bundle |= {"CPU": cores} if cores >= 1 else {}

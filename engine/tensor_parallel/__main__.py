@@ -11,11 +11,10 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from engine.tensor_parallel.calls import Start
+from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
 
 PARENT_CHECK_S = 0.5
 LIFELINE_LIMIT_S = 5.0
-FAILED, UNUSABLE = 1, 2
 
 
 def main() -> int:

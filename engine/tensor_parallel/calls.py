@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
+FAILED, UNUSABLE = 1, 2  # exit statuses of a follower, as those of a node
+
 
 @dataclass(frozen=True, slots=True)
 class Start:

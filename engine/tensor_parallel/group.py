@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from engine.errors import RankError
 from engine.model_files import one_line
-from engine.tensor_parallel.calls import Call, Start
+from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
 from engine.tensor_parallel.split import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,6 @@ WAIT_LIMIT_S = 600.0
 NEWS_LIMIT_S = 2.0  # after a sum has failed: until the end of a process is noticed
 GRACE_S = 1.0  # for the thread that runs the model to say it
 LEAVE_LIMIT_S = 5.0
-FAILED, UNUSABLE = 1, 2  # exit statuses of a follower, as those of a node
 
 
 @dataclass(frozen=True, slots=True)
