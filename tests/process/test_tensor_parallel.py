@@ -29,10 +29,11 @@ from tests.tiny_models import make_model
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = pytest.mark.long
 TWO = "cpu:0,cpu:1"
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=48, ignore_eos=True)
-LONG = SamplingParams(max_tokens=900, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=900, ignore_eos=True)
 PROMPT = (5, 6, 7)
 SYNC = SpeculationConfig(policy="sync", adaptive=False)
 
@@ -74,8 +75,8 @@ def test_sampled_text_of_two_ranks_is_that_of_one(split: Pair, embedded: Pair) -
     assert two.metrics.num_accepted_tokens > 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("architecture", ["qwen3", "mixtral"])
+@LONG
+@pytest.mark.parametrize("architecture", ["mixtral", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_other_architectures_and_a_drafter_of_two_ranks(architecture: str, tmp_path: Path) -> None:
     target = str(make_model(architecture, tmp_path / "target"))
     config = PairConfig(
@@ -108,15 +109,17 @@ def idle(pair: Pair, kill: Callable[[], None]) -> None:
 
 def busy(pair: Pair, kill: Callable[[], None]) -> None:
     """In the middle of one."""
-    stream, _ = pair.generate(PROMPT, EVERY_POLICY[0], LONG)
+    stream, _ = pair.generate(PROMPT, EVERY_POLICY[0], ENDLESS)
     next(iter(stream))
     kill()
     for _ in stream:
         pass
 
 
-@pytest.mark.parametrize("when", [busy, pytest.param(idle, marks=pytest.mark.long)])
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize(
+    ("rank", "when"),
+    [(1, busy), pytest.param(0, busy, marks=LONG), pytest.param(1, idle, marks=LONG)],
+)
 def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
 ) -> None:
@@ -148,7 +151,7 @@ def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
     assert follower.wait(10.0) == 0
 
 
-@pytest.mark.long
+@LONG
 def test_an_architecture_that_cannot_be_divided_is_refused_in_a_line(tmp_path: Path) -> None:
     folder = str(make_model("gpt2", tmp_path))
     config = PairConfig(target=folder, drafter="ngram", target_device=TWO)
