@@ -244,7 +244,7 @@ def _say_nothing(*_: object, **__: object) -> None:
 
 
 def _bundles(wanted: Wanted) -> list[dict[str, float]]:
-    """What is asked for each role: the role, and a GPU or the cores of its Ray node.
+    """What is asked for each role: the role, and a GPU a rank or the cores of its Ray node.
 
     A target on a CPU takes all of them, but for one if the drafter needs it. Raises
     ConfigurationError: nobody offers a role.
@@ -262,7 +262,9 @@ def _bundles(wanted: Wanted) -> list[dict[str, float]]:
         num_gpus = max(node.get("GPU", 0) for node in offers)
         is_shared = all(node.get(str(one), 0) for node in offers for one in wanted.devices)
         if device.startswith("cuda") or (not device and num_gpus):
-            bundle["GPU"] = 0.5 if is_shared and num_gpus == 1 else 1.0
+            num_wanted = wanted.ranks.get(role, 1)
+            halved = is_shared and num_gpus == num_wanted == 1
+            bundle["GPU"] = 0.5 if halved else float(num_wanted)
         elif role is Role.TARGET:
             cores = min(node.get("CPU", 0) for node in offers) - is_shared
             bundle |= {"CPU": cores} if cores >= 1 else {}

@@ -36,7 +36,7 @@ def torch_device(name: str) -> torch.device:
     if match["gpu"]:
         _check_cuda(name, int(match["gpu"]))
         return torch.device(name)
-    _cores_of(name)
+    cores_of(name)
     return torch.device("cpu")
 
 
@@ -69,7 +69,7 @@ def pin(name: str) -> None:
         ModelError: the name is misspelt, or they are not there.
     """
     claim(name)
-    cores = _cores_of(name)
+    cores = cores_of(name)
     if not cores:
         return
     try:
@@ -128,7 +128,7 @@ def _check_cuda(name: str, index: int) -> None:
         raise ModelError(f"device {name}: the GPUs here are cuda:0 to cuda:{count - 1}")
 
 
-def _cores_of(name: str) -> set[int]:
+def cores_of(name: str) -> set[int]:
     """Return the cores that `cpu:...` names; none for other names."""
     kind, _, runs = name.partition(":")
     if kind != "cpu" or not runs:

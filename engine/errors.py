@@ -1,8 +1,9 @@
 """What can go wrong in the engine for a reason that a user can mend.
 
     EngineError
-    └── ModelError      the model, its folder, or its device cannot be used
-        └── OutOfMemory     there is no room for it now; another time there may be
+    ├── ModelError      the model, its folder, or its device cannot be used
+    │   └── OutOfMemory     there is no room for it now; another time there may be
+    └── RankError       a process that shares the model has ended
 
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
@@ -18,6 +19,10 @@ class ModelError(EngineError):
 
 class OutOfMemory(ModelError):
     """A model that finds no room now."""
+
+
+class RankError(EngineError):
+    """The processes that share a model cannot go on together."""
 
 
 def kind_of(cause: Exception) -> type[ModelError]:

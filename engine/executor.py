@@ -13,6 +13,7 @@ no tree and no message. Two modes:
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from engine.compiled import CompiledBackend
 from engine.device import send
 from engine.device_choice import Choice
-from engine.errors import kind_of
+from engine.errors import ModelError, kind_of
 from engine.filling import filled, filled_prompt, rows_of
 from engine.forward import Backend, HuggingFaceBackend, Output, Spans
 from engine.fused import FusedBackend
@@ -31,6 +32,8 @@ from engine.masks import MASK_BITS
 from engine.model import LoadedModel
 from engine.model_files import one_line
 from engine.slots import Feed, Move
+from engine.tensor_parallel.backend import LeadingBackend
+from engine.tensor_parallel.calls import MakeBackend
 
 SLOT_STEP = 64
 _NUM_TIMED = 3
@@ -95,7 +98,7 @@ class Executor:
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = _make_backend(backend, loaded, self.lanes, row_counts)
+        self._backend: Backend | None = make_backend(backend, loaded, self.lanes, row_counts)
 
     @property
     def backend(self) -> str:
@@ -346,6 +349,18 @@ class Executor:
 
     def _scratch(self, lane: int) -> int:
         return self.lanes.first_slot(lane) + self.capacity
+
+
+def make_backend(
+    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...]
+) -> Backend:
+    """Make a backend, on all ranks if this is the first of several; as for `Executor`."""
+    make = partial(_make_backend, name, loaded, lanes, row_counts)
+    if loaded.rank is None or loaded.rank.followers is None:
+        return make()
+    if name == "compiled":
+        raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
+    return LeadingBackend(loaded.rank.followers, MakeBackend(name, lanes, row_counts), make)
 
 
 def _make_backend(

@@ -27,11 +27,12 @@ from engine.flex_attention import Shape
 from engine.forward import Backend, Output, Spans
 from engine.lane_attention import LaneAttention, Plan, Seen
 from engine.lanes import Lanes
-from engine.linear import Packer, Product, unpacked
+from engine.linear import Packer, Product, lies_in, unpacked
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
 from engine.norms import FORMS, Form, at_once, of_pairs, rms_norm
 from engine.slots import NUM_TREE_SLOTS
+from engine.tensor_parallel.split import joined, summed
 from engine.timing import quickest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -103,12 +104,12 @@ class FusedBackend(Backend):
             raise ModelError(f"{loaded.name}: the fused engine has no {why}; use the reference")
         model = loaded.model.model
         attention = model.layers[0].self_attn
-        config = model.config
+        self._rank = loaded.rank
         self._device = loaded.device
         self._vocab_size = loaded.vocab_size
         self._dim = int(attention.head_dim)
-        self._num_heads = int(config.num_attention_heads)
-        self._num_kv_heads = int(config.num_key_value_heads)
+        self._num_heads = len(attention.q_proj.weight) // self._dim  # of this rank
+        self._num_kv_heads = len(attention.k_proj.weight) // self._dim
         self._group = self._num_heads // self._num_kv_heads
         shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
@@ -126,7 +127,7 @@ class FusedBackend(Backend):
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
-        self._head = unpacked([self._head_module])
+        self._head = self._whole(unpacked([self._head_module]))
 
     def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
@@ -135,12 +136,16 @@ class FusedBackend(Backend):
             before_attention=_norm(module.input_layernorm, form),
             qkv=unpacked(qkv_of(module)),
             head_norm=self._head_norm(attention, form),
-            out=unpacked([attention.o_proj]),
+            out=summed(unpacked([attention.o_proj]), self._rank),
             before_mlp=_norm(module.post_attention_layernorm, form),
             gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
-            down=unpacked([mlp.down_proj]),
+            down=summed(unpacked([mlp.down_proj]), self._rank),
             cache=cache,
         )
+
+    def _whole(self, head: Product) -> Product:
+        """The logits of all words, of a head that may know only those of this rank."""
+        return joined(head, self._rank, self._vocab_size)
 
     def _head_norm(self, attention: Any, form: Form) -> Product | None:
         if not hasattr(attention, "q_norm"):
@@ -173,12 +178,14 @@ class FusedBackend(Backend):
         for layer in self._layers:
             module = layer.module
             layer.qkv = packer.take(qkv_of(module), leave=leave)
-            layer.out = packer.take([module.self_attn.o_proj], leave=leave)
+            out = packer.take([module.self_attn.o_proj], leave=leave)
+            layer.out = summed(out, self._rank)
             gate_up = [module.mlp.gate_proj, module.mlp.up_proj]
             layer.gate_up = packer.take(gate_up, leave=leave)
-            layer.down = packer.take([module.mlp.down_proj], leave=leave)
-        tied = self._head_module.weight.data_ptr() == self._embeddings.data_ptr()
-        self._head = packer.take([self._head_module], leave=leave or tied)
+            down = packer.take([module.mlp.down_proj], leave=leave)
+            layer.down = summed(down, self._rank)
+        tied = lies_in(self._head_module.weight, self._embeddings)
+        self._head = self._whole(packer.take([self._head_module], leave=leave or tied))
 
     def _choose_forms(self) -> None:
         """Find the fastest forms of what is no product."""

@@ -46,6 +46,7 @@ class GraphBackend(Backend):
         self._record = self._recorder(loaded.device)
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
+        self._rank = loaded.rank
         self._device = loaded.device
         self._dtype = loaded.dtype
         self.cache = self._fused.cache
@@ -63,8 +64,10 @@ class GraphBackend(Backend):
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder(self._device)
         self._fused.take_over(timed=timed)
-        # How keys are shared out depends on how many there are, and so do a row's last bits.
-        if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+        # How keys are shared out depends on how many there are, and so do a row's last bits. Ranks
+        # would choose by clocks of their own, and meet in different recordings.
+        is_timed = timed and self._rank is None
+        if is_timed and self.row_counts and self._device.type in SPLIT_DEVICES:
             with torch.inference_mode():
                 self._split_from = find_splits(
                     self._fused.make_split, self._captured, self._lanes, self.row_counts

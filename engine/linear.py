@@ -90,6 +90,11 @@ def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor 
     return weight, torch.cat(biases)
 
 
+def lies_in(part: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the memory of `part` begins in that of `weight`."""
+    return 0 <= part.data_ptr() - weight.data_ptr() < weight.nbytes
+
+
 def _unmap(weight: torch.Tensor) -> None:
     """Give back the whole pages of a weight that nobody will read again.
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,9 @@ from engine.memory import longest_text, num_lanes_that_fit
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.slots import NUM_TREE_SLOTS
+from engine.tensor_parallel.backend import lead
+from engine.tensor_parallel.devices import rank_devices
+from engine.tensor_parallel.group import Followers
 from engine.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ class Engine:
     vocab_size   of the tokenizer; of the logits if there is no tokenizer
     digest       hash of the tokenizer's id -> token map; empty if there is none
     pass_s       seconds of a pass by its rows, over few slots
+    device       by its name; of several ranks those of all
     """
 
     executor: Executor
@@ -41,6 +46,7 @@ class Engine:
     digest: str
     load_s: float
     pass_s: Mapping[int, float]
+    device: str
 
 
 def load_engine(
@@ -56,6 +62,7 @@ def load_engine(
     say: Callable[[str], None],
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
+    tensor_parallel_size: int = 1,
 ) -> Engine:
     """Load, check and warm up; `say` is told what is being done.
 
@@ -65,43 +72,38 @@ def load_engine(
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
+    tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
+        RankError: a process that shares the model has ended.
     """
     started = time.monotonic()
-    pin(device)
+    devices = rank_devices(device, tensor_parallel_size)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
-    if dtype == FASTEST:
-        say("timing number types")
-        make = partial(make_executor, backend=backend, row_counts=(1,))
-        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
-    say("loading weights")
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
-    tokenizer.check_fits(loaded.vocab_size)
-    if loaded.device.type == "cpu" and torch.get_num_threads() > 1:
-        say("choosing threads")
-        choose = fastest_num_threads if fixed_rows is None else usual_num_threads
-        torch.set_num_threads(choose(loaded))
-    max_len = longest_text(loaded, max_len)
-    say("compiling (takes a minute)" if backend == "compiled" else "checking")
-    executor = make_executor(
-        loaded,
-        max_len + NUM_TREE_SLOTS,
-        num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes),
-        fixed_rows=fixed_rows,
-        backend=backend,
-        row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
-    )
-    if fixed_rows is not None:
-        check_reproducible(executor)
-        if executor.lanes.count > 1:
-            # One shape for every pass, whatever texts there are.
-            executor.set_total(executor.capacity)
-    say("warming up")
-    pass_s = executor.warm_up(warm_rows)
-    if executor.backend == "graphs":
-        warm_up_choices(executor.row_counts, loaded.vocab_size, loaded.device)
+    with ExitStack() as on_failure:
+        if len(devices) > 1:
+            loaded = _load_on_ranks(model, revision, dtype, devices, on_failure, say)
+        else:
+            loaded = _load(model, revision, dtype, device, backend, say)
+        tokenizer.check_fits(loaded.vocab_size)
+        _choose_threads(loaded, fixed_rows, say)
+        max_len = longest_text(loaded, max_len)
+        say("compiling (takes a minute)" if backend == "compiled" else "checking")
+        executor = make_executor(
+            loaded,
+            max_len + NUM_TREE_SLOTS,
+            num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes),
+            fixed_rows=fixed_rows,
+            backend=backend,
+            row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
+        )
+        _check_and_fix_shapes(executor)
+        say("warming up")
+        pass_s = executor.warm_up(warm_rows)
+        if executor.backend == "graphs":
+            warm_up_choices(executor.row_counts, loaded.vocab_size, loaded.device)
+        on_failure.pop_all()
     return Engine(
         executor=executor,
         loaded=loaded,
@@ -110,7 +112,72 @@ def load_engine(
         digest=tokenizer.digest,
         load_s=time.monotonic() - started,
         pass_s=pass_s,
+        device=",".join(devices),
     )
+
+
+def _load(
+    model: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    backend: str,
+    say: Callable[[str], None],
+) -> LoadedModel:
+    """Load a model in this process."""
+    pin(device)
+    if dtype == FASTEST:
+        say("timing number types")
+        make = partial(make_executor, backend=backend, row_counts=(1,))
+        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
+    say("loading weights")
+    return load_model(model, revision=revision, dtype=dtype, device=device)
+
+
+def _load_on_ranks(
+    model: str,
+    revision: str | None,
+    dtype: str,
+    devices: Sequence[str],
+    on_failure: ExitStack,
+    say: Callable[[str], None],
+) -> LoadedModel:
+    """Load a model in this process, which is rank 0, and in others, which are ended on failure.
+
+    Number types are not timed: a model that is worth dividing is one whose bytes decide.
+    """
+    say(f"loading weights on {len(devices)} devices")
+    dtype = "auto" if dtype == FASTEST else dtype
+    followers = Followers(model, revision=revision, dtype=dtype, devices=devices)
+    on_failure.callback(followers.close)
+    pin(devices[0])
+    loaded = load_model(
+        model, revision=revision, dtype=dtype, device=devices[0], rank=followers.rank
+    )
+    followers.meet(loaded.device)
+    lead(loaded.model, followers)
+    return loaded
+
+
+def _choose_threads(
+    loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]
+) -> None:
+    """Without a clock where every process must choose alike."""
+    if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
+        return
+    say("choosing threads")
+    is_timed = fixed_rows is None and loaded.rank is None
+    choose = fastest_num_threads if is_timed else usual_num_threads
+    torch.set_num_threads(choose(loaded))
+
+
+def _check_and_fix_shapes(executor: Executor) -> None:
+    """In reproducible mode every pass has one shape, whatever texts there are."""
+    if executor.fixed_rows is None:
+        return
+    check_reproducible(executor)
+    if executor.lanes.count > 1:
+        executor.set_total(executor.capacity)
 
 
 def make_executor(

@@ -32,7 +32,7 @@ def longest_text(loaded: LoadedModel, asked: int) -> int:
     """
     limit = min(loaded.max_model_len, asked or loaded.max_model_len)
     each = slot_bytes(loaded.model, loaded.device)
-    free = int(_SHARES.get(loaded.device.type, _SHARES["cpu"]) * free_bytes(loaded.device))
+    free = int(_SHARES.get(loaded.device.type, _SHARES["cpu"]) * _free_bytes(loaded))
     fitting = free // each - _SPARE_SLOTS
     if fitting >= limit:
         return limit
@@ -57,7 +57,7 @@ def num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS
-    free = int(_SHARE_OF_SEVERAL * free_bytes(loaded.device))
+    free = int(_SHARE_OF_SEVERAL * _free_bytes(loaded))
     fitting = num_lanes_within(free, slot_bytes(loaded.model, loaded.device), slots)
     if fitting < wanted:
         logger.warning(
@@ -67,3 +67,11 @@ def num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
             wanted,
         )
     return min(wanted, max(1, fitting))
+
+
+def _free_bytes(loaded: LoadedModel) -> int:
+    """What this process may take of the memory of its device: ranks on CPUs share one."""
+    free = free_bytes(loaded.device)
+    if loaded.rank is not None and loaded.device.type == "cpu":
+        return free // loaded.rank.count
+    return free

@@ -22,6 +22,7 @@ from engine.errors import ModelError
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.loading import PackedCheckpoint
+from engine.tensor_parallel.split import Rank, split
 from engine.tensors import (
     Shapes,
     check_layers,
@@ -48,6 +49,8 @@ class LoadedModel:
     vocab_size     rows of the logits (a padded tail included)
     max_model_len  positions that the model can take
     eos_token_ids  ascending; of generation_config.json and config.json; may be empty
+    num_parameters  of the whole model
+    rank           which part of the weights is here; None: all of them
     """
 
     model: Any
@@ -59,6 +62,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
+    rank: Rank | None = None
 
     @property
     def architecture(self) -> str:
@@ -67,7 +71,12 @@ class LoadedModel:
 
 
 def load_model(
-    name: str, *, revision: str | None = None, dtype: str = "auto", device: str = "cpu"
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    rank: Rank | None = None,
 ) -> LoadedModel:
     """Load a causal language model from a folder or from the Hugging Face hub.
 
@@ -77,6 +86,7 @@ def load_model(
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
     device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
+    rank      load what this rank has of the model; None: the whole
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -101,15 +111,19 @@ def load_model(
     plain = _without_packing(config)
     empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
     chosen = _choose_dtype(name, dtype, config, folder, where)
+    # Of a model that is to be divided, this rank's part alone goes to its device.
+    whole = where if rank is None else torch.device("cpu")
     if packed is None:
-        refuse_too_large(name, empty, chosen, where)
-        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+        refuse_too_large(name, empty, chosen, whole)
+        model = read_weights(name, folder, plain, chosen, options=straight_onto(whole))
     else:
-        model = read_packed(name, folder, config, chosen, where, packed, empty)
+        model = read_packed(name, folder, config, chosen, whole, packed, empty)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
-    model = put(name, model, where).eval().requires_grad_(False)
     text_config = config.get_text_config(decoder=True)
     vocab_size = _vocab_size(model, text_config)
+    if rank is not None:
+        split(name, model, rank)
+    model = put(name, model, where).eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         name=name,
@@ -120,6 +134,7 @@ def load_model(
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
+        rank=rank,
     )
 
 

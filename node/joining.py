@@ -28,7 +28,7 @@ from proto.errors import (
 from proto.links.keys import of_node, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
-from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, NodeConfig
+from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, MAX_RANKS, NodeConfig
 
 if TYPE_CHECKING:
     from engine.loading import Engine
@@ -70,7 +70,14 @@ Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; of a drafter also fastest.")
 ]
 Device = Annotated[
-    str, typer.Option(help="cuda:0, cpu (all cores), cpu:0 (that core) or cpu:0-6 (those).")
+    str,
+    typer.Option(
+        help="cuda:0, cpu (all cores), cpu:0 (that core) or cpu:0-6 (those); cuda:0-3 or "
+        "cpu:0,cpu:1: a part of the model on each."
+    ),
+]
+TensorParallelSize = Annotated[
+    int, typer.Option(min=1, max=MAX_RANKS, help="Number of GPUs, or of parts of the cores.")
 ]
 MaxModelLen = Annotated[int, typer.Option(min=2, help="Most tokens of a text.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Most texts at once.")]
@@ -93,6 +100,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         revision: Revision = None,
         dtype: Dtype = "auto",
         device: Device = "cpu",
+        tensor_parallel_size: TensorParallelSize = 1,
         max_model_len: MaxModelLen = 4096,
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
@@ -112,6 +120,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
             revision=revision,
             dtype=dtype,
             device=device,
+            tensor_parallel_size=tensor_parallel_size,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             backend=backend,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-from engine.errors import EngineError, OutOfMemory
+from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
 from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
@@ -74,7 +74,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
     """Load, check and warm up the node's model. With fixed rows passes have no other number.
 
     Raises:
-        NodeError: there is no memory for it now.
+        NodeError: there is no memory for it now, or one of its ranks has ended.
         ModelError: it cannot be used as it is configured.
     """
 
@@ -94,8 +94,9 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
             say=say,
             backend=config.backend,
             row_counts=RECORDED_ROWS[config.role],
+            tensor_parallel_size=config.tensor_parallel_size,
         )
-    except OutOfMemory as error:
+    except (OutOfMemory, RankError) as error:
         raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
@@ -124,7 +125,7 @@ def introduce(
         max_model_len=engine.max_len,
         model=config.model,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        device=config.device,
+        device=engine.device,
         num_parameters=loaded.num_parameters,
         load_us=round(engine.load_s * 1e6),
         num_lanes=engine.executor.lanes.count,

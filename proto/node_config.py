@@ -13,6 +13,7 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
+MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
 
@@ -21,8 +22,10 @@ EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the en
 class NodeConfig:
     """Everything that a node needs to know; written by whoever starts it.
 
-    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"; empty: for
-                    who starts the node to choose
+    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"; several,
+                    for a rank each: "cuda:N-M", "cpu:N,cpu:M"; empty: for who starts it to choose
+    tensor_parallel_size  so many ranks share the model; 1: as many as the device names
+    peer_size       ranks of the other node, for who chooses the devices of both
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     simulated_ms    a forward takes so long, as on another device; 0: as long as it takes here
@@ -45,6 +48,8 @@ class NodeConfig:
     revision: str | None = None
     dtype: str = "auto"
     device: str = "cpu"
+    tensor_parallel_size: int = 1
+    peer_size: int = 1
     max_model_len: int = 0
     fixed_rows: int = 0
     simulated_ms: float = 0.0

@@ -61,6 +61,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.Qwen3Config(**base, head_dim=16)
         case "qwen3_moe":
             return hf.Qwen3MoeConfig(**base, head_dim=16, **experts)
+        case "mixtral":
+            return hf.MixtralConfig(**base, num_local_experts=4, sliding_window=None)
         case "mistral":
             return hf.MistralConfig(**base, sliding_window=None)
         case "mistral_window":
@@ -80,12 +82,10 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
         case "phi3":
             return hf.Phi3Config(**base)
-        case "olmo":
-            return hf.OlmoConfig(**base)
+        case "olmo" | "granite":
+            return (hf.OlmoConfig if architecture == "olmo" else hf.GraniteConfig)(**base)
         case "cohere":
             return hf.CohereConfig(**base, logit_scale=1.0)
-        case "granite":
-            return hf.GraniteConfig(**base)
         case "stablelm":
             return hf.StableLmConfig(**base)
         case "falcon":

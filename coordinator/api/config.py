@@ -15,6 +15,7 @@ from pydantic import (
 
 from coordinator.api.frozen import Frozen, named
 from coordinator.cluster.link import Links, parse_links
+from coordinator.launching.devices import num_ranks
 from coordinator.text.simulated import Simulated
 from proto.errors import ConfigurationError
 from proto.messages import (
@@ -27,6 +28,7 @@ from proto.messages import (
     Role,
     Rule,
 )
+from proto.node_config import MAX_RANKS
 from proto.policies import (
     OPTIONS,
     POLICIES,
@@ -54,6 +56,7 @@ NGRAM = "ngram"  # in place of a draft model: the target drafts from what was wr
 
 
 Name = Annotated[str, Field(min_length=1)]
+NumRanks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
 
 
@@ -87,12 +90,23 @@ class PairConfig(Frozen):
     target_device: Annotated[
         str,
         Field(
-            description="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those). "
+            description="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those); cuda:0-3 or "
+            "cpu:0,cpu:1: a part of the model on each. "
             "Default: a GPU each, or both the only one; without a GPU one core for the drafter, "
             "all others for the target."
         ),
     ] = ""  # chosen by `devices.default_devices`
     drafter_device: Annotated[str, Field(description="As --target-device.")] = ""
+    tensor_parallel_size: Annotated[
+        NumRanks,
+        Field(
+            description="Processes that share the target: so many GPUs from the one of "
+            "--target-device on, or its cores divided. Default: as many as it names."
+        ),
+    ] = 1
+    drafter_tensor_parallel_size: Annotated[
+        NumRanks, Field(description="Processes that share the draft model.")
+    ] = 1
     dtype: Annotated[
         Dtype, Field(description="auto (the checkpoint's), float32, bfloat16 or float16.")
     ] = "auto"
@@ -212,6 +226,14 @@ class PairConfig(Frozen):
     def has_draft_model(self) -> bool:
         """Whether drafts come from a model."""
         return self.drafter != NGRAM
+
+    @property
+    def ranks(self) -> dict[Role, int]:
+        """How many processes share each model."""
+        return {
+            Role.TARGET: num_ranks(self.target_device, self.tensor_parallel_size),
+            Role.DRAFTER: num_ranks(self.drafter_device, self.drafter_tensor_parallel_size),
+        }
 
     @property
     def links(self) -> dict[Role, Links]:

@@ -116,7 +116,8 @@ def _writer(
 
 # What a node that was started by hand has been told itself.
 OF_THE_NODES = (
-    *("target_device", "drafter_device", "dtype", "drafter_dtype", "backend", "reproducible"),
+    *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
+    *("dtype", "drafter_dtype", "backend", "reproducible"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),
@@ -143,7 +144,8 @@ def _launcher(
         return Launcher
     if connect_ray is None:
         raise ConfigurationError("--ray works with `python -m coordinator` only")
-    return partial(connect_ray, Wanted(launch.ray, devices, is_packed=launch.ray_pack))
+    wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=pair.ranks)
+    return partial(connect_ray, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,52 @@ def chosen_devices(target: str, drafter: str) -> tuple[str, str]:
     return target or defaults[0], drafter or defaults[1]
 
 
-def default_device(role: Role, *, is_alone: bool) -> str:
-    """The device of a node, which may have this machine for itself."""
-    if not is_alone:
-        return dict(zip((Role.TARGET, Role.DRAFTER), default_devices(), strict=True))[role]
-    return "cuda:0" if _num_gpus() else "cpu"
+def num_ranks(device: str, size: int = 1) -> int:
+    """How many processes share a model on `device` (`engine.tensor_parallel.devices` decides).
+
+    size  as many as are asked for; 1: as many as the device names
+    """
+    if size > 1:
+        return size
+    runs = [
+        run.partition("-")
+        for part in re.split(r",(?=[a-z])", device)
+        for run in (part[5:].split(",") if part.startswith("cuda:") else ["0"])
+    ]
+    numbers = [(first, last or first) for first, _, last in runs]
+    if not all(first.isdecimal() and last.isdecimal() for first, last in numbers):
+        return 1  # the node refuses it
+    return max(1, sum(int(last) - int(first) + 1 for first, last in numbers))
 
 
-def default_devices() -> tuple[str, str]:
-    """Devices of target and drafter: a GPU each, or the one that there is.
+def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1) -> str:
+    """The device of a node, which may have this machine for itself.
 
-    Without any the drafter gets a core, and the target all others.
+    size, peer_size  ranks of its model and of the other node's
+    """
+    if is_alone:
+        return "cuda:0" if _num_gpus() else "cpu"
+    if role is Role.TARGET:
+        return default_devices(size, peer_size)[0]
+    return default_devices(peer_size, size)[1]
+
+
+def default_devices(target_size: int = 1, drafter_size: int = 1) -> tuple[str, str]:
+    """Devices of target and drafter, of several the first: a GPU each, or the one that there is.
+
+    Without any the drafter gets a core for each of its ranks, and the target all others.
     """
     if num_gpus := _num_gpus():
-        return "cuda:0", f"cuda:{min(1, num_gpus - 1)}"
+        return "cuda:0", f"cuda:{max(0, min(target_size, num_gpus - drafter_size))}"
     allowed = os.sched_getaffinity(0)
     cores = [core for core in sorted(allowed) if _first_sibling(core, allowed) == core]
     if len(cores) == 1:
         cores = sorted(allowed)
     cores = cores[: max(2, _quota())]
-    return f"cpu:{_as_runs(cores[:-1] or cores)}", f"cpu:{cores[-1]}"
+    others = cores[:-drafter_size]
+    if len(others) < target_size:
+        others = cores
+    return f"cpu:{_as_runs(others)}", f"cpu:{_as_runs(cores[-drafter_size:])}"
 
 
 def shares_gpu(device: str) -> bool:

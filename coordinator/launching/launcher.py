@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -83,11 +83,13 @@ class Wanted:
     address    "auto" or HOST:PORT
     devices    the roles to make room for, and their devices; empty: as the host has them
     is_packed  both on one host, although there are two
+    ranks      processes that share the model of a role, if more than one
     """
 
     address: str
     devices: Mapping[Role, str]
     is_packed: bool = False
+    ranks: Mapping[Role, int] = field(default_factory=dict)
 
 
 ConnectRay = Callable[[Wanted], NodeLauncher]
@@ -208,7 +210,12 @@ class Launcher:
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """With what depends on the machine."""
-        device = config.device or default_device(config.role, is_alone=self._is_alone)
+        device = config.device or default_device(
+            config.role,
+            is_alone=self._is_alone,
+            size=config.tensor_parallel_size,
+            peer_size=config.peer_size,
+        )
         dtype = config.dtype_on_cpu if device.startswith("cpu") else ""
         return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
 

@@ -30,6 +30,7 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, shown
+from proto.messages import Role
 
 MAX_ARMS = 400
 NAME, SWEEP, OPTIONAL, DEVICES = "name", "sweep", "optional", "devices"
@@ -146,9 +147,10 @@ class Experiment:
 
 
 def num_devices(arm: Arm) -> int:
-    """That an arm uses: one for each model, if nobody says."""
+    """That an arm uses: one for each rank of each model, if nobody says."""
     has_two = arm.speculation.drafts and arm.pair.has_draft_model and not arm.work.peer
-    return arm.devices or (2 if has_two else 1)
+    ranks = arm.pair.ranks
+    return arm.devices or ranks[Role.TARGET] + (ranks[Role.DRAFTER] if has_two else 0)
 
 
 def is_same_text(arm: Arm, other: Arm) -> bool:

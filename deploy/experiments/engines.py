@@ -143,7 +143,8 @@ class PairEngine:
             if connect_ray is None:
                 raise ConfigurationError("ray works with `python -m coordinator` only")
             devices = {Role.TARGET: config.target_device, Role.DRAFTER: config.drafter_device}
-            make = partial(connect_ray, Wanted(launch.ray, devices, is_packed=launch.ray_pack))
+            wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=config.ranks)
+            make = partial(connect_ray, wanted)
             self._pair = Pair(config, make_launcher=make, traced=traced)
         else:
             self._pair = Pair(config, make_launcher=Launcher, traced=traced)

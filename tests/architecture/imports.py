@@ -31,6 +31,7 @@ MAY_ALSO_IMPORT = {
     "deploy/measurements/long_context.py": {"engine"},
     "deploy/measurements/ngram_index.py": {"engine"},
     "deploy/measurements/ranks.py": {"engine"},
+    "deploy/measurements/tensor_parallel.py": {"engine"},
 }
 # The folders of `coordinator`: each may import those before it.
 ROOMS = ("text", "launching", "tracing", "cluster", "api", "lossless", "cli")
@@ -64,6 +65,7 @@ PURE = (
     "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",
+    "engine/tensor_parallel/layout.py",
     "node/events.py",
     "node/follower.py",
     "node/lanes.py",

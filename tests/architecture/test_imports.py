@@ -86,6 +86,16 @@ def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str)
     assert not loaded & {"torch", "transformers", "numpy"}
 
 
+def test_a_follower_holds_its_lifeline_before_it_loads_what_takes_seconds() -> None:
+    program = "import sys, engine.tensor_parallel.__main__; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "engine" in loaded
+    assert not loaded & {"torch", "transformers", "numpy"}
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [

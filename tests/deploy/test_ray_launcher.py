@@ -138,3 +138,18 @@ def test_a_launcher_that_is_closed_starts_nothing() -> None:
     with pytest.raises(NodeError, match="all are being ended"):
         launcher.start(drafter())
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "ranks", "expected"),
+    [(1, 1, [0.5, 0.5]), (4, 1, [1.0, 1.0]), (4, 3, [3.0, 1.0])],
+)
+def test_a_model_of_several_ranks_asks_for_as_many_gpus(
+    num_gpus: int, ranks: int, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = {"target": 1.0, "drafter": 1.0, "CPU": 8.0, "GPU": float(num_gpus)}
+    nodes = [{"Alive": True, "Resources": resources}]
+    monkeypatch.setattr(ray_launcher.ray, "nodes", lambda: nodes)
+    devices = {Role.TARGET: f"cuda:0-{ranks - 1}", Role.DRAFTER: ""}
+    wanted = Wanted("auto", devices, ranks={Role.TARGET: ranks, Role.DRAFTER: 1})
+    assert [bundle["GPU"] for bundle in ray_launcher._bundles(wanted)] == expected

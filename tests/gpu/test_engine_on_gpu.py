@@ -9,7 +9,7 @@ from engine.coupling import choose, rank_scored
 from engine.executor import Executor
 from engine.fused import FAMILIES
 from engine.graphs import GraphBackend
-from engine.loading import make_executor
+from engine.loading import load_engine, make_executor
 from engine.model import load_model
 from engine.sampling import Sampling
 from engine.selfcheck import check_reproducible
@@ -59,6 +59,29 @@ def test_graphs_give_the_logits_of_the_reference(
 def test_a_row_of_a_reproducible_graph_has_the_same_bits_anywhere(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="bfloat16", device=GPU)
     check_reproducible(make_executor(loaded, 192, backend="graphs", fixed_rows=4))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_recordings_of_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path, {})
+    reference = executor(folder, "float32", "reference")
+    engine = load_engine(
+        str(folder),
+        revision=None,
+        dtype="float32",
+        device="cuda:0-1",
+        max_len=300,
+        fixed_rows=None,
+        warm_rows=(1,),
+        say=print,
+        row_counts={"graphs": ROW_COUNTS},
+    )
+    assert engine.executor.backend == "graphs"
+    for error in session_differences(reference, engine.executor, seed=0):
+        assert error < TOLERANCES["float32"]
+    assert engine.loaded.rank is not None
+    assert engine.loaded.rank.followers is not None
+    engine.loaded.rank.followers.close()
 
 
 @pytest.mark.parametrize("vocab", [4096, 151_936])

@@ -257,7 +257,7 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     loaded.num_parameters = 9
     lanes = SimpleNamespace(lanes=SimpleNamespace(count=1))
     engine: Any = SimpleNamespace(
-        loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes
+        loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes, device="cpu"
     )
     introduce(CONFIG, cast(Any, None), engine, heart)
     assert recorded == [True] * traced

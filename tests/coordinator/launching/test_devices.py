@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.launching import devices
-from coordinator.launching.devices import default_devices, is_device_here
+from coordinator.launching.devices import default_devices, is_device_here, num_ranks
 
 
 @pytest.fixture
@@ -51,6 +51,37 @@ def test_gpus_come_first_and_one_is_shared(machine) -> None:  # type: ignore[no-
     assert default_devices() == ("cuda:0", "cuda:0")
     machine({0, 1}, gpus="all")
     assert default_devices() == ("cuda:0", "cuda:1")
+
+
+def test_models_of_several_ranks_have_devices_side_by_side(machine) -> None:  # type: ignore[no-untyped-def]
+    machine(set(range(8)), gpus="0,1,2,3")
+    assert default_devices(2, 1) == ("cuda:0", "cuda:2")
+    assert default_devices(2, 2) == ("cuda:0", "cuda:2")
+    assert default_devices(4, 2) == ("cuda:0", "cuda:2")  # they share two
+    machine(set(range(8)))
+    assert default_devices(2, 2) == ("cpu:0-5", "cpu:6-7")
+    machine({0, 1})
+    assert default_devices(2, 1) == ("cpu:0-1", "cpu:1")
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "expected"),
+    [
+        ("", 1, 1),
+        ("", 4, 4),
+        ("cuda:0", 1, 1),
+        ("cuda:0-3", 1, 4),
+        ("cuda:0,cuda:2", 1, 2),
+        ("cuda:0-1,3", 1, 3),
+        ("cpu:0-3", 1, 1),
+        ("cpu:0,1", 1, 1),
+        ("cpu:0-1,cpu:2", 1, 2),
+        ("cuda:x", 1, 1),
+        ("cuda:3-0", 1, 1),
+    ],
+)
+def test_ranks_are_counted_without_the_engine(device: str, size: int, expected: int) -> None:
+    assert num_ranks(device, size) == expected
 
 
 def test_gpus_that_this_torch_cannot_use_do_not_count(machine) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,67 @@
+"""`python -m engine.tensor_parallel`: started by rank 0, with what to do on standard input.
+
+An error becomes one line on standard output, which rank 0 reads.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
+
+PARENT_CHECK_S = 0.5
+LIFELINE_LIMIT_S = 5.0
+
+
+def main() -> int:
+    """Follow rank 0 until it ends; returns the exit status."""
+    # Ctrl-C reaches the whole process group; rank 0 decides when its followers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stdin is None or sys.stdin.isatty():
+        sys.stdout.write("error: a rank is started by `python -m target_node`, not by hand\n")
+        return UNUSABLE
+    channel = Connection(0, writable=False)
+    start: Start = channel.recv()
+    watch = threading.Thread(
+        target=_end_with_parent, args=(start.parent_pid,), name="lifeline", daemon=True
+    )
+    watch.start()
+    # What follows takes seconds: by now the lifeline holds.
+    from engine.errors import EngineError, ModelError, RankError
+    from engine.model_files import one_line
+    from engine.tensor_parallel.follower import follow
+
+    try:
+        follow(start, channel)
+    except RankError as error:
+        time.sleep(LIFELINE_LIMIT_S)  # whoever is to blame is named by rank 0, which ends this one
+        return _say(str(error), FAILED)
+    except ModelError as error:
+        return _say(f"cannot go on: {error}", UNUSABLE)
+    except (EngineError, RuntimeError, OSError, ValueError) as error:
+        return _say(f"cannot go on: {one_line(error)}", FAILED)
+    return 0
+
+
+def _say(line: str, status: int) -> int:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+    return status
+
+
+def _end_with_parent(pid: int) -> None:
+    """End this process when the other end of the channel closes, also in the middle of a pass."""
+    lifeline = select.poll()
+    lifeline.register(0, 0)  # what is told is none of its business: only a hang-up wakes it
+    while os.getppid() == pid:
+        if lifeline.poll(PARENT_CHECK_S * 1000):
+            break
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

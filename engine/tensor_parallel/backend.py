@@ -1,0 +1,99 @@
+"""A backend of several ranks, as rank 0 has it: each call is told to the followers and then run.
+
+What the parts add up they add up themselves (`split.py`); every rank ends a call with the same
+logits. Whoever runs the model itself, for a check or a measurement, runs it on all ranks as well.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from engine.device_choice import Choice
+from engine.forward import Backend, Output, Spans
+from engine.tensor_parallel.calls import (
+    Chain,
+    CopySlots,
+    Forward,
+    Loading,
+    MakeBackend,
+    MoveSlots,
+    Plain,
+    TakeOver,
+)
+from engine.tensor_parallel.group import Followers
+
+
+class LeadingBackend(Backend):
+    """See `Backend`."""
+
+    def __init__(
+        self, followers: Followers, call: MakeBackend, make: Callable[[], Backend]
+    ) -> None:
+        """Make the same backend on every rank. Raises what `make` raises."""
+        self._followers = followers
+        with followers.together(call):
+            self._inner = make()
+        self.name = self._inner.name
+        self.is_captured = self._inner.is_captured
+        self.row_counts = self._inner.row_counts
+
+    @property
+    def is_loading(self) -> bool:
+        """See `Backend`."""
+        return self._inner.is_loading
+
+    @is_loading.setter
+    def is_loading(self, is_loading: bool) -> None:
+        self._followers.tell(Loading(is_loading))
+        self._inner.is_loading = is_loading
+
+    def forward(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        with_hidden: bool = False,
+    ) -> Output:
+        """See `Backend.forward`."""
+        kept = None if keep is None else keep.numpy()
+        with self._followers.together(Forward(rows.numpy(), spans, num_visible, kept, with_hidden)):
+            out = self._inner.forward(
+                rows, spans, num_visible=num_visible, keep=keep, with_hidden=with_hidden
+            )
+        self.num_uncaptured = self._inner.num_uncaptured
+        return out
+
+    def chain(
+        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
+    ) -> torch.Tensor:
+        """See `Backend.chain`."""
+        with self._followers.together(Chain(steps.numpy(), spans, num_visible, choice)):
+            return self._inner.chain(steps, spans, num_visible=num_visible, choice=choice)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Backend.move`."""
+        with self._followers.together(MoveSlots(tuple(sources), tuple(targets))):
+            self._inner.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with self._followers.together(CopySlots(source, target, length)):
+            self._inner.copy(source, target, length)
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """See `Backend.take_over`. Clocks may choose otherwise on each rank: only last bits."""
+        with self._followers.together(TakeOver(timed)):
+            self._inner.take_over(timed=timed)
+
+
+def lead(model: Any, followers: Followers) -> None:
+    """From now on a forward of `model` that is no part of a call runs on every rank."""
+
+    def announce(_model: object, ids: tuple[torch.Tensor, ...], _options: object) -> None:
+        if not followers.is_told:
+            followers.tell(Plain(ids[0].cpu().numpy()))
+
+    model.register_forward_pre_hook(announce, with_kwargs=True)

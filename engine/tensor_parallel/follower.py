@@ -1,0 +1,108 @@
+"""A rank that follows: it loads its part of the model, and does what rank 0 tells it."""
+
+from multiprocessing.connection import Connection
+
+import torch
+
+from engine.device import pin
+from engine.errors import EngineError, ModelError
+from engine.executor import make_backend
+from engine.fastest import usual_num_threads
+from engine.forward import Backend
+from engine.model import LoadedModel, load_model
+from engine.tensor_parallel.calls import (
+    Call,
+    Chain,
+    CopySlots,
+    Forward,
+    Loading,
+    MakeBackend,
+    MoveSlots,
+    Plain,
+    Start,
+    TakeOver,
+)
+from engine.tensor_parallel.group import following, meet
+
+
+def follow(start: Start, channel: Connection) -> None:
+    """Load, meet the others, and follow until rank 0 closes the channel.
+
+    Raises:
+        ModelError: the model cannot be used here.
+        RankError: the others have gone another way.
+    """
+    pin(start.device)
+    loaded = load_model(
+        start.model,
+        revision=start.revision,
+        dtype=start.dtype,
+        device=start.device,
+        rank=following(start),
+    )
+    if loaded.device.type == "cpu":
+        torch.set_num_threads(usual_num_threads(loaded))
+    meet(start.store, start.rank, start.num_ranks, loaded.device)
+    follower = Follower(loaded)
+    while True:
+        try:
+            call: Call = channel.recv()
+        except EOFError:
+            return
+        follower.answer(call)
+
+
+class Follower:
+    """The part of a loaded model, and the backend that rank 0 has made last."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._backend: Backend | None = None
+        self._why = "has no backend"
+
+    def answer(self, call: Call) -> None:
+        """Do this rank's part of a call.
+
+        What rank 0 can mend, by another backend, it has met as well: it is no error here.
+
+        Raises EngineError: only this rank has met it.
+        """
+        try:
+            self._answer(call)
+        except ModelError as error:
+            self._why = str(error)
+
+    def _answer(self, call: Call) -> None:
+        match call:
+            case Plain(ids):
+                with torch.inference_mode():
+                    there = torch.from_numpy(ids).to(self._loaded.device)
+                    self._loaded.model(there, use_cache=False)
+                return
+            case MakeBackend(name, lanes, row_counts):
+                self._backend = None  # the next one needs the memory
+                self._backend = make_backend(name, self._loaded, lanes, row_counts)
+                return
+        if self._backend is None:
+            raise EngineError(self._why)
+        match call:
+            case Forward(rows, spans, num_visible, keep, with_hidden):
+                self._backend.forward(
+                    torch.from_numpy(rows),
+                    spans,
+                    num_visible=num_visible,
+                    keep=None if keep is None else torch.from_numpy(keep),
+                    with_hidden=with_hidden,
+                )
+            case Chain(steps, spans, num_visible, choice):
+                self._backend.chain(
+                    torch.from_numpy(steps), spans, num_visible=num_visible, choice=choice
+                )
+            case MoveSlots(sources, targets):
+                self._backend.move(sources, targets)
+            case CopySlots(source, target, length):
+                self._backend.copy(source, target, length)
+            case TakeOver(timed):
+                self._backend.take_over(timed=timed)
+            case Loading(is_loading):
+                self._backend.is_loading = is_loading

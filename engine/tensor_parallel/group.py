@@ -1,0 +1,227 @@
+"""The processes that share a model: how rank 0 starts, tells and watches the others.
+
+A follower is a child of rank 0. Its standard input is the pipe on which it is told what to do, and
+its *lifeline*: at the end of file rank 0 is gone, however it ended, and the follower ends at once.
+What ranks compute together they add up over NCCL, or over gloo on CPUs, and find each other by a
+file that only this user can read.
+
+A follower that ends takes rank 0 with it, with one line: in the thread that runs the model where
+that notices, or else, since it may wait in a kernel of a GPU for ever, in the one that watches.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from engine.errors import RankError
+from engine.model_files import one_line
+from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
+from engine.tensor_parallel.split import Rank
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "engine.tensor_parallel"
+# One rank waits for another in every pass; at load until the other has read its weights as well.
+WAIT_LIMIT_S = 600.0
+NEWS_LIMIT_S = 2.0  # after a sum has failed: until the end of a process is noticed
+GRACE_S = 1.0  # for the thread that runs the model to say it
+LEAVE_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """A process that was started, and the pipe to it."""
+
+    words: str
+    process: subprocess.Popen[str]
+    channel: Connection
+
+
+class Followers:
+    """The ranks from 1 on, as rank 0 sees them. They load the model at once.
+
+    is_told  a call has been told, and rank 0 runs its own part
+    """
+
+    def __init__(
+        self, model: str, *, revision: str | None, dtype: str, devices: Sequence[str]
+    ) -> None:
+        """`devices` of all ranks, rank 0 first; the rest as for `load_model`."""
+        self.count = len(devices)
+        self.is_told = False
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._store = f"{self._folder.name}/store"
+        self._is_ending = threading.Event()  # wanted, or said: the watchers have nothing to say
+        self._ended = threading.Event()
+        self._failures: list[str] = []
+        self._exit: threading.Timer | None = None
+        self._followers: list[_Follower] = []
+        for rank, device in enumerate(devices[1:], 1):
+            words = f"rank {rank} of {self.count} ({device})"
+            start = Start(
+                model, revision, dtype, device, rank, self.count, self._store, os.getpid()
+            )
+            self._followers.append(_started(words, start))
+        for follower in self._followers:
+            threading.Thread(target=self._watch, args=(follower,), daemon=True).start()
+
+    @property
+    def rank(self) -> Rank:
+        """Rank 0, as its model sees it."""
+        return Rank(0, self.count, _adder(self.failure), self)
+
+    def meet(self, device: torch.device) -> None:
+        """Wait until all have loaded. Raises RankError."""
+        try:
+            meet(self._store, 0, self.count, device)
+        except (RuntimeError, ValueError) as error:
+            raise self.failure(error) from error
+
+    def tell(self, call: Call) -> None:
+        """Let every follower do its part of a call. Raises RankError."""
+        data = ForkingPickler.dumps(call)
+        try:
+            for follower in self._followers:
+                follower.channel.send_bytes(data)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    @contextmanager
+    def together(self, call: Call) -> Iterator[None]:
+        """Let them do their part, while rank 0 does its own in the `with` block."""
+        self.tell(call)
+        self.is_told = True
+        try:
+            yield
+        finally:
+            self.is_told = False
+
+    def failure(self, error: Exception) -> RankError:
+        """Return what to raise where the ranks cannot go on together."""
+        if not self._ended.wait(NEWS_LIMIT_S):
+            self._failures.append(f"the ranks have lost touch: {one_line(error)}")
+        self._is_ending.set()
+        if self._exit is None:  # where the communication of a GPU does not let this process end
+            self._exit = threading.Timer(LEAVE_LIMIT_S, os._exit, (FAILED,))
+            self._exit.daemon = True
+            self._exit.start()
+        return RankError(self._failures[0])
+
+    def close(self) -> None:
+        """End them, within seconds. May be called twice."""
+        self._is_ending.set()
+        if self._exit is not None:
+            self._exit.cancel()
+        for follower in self._followers:
+            follower.channel.close()
+        for insist in (None, signal.SIGKILL):
+            for follower in self._followers:
+                if insist is not None:
+                    follower.process.send_signal(insist)
+                try:
+                    follower.process.wait(GRACE_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        if dist.is_initialized() and self._followers:
+            dist.destroy_process_group()
+        self._followers = []
+        self._folder.cleanup()
+
+    def _watch(self, follower: _Follower) -> None:
+        """In a thread: wait for its end, and end this process too, unless that was wanted."""
+        last = ""
+        assert follower.process.stdout is not None
+        for line in follower.process.stdout:
+            last = line.strip() or last
+        status = follower.process.wait()
+        if not self._is_ending.is_set():
+            self._failures.append(f"{follower.words} {last or _how(status)}")
+            self._ended.set()
+        if self._is_ending.wait(GRACE_S):
+            return  # who said it ends the process
+        sys.stderr.write(f"{self._failures[0]}\n")
+        sys.stderr.flush()
+        os._exit(status if status == UNUSABLE else FAILED)
+
+
+def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
+    """Let this process find the other ranks, which all call this once.
+
+    store  a file that all can write
+
+    Raises RuntimeError or ValueError as torch does.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are on one host
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.FileStore(store, num_ranks),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=WAIT_LIMIT_S),
+        device_id=device if on_gpu else None,
+    )
+
+
+def following(start: Start) -> Rank:
+    """The rank of a follower."""
+    return Rank(start.rank, start.num_ranks, _adder(_lost_touch))
+
+
+def _lost_touch(error: Exception) -> RankError:
+    return RankError(f"has lost touch with the other ranks: {one_line(error)}")
+
+
+def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor], None]:
+    """Return what adds a tensor up over all ranks; `failure` makes its error."""
+
+    def add_up(tensor: torch.Tensor) -> None:
+        if not tensor.numel():
+            return
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            raise failure(error) from error
+
+    return add_up
+
+
+def _started(words: str, start: Start) -> _Follower:
+    """Start a follower. Raises RankError."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except OSError as error:
+        os.close(writing)
+        raise RankError(f"{words} cannot be started: {error}; make room for a process") from error
+    finally:
+        os.close(reading)
+    channel = Connection(writing, readable=False)
+    with suppress(OSError):  # it has ended already, and whoever watches it says why
+        channel.send(start)
+    return _Follower(words, process, channel)
+
+
+def _how(status: int) -> str:
+    if status < 0:
+        return f"was ended by signal {-status} ({signal.Signals(-status).name})"
+    return f"exited with status {status}"

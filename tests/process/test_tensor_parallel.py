@@ -1,0 +1,160 @@
+"""A model that two processes share says what it says in one; a rank that dies ends it in a line."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from engine.tensor_parallel.calls import Start
+from proto.errors import SlipstreamError
+from tests.process.behaviours import CONFIG
+from tests.process.reference import (
+    EVERY_POLICY,
+    PROMPTS,
+    Reference,
+    assert_same_but_for_near_ties,
+    generate,
+)
+from tests.process.test_faults import alive, wait_for
+from tests.tiny_models import make_model
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = pytest.mark.long
+TWO = "cpu:0,cpu:1"
+GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=48, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=900, ignore_eos=True)
+PROMPT = (5, 6, 7)
+SYNC = SpeculationConfig(policy="sync", adaptive=False)
+
+
+@pytest.fixture(scope="module")
+def split() -> Iterator[Pair]:
+    """The embedded pair with a target of six heads, four on one rank and two on the other."""
+    with Pair(CONFIG.model_copy(update={"target_device": TWO})) as pair:
+        yield pair
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_greedy_text_of_two_ranks_is_that_of_transformers_under_every_policy(split: Pair) -> None:
+    reference, prompt = Reference(CONFIG.target), split.encode(PROMPTS[0])
+    want = reference.greedy(prompt, GREEDY.max_tokens)
+    num_accepted = num_ties = 0
+    for speculation in EVERY_POLICY:
+        got = generate(split, prompt, speculation, GREEDY)
+        num_accepted += got.metrics.num_accepted_tokens
+        num_ties += not assert_same_but_for_near_ties(
+            reference, prompt, want, got.tokens, speculation.policy
+        )
+    assert num_ties <= 1
+    assert num_accepted > 40, "speculation is dead"
+    (follower,) = children(split.pids()["target"])
+    assert alive(follower)
+
+
+def test_sampled_text_of_two_ranks_is_that_of_one(split: Pair, embedded: Pair) -> None:
+    prompt = split.encode(PROMPTS[1])
+    one = generate(embedded, prompt, SYNC, SAMPLED)
+    two = generate(split, prompt, SYNC, SAMPLED)
+    assert two.tokens == one.tokens
+    assert two.metrics.num_accepted_tokens > 0
+
+
+@LONG
+@pytest.mark.parametrize("architecture", ["mixtral", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_other_architectures_and_a_drafter_of_two_ranks(architecture: str, tmp_path: Path) -> None:
+    target = str(make_model(architecture, tmp_path / "target"))
+    config = PairConfig(
+        target=target,
+        drafter=target,
+        dtype="float32",
+        drafter_dtype="fastest",
+        target_device=TWO,
+        drafter_device="cpu:0-1",
+        drafter_tensor_parallel_size=2,
+        simulate_target_ms=15.0,
+    )
+    reference, prompt = Reference(target), (5, 6, 7)
+    want = reference.greedy(prompt, GREEDY.max_tokens)
+    with Pair(config) as pair:
+        for speculation in (EVERY_POLICY[0], SYNC, EVERY_POLICY[2]):
+            got = generate(pair, prompt, speculation, GREEDY)
+            assert_same_but_for_near_ties(reference, prompt, want, got.tokens, speculation.policy)
+            assert speculation is not SYNC or got.metrics.num_accepted_tokens > 0
+        assert [len(children(pid)) for pid in pair.pids().values()] == [1, 1]
+
+
+def idle(pair: Pair, kill: Callable[[], None]) -> None:
+    """Between two texts."""
+    generate(pair, PROMPT, EVERY_POLICY[0], GREEDY)
+    kill()
+    assert wait_for(lambda: not pair.pids(), 10.0)
+    generate(pair, PROMPT, EVERY_POLICY[0], GREEDY)
+
+
+def busy(pair: Pair, kill: Callable[[], None]) -> None:
+    """In the middle of one."""
+    stream, _ = pair.generate(PROMPT, EVERY_POLICY[0], ENDLESS)
+    next(iter(stream))
+    kill()
+    for _ in stream:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rank", "when"),
+    [(1, busy), pytest.param(0, busy, marks=LONG), pytest.param(1, idle, marks=LONG)],
+)
+def test_a_rank_that_is_killed_ends_the_target_with_one_line(
+    rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
+) -> None:
+    folder = str(make_model("llama", tmp_path))
+    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    with Pair(config, with_drafter=False) as pair:
+        target = pair.pids()["target"]
+        ranks = [target, *children(target)]
+        assert len(ranks) == 2
+        with pytest.raises(SlipstreamError) as told:
+            when(pair, lambda: os.kill(ranks[rank], signal.SIGKILL))
+        assert wait_for(lambda: not any(map(alive, ranks)), 10.0)
+    line = str(told.value)
+    assert "\n" not in line
+    assert "SIGKILL" in line
+    assert rank == 0 or "rank 1 of 2 (cpu:1)" in line
+
+
+def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "engine.tensor_parallel"]
+    follower = subprocess.Popen(command, cwd=ROOT, stdin=reading)
+    os.close(reading)
+    rank_0 = Connection(writing, readable=False)
+    rank_0.send(Start(CONFIG.target, None, "auto", "cpu:1", 1, 2, "/nowhere", os.getpid()))
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(0.5)
+    rank_0.close()
+    assert follower.wait(10.0) == 0
+
+
+@LONG
+def test_an_architecture_that_cannot_be_divided_is_refused_in_a_line(tmp_path: Path) -> None:
+    folder = str(make_model("gpt2", tmp_path))
+    config = PairConfig(target=folder, drafter="ngram", target_device=TWO)
+    with pytest.raises(SlipstreamError, match=r"gpt2 cannot be divided among ranks") as told:
+        Pair(config)
+    assert "\n" not in str(told.value)
