@@ -9,6 +9,7 @@ A follower that ends takes rank 0 with it, with one line: in the thread that run
 that notices, or else, since it may wait in a kernel of a GPU for ever, in the one that watches.
 """
 
+import atexit
 import os
 import signal
 import subprocess
@@ -134,8 +135,7 @@ class Followers:
                     follower.process.wait(GRACE_S)
                 except subprocess.TimeoutExpired:
                     continue
-        if dist.is_initialized() and self._followers:
-            dist.destroy_process_group()
+        _part()
         self._followers = []
         self._folder.cleanup()
 
@@ -173,6 +173,12 @@ def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
         timeout=timedelta(seconds=WAIT_LIMIT_S),
         device_id=device if on_gpu else None,
     )
+    atexit.register(_part)  # or threads of the group abort the process at its end
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def following(start: Start) -> Rank:
