@@ -255,7 +255,7 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     heart: Any = SimpleNamespace(record=lambda: recorded.append(True))
     loaded = SimpleNamespace(eos_token_ids=(), vocab_size=9, dtype="torch.float32")
     loaded.num_parameters = 9
-    lanes = SimpleNamespace(lanes=SimpleNamespace(count=1))
+    lanes = SimpleNamespace(lanes=SimpleNamespace(count=1), backend="fused")
     engine: Any = SimpleNamespace(
         loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes, device="cpu"
     )
