@@ -126,6 +126,7 @@ def test_killed_twice_it_ends_with_the_same_rows(
     assert len((out / "rows.jsonl").read_bytes().splitlines()) == len(rows), "nothing twice"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_rest_comes_when_there_is_room(
     whole: tuple[Path, list[Row]], tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_full_disk_is_one_line_and_the_rest_comes_when_there_is_room(
     assert texts(read(out / "rows.jsonl")) == texts(rows)
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_no_process_and_says_so(
     whole: tuple[Path, list[Row]], tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_interrupted_it_leaves_no_process_and_says_so(
     assert len(read(out / "rows.jsonl")) >= 2
 
 
+@pytest.mark.slow
 def test_two_at_once_in_one_folder_and_another_experiment_there_are_refused(
     whole: tuple[Path, list[Row]], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_it_passes_for_a_pair_and_sees_the_planted_mistake(pair: list[str]) -> N
     assert [check["held"] for check in report["checks"]] == [True] * 5 + [False]
 
 
+@pytest.mark.slow
 def test_it_fails_for_a_target_with_a_mistake(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

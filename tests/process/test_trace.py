@@ -92,6 +92,7 @@ def test_a_tree_is_drafted_while_the_target_verifies_and_rolled_back(tmp_path: P
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_texts_at_once_over_a_lossy_link_lose_nothing_of_their_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     link = ("--link", "drafter:delay=3ms,jitter=1ms,loss=20%,bandwidth=10Mbit")
@@ -155,6 +156,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_starts(
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_drafter_that_was_started_again_has_a_track_of_its_own(tmp_path: Path) -> None:
     folder = str(make_model("llama", tmp_path / "llama"))
     config = PairConfig(
@@ -209,6 +211,7 @@ def test_nodes_of_another_host_are_aligned_within_the_error_that_is_stated(
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_nodes_that_were_started_by_hand_are_traced_as_others(tmp_path: Path) -> None:
     model, keys = str(make_model("llama", tmp_path / "llama")), str(tmp_path / "keys")
     assert run("keys", "new", keys).returncode == 0
