@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator.launching.devices import default_device, shares_gpu
-from coordinator.launching.mps import Mps
+from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
 from proto.errors import NodeError
@@ -196,17 +196,18 @@ class Launcher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
-                # What its libraries leave in the temporary folder goes with ours.
-                env={
-                    **os.environ,
-                    "TOKENIZERS_PARALLELISM": "false",
-                    "TMPDIR": str(self.folder),
-                    **(self._mps.environment(config.role) if self._mps is not None else {}),
-                },
+                env=self._environment(config.role),
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
         return node
+
+    def _environment(self, role: Role) -> dict[str, str]:
+        given = {name: value for name, value in os.environ.items() if (name, value) != (PIPE, "")}
+        of_mps = self._mps.environment(role) if self._mps is not None else {}
+        # What its libraries leave in the temporary folder goes with ours.
+        own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
+        return {**given, **own, **of_mps}
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """With what depends on the machine."""

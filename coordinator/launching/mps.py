@@ -4,7 +4,8 @@ Without it the GPU gives its time to one process after the other, and a drafter 
 stretches the passes of the target. The service is a daemon of the user's own; it is started here
 where the only GPU is shared, with its pipe in the coordinator's folder, and ends with the
 coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
-runs already is used as it is. It changes no setting of the GPU.
+runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
+none. It changes no setting of the GPU.
 """
 
 import os
@@ -45,9 +46,9 @@ class Mps:
 
     @classmethod
     def start(cls, folder: Path) -> "Mps | None":
-        """Start it with its pipe in `folder`; None: it cannot be had on this machine."""
-        if os.environ.get(PIPE):
-            return cls(Path(os.environ[PIPE]), None)
+        """Start it with its pipe in `folder`; None: there is none here, or it is not wanted."""
+        if (theirs := os.environ.get(PIPE)) is not None:
+            return cls(Path(theirs), None) if theirs else None
         if shutil.which(CONTROL) is None:
             return None
         pipe = folder / "mps"

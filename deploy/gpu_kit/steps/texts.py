@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from coordinator.launching.launcher import ROOT
+from coordinator.launching.mps import PIPE
 from deploy.experiments.command import NO_TABLES
 from deploy.experiments.description import Experiment
 from deploy.experiments.engines import host_of
@@ -81,7 +82,7 @@ def _environment(context: Context) -> Iterator[Mapping[str, str]]:
         with mps(context.work / "mps") as environment:
             yield environment
     else:
-        yield os.environ
+        yield {**os.environ, PIPE: ""}  # or the coordinator would start one where a GPU is shared
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:

@@ -104,6 +104,8 @@ def test_one_of_the_users_own_is_used_and_left_alone(
     assert service is not None
     assert service.environment(Role.TARGET) == {PIPE: "/run/theirs"}
     service.stop()
+    monkeypatch.setenv(PIPE, "")
+    assert Mps.start(tmp_path) is None
     assert not (tmp_path / "mps").exists()
 
 
