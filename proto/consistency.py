@@ -16,7 +16,7 @@ def check(message: m.Message) -> None:
                 raise ValueError("a parent must come before its child")
             if message.first_number > message.number:
                 raise ValueError("first_number is above number")
-            if message.source == m.NGRAM_SOURCE:
+            if message.source in m.OWN_SOURCES:
                 raise ValueError("what the target drafts by itself does not travel")
             _check_proposals(message)
         case m.Verdict():
@@ -30,6 +30,11 @@ def check(message: m.Message) -> None:
                 raise ValueError("the text is too long")
             if message.logprobs is not None:
                 _check_rows(message.logprobs, len(message.tokens))
+        case m.Features():
+            if message.num_rows > message.end_len:
+                raise ValueError("more features than tokens")
+            if len(message.data) % message.num_rows:
+                raise ValueError("the features differ in length")
         case m.PromptLogprobs():
             if message.start < 1:
                 raise ValueError("the first token has no logprob")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 class Role(StrEnum):
@@ -30,6 +30,10 @@ class Hello:
     host       where it runs, for people
     backend    which forward runs there, for people
     simulated_us, simulated_us_per_row  of its forwards, as on another device; 0: not simulated
+    layers      a drafter that is a head: whose features it reads (see `Features`)
+    hidden_size how wide they are: the target's own, or those that a head was made for
+    num_layers  of the target
+    heads       a target with heads of its own: their kind, for people
     """
 
     version: int
@@ -48,6 +52,10 @@ class Hello:
     backend: str = ""
     simulated_us: int = 0
     simulated_us_per_row: int = 0
+    layers: tuple[int, ...] = ()
+    hidden_size: int = 0
+    num_layers: int = 0
+    heads: str = ""
 
 
 @dataclass(frozen=True, slots=True)

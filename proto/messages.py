@@ -13,6 +13,10 @@ from proto.meeting import Fingerprint as Fingerprint
 from proto.meeting import Hello as Hello
 from proto.meeting import Role as Role
 from proto.meeting import Welcome as Welcome
+from proto.policy import MAX_BRANCHES as MAX_BRANCHES
+from proto.policy import MAX_WIDTH as MAX_WIDTH
+from proto.policy import MAX_WINDOW as MAX_WINDOW
+from proto.policy import Policy as Policy
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
 from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
@@ -23,10 +27,10 @@ MAX_FRAME_BYTES = 1 << 23
 MAX_TEXT_LEN = 1 << 20
 MAX_NODES_PER_DRAFT = 256
 MAX_TOKENS_PER_VERDICT = 1 << 12
-MAX_WINDOW = 64
-MAX_WIDTH, MAX_BRANCHES = 16, 8
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
+MAX_LAYERS = 8  # of which features are wanted
+MAX_FEATURE_BYTES = 1 << 22  # in one message
 MAX_NGRAM = 16
 MAX_REFERENCE_LEN = 1 << 16
 MAX_CANDIDATES = 1 << 10
@@ -83,8 +87,11 @@ class Rule(IntEnum):
     CARELESS = 3
 
 
-# Who drafted a token: the first drafter, or the target's own look at what was written before.
-MODEL_SOURCE, NGRAM_SOURCE = 0, 1
+# Who drafted a token: the first drafter, or the target by itself, from what was written before in
+# this text or in earlier ones, or by heads on its own features.
+MODEL_SOURCE, NGRAM_SOURCE, EARLIER_SOURCE, HEADS_SOURCE = 0, 1, 6, 7
+OWN_SOURCES = frozenset((NGRAM_SOURCE, EARLIER_SOURCE, HEADS_SOURCE))
+COPIES = frozenset((NGRAM_SOURCE, EARLIER_SOURCE))
 
 
 class FaultCode(StrEnum):
@@ -128,56 +135,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """A policy is a setting of these numbers (`proto.policies`); no code asks for its name.
-
-    num_speculative_tokens  most drafted tokens in one target pass (K)
-    launch_min, launch_hit  drafts at which a pass starts; and after one that accepted all it had
-    window                  most tokens that the drafter may be ahead of the last verdict it applied
-    group                   drafts that cannot be used before a verdict are sent so many at a time
-    rest_after              passes after which the target tries whether it is faster alone; 0: never
-    width                   nodes that one draft step expands at most (W)
-    branches                children that are kept of each, the likeliest (R); 1: a chain
-    detours                 children on a path that are not the first of theirs, at most
-    subtree                 a pass verifies the likeliest nodes, and not the best chain alone
-    min_score               least estimated chance (natural logarithm) of a path to be expanded
-    """
-
-    name: str
-    num_speculative_tokens: int
-    launch_min: int
-    launch_hit: int
-    window: int
-    group: int = 1
-    min_score: float = -1e9
-    rest_after: int = 0
-    width: int = 1
-    branches: int = 1
-    detours: int = MAX_WINDOW
-    subtree: bool = False
-
-    @property
-    def has_drafter(self) -> bool:
-        """Whether drafts come from another process."""
-        return self.window > 0
-
-    @property
-    def prices_waits(self) -> bool:
-        """Whether the target decides each time how many drafts in a row it waits for."""
-        return self.rest_after > 0 and self.branches > 1
-
-
-@dataclass(frozen=True, slots=True)
 class Lookup:
     """The target drafts what followed its last tokens before (engine/ngram.py).
 
     ngram_min, ngram_max  how many of the last tokens must have been there, the most first
     reference             a text to copy from, besides the one that is written
+    remember              copy from earlier texts as well, and keep this one for later ones
     """
 
     ngram_min: int
     ngram_max: int
     reference: tuple[int, ...] = ()
+    remember: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +160,7 @@ class Open:
     tokens       the committed text
     num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
     lookup       for the target: it drafts by itself as well; with a drafter only if COUPLED
+    layers       for the target: of which it hands out `Features`; none: a drafter wants none
     """
 
     session: int
@@ -204,6 +174,7 @@ class Open:
     rule: Rule = Rule.COUPLED
     attempt: int = 0
     lookup: Lookup | None = None
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +269,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """Target -> coordinator -> drafter: what a drafter that is a head reads beside the tokens.
+
+    The feature of a token is the target's hidden state where it was read, in the layers that `Open`
+    names, side by side. Told are those *before* the last tokens of a path: where its last token was
+    chosen, where the one before was, and so on. They come ahead of the verdict that has the tokens.
+
+    end_len, end_hash  the path: its length and its hash
+    num_rows           so many of its last tokens
+    dtype              of the numbers, as torch calls it
+    data               [num_rows, width of all layers], row by row, little-endian
+    """
+
+    session: int
+    incarnation: int
+    end_len: int
+    end_hash: int
+    num_rows: int
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Target -> coordinator: logprobs of the prompt's tokens from position `start` (>= 1) on."""
 
@@ -383,6 +377,7 @@ Message = (
     | Welcome
     | Heartbeat
     | Fault
+    | Features
     | PromptLogprobs
     | TracePart
 )

@@ -93,6 +93,7 @@ def prompt_logprobs(draw: st.DrawFn) -> m.PromptLogprobs:
     )
 
 
+layer_lists = st.lists(st.integers(-1, U16), max_size=m.MAX_LAYERS).map(tuple)
 fingerprints = st.builds(m.Fingerprint, st.integers(1, I31), texts(128), token_lists(8))
 
 
@@ -100,7 +101,9 @@ fingerprints = st.builds(m.Fingerprint, st.integers(1, I31), texts(128), token_l
 def lookups(draw: st.DrawFn) -> m.Lookup:
     """N-grams of any lengths, with and without a reference."""
     ngram_max = draw(st.integers(1, m.MAX_NGRAM))
-    return m.Lookup(draw(st.integers(1, ngram_max)), ngram_max, draw(token_lists(20)))
+    return m.Lookup(
+        draw(st.integers(1, ngram_max)), ngram_max, draw(token_lists(20)), draw(st.booleans())
+    )
 
 
 @st.composite
@@ -117,6 +120,7 @@ def opens(draw: st.DrawFn) -> m.Open:
         policy=draw(policies),
         limits=m.Limits(draw(st.integers(len(tokens) + 1, m.MAX_TEXT_LEN)), draw(token_lists(8))),
         lookup=draw(st.none() | lookups()),
+        layers=draw(layer_lists),
     )
 
 
@@ -128,7 +132,7 @@ def drafts(draw: st.DrawFn) -> m.Draft:
     return m.Draft(
         session=draw(sessions),
         incarnation=draw(incarnations),
-        source=draw(st.integers(0, m.MAX_SOURCES - 1).filter(lambda one: one != m.NGRAM_SOURCE)),
+        source=draw(st.integers(0, m.MAX_SOURCES - 1).filter(lambda one: one not in m.OWN_SOURCES)),
         first_number=draw(st.integers(0, number)),
         number=number,
         parent_hash=draw(hashes),
@@ -138,6 +142,21 @@ def drafts(draw: st.DrawFn) -> m.Draft:
         scores=tuple(draw(st.floats(-(2.0**96), 0.0, width=32)) for _ in tokens),
         done=draw(st.booleans()),
         model_us=draw(microseconds),
+    )
+
+
+@st.composite
+def features(draw: st.DrawFn) -> m.Features:
+    """A few rows of one width."""
+    num_rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    return m.Features(
+        session=draw(sessions),
+        incarnation=draw(incarnations),
+        end_len=draw(st.integers(num_rows, m.MAX_TEXT_LEN)),
+        end_hash=draw(hashes),
+        num_rows=num_rows,
+        dtype=draw(texts(16)),
+        data=draw(st.binary(min_size=num_rows * width, max_size=num_rows * width)),
     )
 
 
@@ -196,6 +215,10 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         texts(64),
         microseconds,
         microseconds,
+        layer_lists,
+        st.integers(0, I31),
+        st.integers(0, I31),
+        texts(64),
     ),
     st.builds(m.Welcome, st.integers(1, I31), st.integers(0, m.MAX_SOURCES - 1), st.booleans()),
     st.builds(
@@ -212,6 +235,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         microseconds,
     ),
     st.builds(m.Fault, sessions, incarnations, st.sampled_from(m.FaultCode), texts(2000)),
+    features(),
     prompt_logprobs(),
     st.builds(
         m.TracePart,
