@@ -37,6 +37,9 @@ class NodeConfig:
     max_num_seqs    texts at once that are asked of it; it has room for fewer if memory is short
     outside         where the coordinator listens for nodes of other hosts, for who starts them
     dtype_on_cpu    instead of dtype, where the device is a CPU; for who starts the node
+    target, target_revision  a drafter that is a head: where what its checkpoint lacks comes from
+    heads, heads_revision    a target that drafts with heads of its own: which
+    layers          a target: of which layers features will be wanted (`Open.layers`)
     public_key, secret_key, coordinator_key  of an encrypted link; empty: of none
     """
 
@@ -61,6 +64,11 @@ class NodeConfig:
     max_num_seqs: int = 1
     outside: str = ""
     dtype_on_cpu: str = ""
+    target: str = ""
+    target_revision: str | None = None
+    heads: str = ""
+    heads_revision: str | None = None
+    layers: tuple[int, ...] = ()
     public_key: str = ""
     secret_key: str = field(default="", repr=False)
     coordinator_key: str = ""
@@ -74,6 +82,7 @@ class NodeConfig:
         """Raises ConfigurationError if the line is not a config."""
         try:
             fields: dict[str, Any] = json.loads(line)
-            return cls(**{**fields, "role": Role(fields["role"])})
+            layers = tuple(fields.get("layers", ()))
+            return cls(**{**fields, "role": Role(fields["role"]), "layers": layers})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{NO_CONFIG} ({error})") from error
