@@ -121,7 +121,7 @@ class Worker:
         asks = [
             range(len(part.feed.tokens) - part.num_asked, len(part.feed.tokens)) for part in parts
         ]
-        logits = self.forwards.run(feeds, asks)
+        logits = self.forwards.run(feeds, asks).logits
         ends = list(accumulate(map(len, asks), initial=0))
         children = tuple(
             self._children(logits[start:end], part) if part.num_asked else ()

@@ -65,7 +65,7 @@ class Worker:
         """Run a pass and choose, or judge, at the rows that it is asked for."""
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
-        logits = self.forwards.run([part.feed for part in parts], asks)
+        logits = self.forwards.run([part.feed for part in parts], asks).logits
         ends = list(accumulate(map(len, asks), initial=0))
         outcomes = tuple(
             self._outcome(part, logits[start:end])
