@@ -36,3 +36,9 @@ def features_of(states: Mapping[int, torch.Tensor], layers: Layers) -> torch.Ten
     if len(layers) == 1:
         return states[layers[0]]
     return torch.cat([states[layer] for layer in layers], dim=1) if layers else None
+
+
+def as_bytes(features: torch.Tensor) -> bytes:
+    """Rows of features [n, F] as they travel: one behind the other, in their own type."""
+    raw: bytes = features.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return raw

@@ -38,6 +38,7 @@ class Engine:
     digest       hash of the tokenizer's id -> token map; empty if there is none
     pass_s       seconds of a pass by its rows, over few slots
     device       by its name; of several ranks those of all
+    heads        of a target that drafts with heads of its own: those
     """
 
     executor: Executor
@@ -48,6 +49,7 @@ class Engine:
     load_s: float
     pass_s: Mapping[int, float]
     device: str
+    heads: "Engine | None" = None
 
 
 def load_engine(

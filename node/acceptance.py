@@ -11,7 +11,8 @@ PRIOR_OF_MODEL = 0.7
 
 Kind = tuple[int, int]
 """(source, rank): the first children of a model, of whatever score, have rank 0, and each child has
-that of its score besides; all drafters are one source; copies have the length of the n-gram that was found"""
+that of its score besides; all drafters are one source; copies have the length of the n-gram that
+was found"""
 
 FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
 SCORES_PER_NAT, NUM_SCORES = 4, 20
