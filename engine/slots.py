@@ -42,6 +42,11 @@ class Feed:
     prefix_len every row sees the slots [0, prefix_len)
     masks      per row, which of the slots prefix_len + i it sees besides (bit i, its own included);
                None means causal: row j sees [0, slots[j]] (prefill; its slots are its positions)
+    before     per row, the slot of the token before it on its path; -1: there is none. Made of
+               nothing, it is the slot before the row's own, as in a chain
+    features   for heads alone (`heads/eagle.py`): per row the bytes of the target's feature before
+               it; b"": what the head itself has predicted for that; None: nothing is known of it.
+               () is b"" for all rows
     """
 
     tokens: tuple[int, ...]
@@ -50,6 +55,12 @@ class Feed:
     prefix_len: int
     masks: tuple[int, ...] | None
     lane: int = 0
+    before: tuple[int, ...] = ()
+    features: tuple[bytes | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.before:
+            object.__setattr__(self, "before", tuple(slot - 1 for slot in self.slots))
 
     @property
     def total(self) -> int:
@@ -126,7 +137,8 @@ class SlotMap(Generic[K]):
         assert end <= self.capacity, f"{end} tokens do not fit into {self.capacity} slots"
         self.prefix_len = end
         where = tuple(range(start, end))
-        return Feed(tuple(tokens), where, where, start, None, self.lane)
+        before = tuple(range(start - 1, end - 1))
+        return Feed(tuple(tokens), where, where, start, None, self.lane, before)
 
     def feed(
         self, missing: Sequence[int], nodes: Sequence[tuple[K, K | None, int, int]] = ()
@@ -146,17 +158,19 @@ class SlotMap(Generic[K]):
         assert count + len(nodes) <= self.num_tree_slots, "the rows of a pass share one mask word"
         masks = [(1 << (i + 1)) - 1 for i in range(count)]
         tokens, positions = list(missing), list(range(start, start + count))
-        slots = list(positions)
+        slots, before = list(positions), list(range(start - 1, start + count - 1))
         self.prefix_len = start + count
         taken = sum(1 << (place.slot - self.prefix_len) for place in self._places.values())
         for key, parent, token, position in nodes:
+            before.append(self.prefix_len - 1 if parent is None else self._places[parent].slot)
             place = self._allocate(key, parent, taken)
             taken |= 1 << (place.slot - self.prefix_len)
             masks.append(place.mask << count | (1 << count) - 1)
             tokens.append(token)
             positions.append(position)
             slots.append(place.slot)
-        return Feed(tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks), self.lane)
+        rows = tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks)
+        return Feed(*rows, self.lane, tuple(before))
 
     def rename(self, key: K, to: K | None) -> None:
         """A node that was fed before it had a name gets it; None: it was not fed after all."""

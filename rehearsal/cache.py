@@ -72,6 +72,7 @@ class VirtualCache:
         for index, (token, slot) in enumerate(zip(feed.tokens, feed.slots, strict=True)):
             if slot != feed.slots[0] + index:
                 raise CacheError("a prefill has a gap")
+            self._check_before(feed.before[index], digest)
             digest = fold(digest, token)
             digests.append(digest)
             self._write(slot, Row(token, slot, digest))
@@ -80,8 +81,8 @@ class VirtualCache:
     def _run_masked(self, feed: Feed, masks: Sequence[int]) -> list[int]:
         prefix = self._prefix_digest(feed.prefix_len)
         digests = []
-        for token, position, slot, mask in zip(
-            feed.tokens, feed.positions, feed.slots, masks, strict=True
+        for token, position, slot, mask, before in zip(
+            feed.tokens, feed.positions, feed.slots, masks, feed.before, strict=True
         ):
             if slot < feed.prefix_len:
                 raise CacheError(f"slot {slot} of the prefix is written by a tree row")
@@ -94,9 +95,16 @@ class VirtualCache:
                 raise CacheError(
                     f"position {position} below {feed.prefix_len} + {len(above)} tokens"
                 )
+            self._check_before(before, digest)
             digests.append(fold(digest, token))
             self._write(slot, Row(token, position, digests[-1]))
         return digests
+
+    def _check_before(self, before: int, digest: int) -> None:
+        """The slot before a row's own on its path holds the token that the path so far ends with."""
+        row = self.rows[before] if before >= 0 else None
+        if (0 if row is None else row.digest) != digest:
+            raise CacheError(f"slot {before} is not that of the token before")
 
     def _seen(self, prefix_len: int, mask: int) -> list[Row]:
         """The rows behind the prefix that a mask shows, by position."""

@@ -21,6 +21,8 @@ class ToyCache:
             seen = visible_slots(feed, row)
             assert max(seen) < feed.total
             assert feed.positions[row] == len(path) - 1
+            above = feed.before[row]
+            assert (self.cells[above] if above >= 0 else ()) == path[:-1]
             texts = sorted((self.cells[slot] or () for slot in seen), key=len)
             assert texts == [path[: i + 1] for i in range(len(path))]
 
@@ -62,7 +64,7 @@ def test_a_pass_covers_a_parent_that_lies_behind_its_child() -> None:
     slots.feed((), [("a", None, 7, 3), ("b", None, 8, 3), ("c", "b", 9, 4)])
     assert slots.advance(["b"], ["c"]) == Move((4,), (3,))
     feed = slots.feed((), [("d", "c", 6, 5)])
-    assert feed == Feed((6,), (5,), (4,), 4, (0b11,))
+    assert feed == Feed((6,), (5,), (4,), 4, (0b11,), before=(5,))
     assert feed.total == 6  # c lies in slot 5
 
 

@@ -1,0 +1,56 @@
+"""Heads: small models that draft from what their target has computed, and how they are recognised.
+
+    Medusa    some heads, each of which says what comes so many tokens later (arXiv 2401.10774)
+    EAGLE     a decoder layer that predicts the target's next feature (2401.15077, 2406.16858)
+    EAGLE-3   the same of features of three layers, with a vocabulary of its own (2503.01840)
+
+Owns the names of the kinds. What a head computes is the engine's (`engine/heads`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+
+class HeadKind(StrEnum):
+    """What a head is: how it drafts, and of which features."""
+
+    MEDUSA = "medusa"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+
+
+# Other models are called Eagle too (Eagle2_5_VLForConditionalGeneration), so the whole name counts.
+_EAGLE3 = re.compile(r"Eagle3\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle3")
+_EAGLE = re.compile(r"Eagle(?!\d)\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle")
+_MEDUSA_TENSOR = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
+_EAGLE_TENSOR = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
+_EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.weight)")
+
+
+def head_kind(config: Mapping[str, object]) -> HeadKind | None:
+    """Return of which kind the head is that a parsed config.json describes.
+
+    None: of none, or config.json alone does not tell. Of EAGLE's first checkpoints it is that of a
+    Llama with one layer; `head_kind_of_tensors` tells those.
+    """
+    speculators = config.get("speculators_model_type")
+    if speculators is not None:
+        return {"eagle": HeadKind.EAGLE, "eagle3": HeadKind.EAGLE3}.get(str(speculators))
+    if "medusa_num_heads" in config:
+        return HeadKind.MEDUSA
+    stated = config.get("architectures")
+    names = [str(name) for name in stated] if isinstance(stated, list) else []
+    if "draft_vocab_size" in config or any(map(_EAGLE3.fullmatch, names)):
+        return HeadKind.EAGLE3
+    return HeadKind.EAGLE if any(map(_EAGLE.fullmatch, names)) else None
+
+
+def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
+    """Return of which kind the head is whose checkpoint has tensors of these names; None: of none."""
+    names = tuple(names)
+    if any(map(_MEDUSA_TENSOR.fullmatch, names)):
+        return HeadKind.MEDUSA
+    if not any(map(_EAGLE_TENSOR.fullmatch, names)):
+        return None
+    return HeadKind.EAGLE3 if any(map(_EAGLE3_TENSOR.fullmatch, names)) else HeadKind.EAGLE
