@@ -95,6 +95,7 @@ PURE = (
     "coordinator/text/session.py",
     "coordinator/text/counts.py",
     "coordinator/text/detokenization.py",
+    "coordinator/text/events.py",
     "coordinator/text/metrics.py",
     "coordinator/text/prompt_logprobs.py",
     "coordinator/text/running.py",
