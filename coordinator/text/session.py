@@ -272,7 +272,7 @@ class Session:
         self._owed_since = now
         num_known = len(verdict.tokens) - len(news)
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
-        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted))
+        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted, num_known))
         logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
         sources = verdict.sources[num_known : num_known + num_accepted]
         emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs, sources)
