@@ -1,0 +1,1 @@
+"""What the models of a pair are: their settings, whether one is a head, what their nodes are told."""
