@@ -283,10 +283,11 @@ def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, Speculat
 
 def _check_kind(config: Mapping[str, Any] | None, pair: PairConfig) -> None:
     """Raises ConfigurationError if the model is known not to be a head of the kind that is named."""
-    method, kind = (config or {}).get("method"), pair.drafter_head
-    if method in list(HeadKind) and kind != method and find_config(
-        pair.drafter, pair.drafter_revision
-    ):
+    method = (config or {}).get("method")
+    if method not in list(HeadKind):
+        return
+    kind, is_here = pair.drafter_head, find_config(pair.drafter, pair.drafter_revision) is not None
+    if is_here and kind != method:
         what = f"a head of the kind {kind}" if kind is not None else "no head"
         raise ConfigurationError(
             f'speculative_config["method"] is {method}, and the model {pair.drafter} is {what}'

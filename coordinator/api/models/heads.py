@@ -8,6 +8,7 @@ What is on the hub is fetched as its node would fetch it; where it cannot be, th
 import json
 import pickletools
 import struct
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -25,6 +26,10 @@ UNREADABLE = (
     *(struct.error, zipfile.BadZipFile),
 )
 
+# Of models on the hub: their config.json, and when it was asked for.
+AGAIN_S = 60.0  # where the hub did not answer
+_fetched: dict[tuple[str, str | None], tuple[Path | None, float]] = {}
+
 Config = Mapping[str, Any]
 
 
@@ -32,7 +37,7 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
     """Of which kind the head is; None: it is a whole model, or it cannot be said."""
     path = find_config(model, revision)
     try:
-        changed_ns = None if path is None else path.stat().st_mtime_ns
+        changed_ns = 0 if path is None else path.stat().st_mtime_ns
     except OSError:
         return None
     return None if path is None else _kind_at(path, changed_ns, model, revision)
@@ -40,32 +45,18 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
 
 def find_config(model: str, revision: str | None) -> Path | None:
     """The config.json of a model; None: there is none, or nobody can be asked for it."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir() and (known := _fetched(model, revision)) is not None:
-        return known
-    return find_file(model, revision, CONFIG)
-
-
-@lru_cache(maxsize=64)
-def _cached_fetch(model: str, revision: str | None) -> Path:
-    path = find_file(model, revision, CONFIG)
-    if path is None:
-        raise FileNotFoundError(model)  # and so it is not remembered: the hub may answer later
+    if Path(model).expanduser().is_dir():
+        return find_file(model, revision, CONFIG)
+    path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))
+    if path is None and time.monotonic() - asked_s >= AGAIN_S:
+        path = find_file(model, revision, CONFIG)
+        _fetched[model, revision] = path, time.monotonic()
     return path
-
-
-def _fetched(model: str, revision: str | None) -> Path | None:
-    """Of a model on the hub, which is asked once."""
-    try:
-        path = _cached_fetch(model, revision)
-    except FileNotFoundError:
-        return None
-    return path if path.exists() else None
 
 
 @lru_cache(maxsize=64)
 def _kind_at(
-    path: Path, _changed_ns: int | None, model: str, revision: str | None
+    path: Path, _changed_ns: int, model: str, revision: str | None
 ) -> HeadKind | None:
     config = read(path)
     if (kind := head_kind(config)) is not None or config.get("num_hidden_layers") != 1:
