@@ -5,6 +5,7 @@ The only place where the engine may use the network. Knows file names, not archi
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -32,6 +33,23 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
         ModelError: there is no such folder, it lacks config.json or safetensors, it holds an
             adapter, or the hub cannot be reached and has left no copy here.
     """
+    folder = find_folder(name, revision)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
+            "the model (save_pretrained writes them)"
+        )
+    return folder
+
+
+def find_folder(name: str, revision: str | None, wanted: Sequence[str] = ()) -> Path:
+    """Return the folder called `name` with its config.json, downloading it if it is on the hub.
+
+    wanted  patterns of files that are fetched besides those of any model
+
+    Raises:
+        ModelError: as for `find_checkpoint`, but for the weights.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
@@ -42,7 +60,7 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
     elif _looks_like_path(name):
         raise ModelError(f"{name}: no such folder; give a model's folder or its name on the hub")
     else:
-        folder = _download(name, revision)
+        folder = _download(name, revision, wanted)
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder / 'adapter_config.json'}: the folder holds an adapter; merge it into its "
@@ -50,11 +68,6 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json in {folder}; is it the folder of a model?")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
-            "the model (save_pretrained writes them)"
-        )
     return folder
 
 
@@ -63,12 +76,12 @@ def _looks_like_path(name: str) -> bool:
     return starts_like_one or Path(name).exists() or _HUB_NAME.fullmatch(name) is None
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
     try:
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=_WANTED,
+            allow_patterns=[*_WANTED, *wanted],
             ignore_patterns=_NOT_WANTED,
             etag_timeout=_TIMEOUT_S,
         )

@@ -24,14 +24,16 @@ _SPARE_SLOTS = 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
-def longest_text(loaded: LoadedModel, asked: int) -> int:
+def longest_text(loaded: LoadedModel, asked: int, each: int | None = None) -> int:
     """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
+
+    each  bytes of a token in the cache; None: the model's keys and values
 
     Raises:
         OutOfMemory: a cache for that many does not fit beside the weights.
     """
     limit = min(loaded.max_model_len, asked or loaded.max_model_len)
-    each = slot_bytes(loaded.model, loaded.device)
+    each = each or slot_bytes(loaded.model, loaded.device)
     free = int(_SHARES.get(loaded.device.type, _SHARES["cpu"]) * _free_bytes(loaded))
     fitting = free // each - _SPARE_SLOTS
     if fitting >= limit:
@@ -52,13 +54,15 @@ def longest_text(loaded: LoadedModel, asked: int) -> int:
     return fitting
 
 
-def num_lanes_that_fit(loaded: LoadedModel, max_len: int, wanted: int) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least."""
+def num_lanes_that_fit(
+    loaded: LoadedModel, max_len: int, wanted: int, each: int | None = None
+) -> int:
+    """As many lanes as are wanted, or as the memory allows; one at least. `each` as above."""
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS
     free = int(_SHARE_OF_SEVERAL * _free_bytes(loaded))
-    fitting = num_lanes_within(free, slot_bytes(loaded.model, loaded.device), slots)
+    fitting = num_lanes_within(free, each or slot_bytes(loaded.model, loaded.device), slots)
     if fitting < wanted:
         logger.warning(
             "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",

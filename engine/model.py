@@ -93,23 +93,10 @@ def load_model(
     Raises:
         ModelError: with one line that says what is wrong and what to do.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
+    refuse_unknown_dtype(dtype)
     where = claim(device)
-    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    folder = find_checkpoint(name, revision)
-    path = folder / "config.json"
-    stated = read_config(folder)
-    stated_eos = stated_eos_ids(folder, stated)
-    form = read_format(path, stated)
-    shapes = read_shapes(folder)
-    check_layers(path, stated, shapes)
-    packed = None if form is None else PackedCheckpoint(folder, form)
-    config = _read_config(path, stated)
-    refuse_unsupported(name, config)
-    plain = _without_packing(config)
-    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
+    of = check_checkpoint(name, revision)
+    folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
     chosen = _choose_dtype(name, dtype, config, folder, where)
     # Of a model that is to be divided, this rank's part alone goes to its device.
     whole = where if rank is None else torch.device("cpu")
@@ -129,13 +116,77 @@ def load_model(
         name=name,
         vocab_size=vocab_size,
         max_model_len=max_model_len(name, text_config),
-        eos_token_ids=_eos_token_ids(stated_eos, text_config, vocab_size),
+        eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model's folder that was held to its config.json, before any weight was read.
+
+    config  as transformers reads it
+    plain   the same without what it says of packed weights
+    packed  how to read weights that are packed; None: they are plain
+    empty   the model without memory (on `meta`)
+    """
+
+    folder: Path
+    config: Any
+    plain: Any
+    packed: PackedCheckpoint | None
+    empty: Any
+    stated_eos: tuple[int, ...] | None
+
+    @property
+    def text_config(self) -> Any:
+        """What describes the language model."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return _vocab_size(self.empty, self.text_config)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """As `LoadedModel.eos_token_ids`."""
+        return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
+
+
+def check_checkpoint(name: str, revision: str | None) -> Checked:
+    """Find a model's folder and hold it to its config.json; reads no weight.
+
+    Sets transformers' own logging to errors only, and its progress bars off.
+
+    Raises:
+        ModelError: with one line that says what is wrong and what to do.
+    """
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = find_checkpoint(name, revision)
+    path = folder / "config.json"
+    stated = read_config(folder)
+    stated_eos = stated_eos_ids(folder, stated)
+    form = read_format(path, stated)
+    shapes = read_shapes(folder)
+    check_layers(path, stated, shapes)
+    packed = None if form is None else PackedCheckpoint(folder, form)
+    config = _read_config(path, stated)
+    refuse_unsupported(name, config)
+    plain = _without_packing(config)
+    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
+    return Checked(folder, config, plain, packed, empty, stated_eos)
+
+
+def refuse_unknown_dtype(dtype: str) -> None:
+    """Raise ModelError if a number type is none of `DTYPES`, nor auto."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
 
 
 def refuse_unsupported(name: str, config: Any) -> None:

@@ -20,6 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
+    # What a head is called, which the coordinator knows too.
+    **{f"engine/heads/{n}.py": {"proto"} for n in ("eagle_layer", "layouts", "loaded", "loading")},
     "deploy/measurements/gpu.py": {"engine", "models"},
     "deploy/gpu_kit/steps/models.py": {"engine", "models"},
     **{
@@ -61,6 +63,7 @@ PURE = (
     "proto/liveness.py",
     "proto/stopwatch.py",
     "proto/errors.py",
+    "proto/heads.py",
     "proto/node_config.py",
     "engine/lanes.py",
     "engine/ngram.py",

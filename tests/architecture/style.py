@@ -12,8 +12,8 @@ MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 400
 MAX_COLUMNS = 100
 MAX_MODULES = 12
-# Folders whose modules are one thing each for the same model, or the same machine.
-WIDE = {"engine", "target_node"}
+# Folders whose modules are one thing each for the same model, the same machine or the same wire.
+WIDE = {"engine", "proto", "target_node"}
 MIN_WORDS = 3
 # Spelt so that this file does not contain them.
 LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|breakpoint\(|import pd" r"b")

@@ -46,9 +46,9 @@ def test_only_a_process_catches_everything() -> None:
 def test_no_folder_is_crowded() -> None:
     assert style.crowded_folders(sources(*PACKAGES)) == []
     assert {str(file.path.parent) for file in sources(*PACKAGES)} >= style.WIDE
-    crowd = [source(f"proto/m{number}.py", "") for number in range(style.MAX_MODULES)]
-    assert style.crowded_folders([*crowd, source("proto/__init__.py", "")]) == []
-    assert style.crowded_folders([*crowd, source("proto/more.py", "")]) == ["proto has 13 modules"]
+    crowd = [source(f"node/m{number}.py", "") for number in range(style.MAX_MODULES)]
+    assert style.crowded_folders([*crowd, source("node/__init__.py", "")]) == []
+    assert style.crowded_folders([*crowd, source("node/more.py", "")]) == ["node has 13 modules"]
 
 
 def test_nobody_asks_for_the_name_of_a_policy() -> None:

@@ -1,0 +1,323 @@
+"""Run the passes that a `SlotMap` lays out with an EAGLE head: `Executor`'s surface, one layer.
+
+Each slot of the cache holds keys and values, the state that its row hands on to the next
+(`eagle_layer.py`), and whether it holds anything at all (`waves.py`). Owns these. Rolling back,
+moving and copying are as in the ordinary cache: the state and the bit go along.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.device import send
+from engine.errors import kind_of
+from engine.executor import SLOT_STEP
+from engine.forward import Output
+from engine.heads.eagle_layer import EagleHead
+from engine.heads.layouts import rotations
+from engine.heads.loaded import LoadedHead
+from engine.heads.waves import Integers, Slots, Wave
+from engine.lane_attention import LaneAttention
+from engine.lanes import Lanes
+from engine.masks import Masks, from_words
+from engine.model import DTYPES
+from engine.model_files import one_line
+from engine.slots import NUM_TREE_SLOTS, Feed, Move
+
+_NUM_TIMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPass:
+    """A pass, ready to run.
+
+    waves     in their order
+    held      [k] slots of the cache that hold something from now on and did not
+    empty     [k] slots that did, and do not
+    """
+
+    waves: Sequence[Wave]
+    held: Integers
+    empty: Integers
+    num_visible: int
+    num_asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Memory for n rows and views of it, made once: a view costs as much as an operator.
+
+    heads     [n, (heads + 2 kv_heads) * dim]: queries, keys and values
+    turned    [n, heads + kv_heads, dim]: queries and keys
+    halves    the second and the first half of `turned`, along dim
+    swapped   like `turned`
+    written   [2 kv_heads, n, dim]: keys and values
+    apart     [n, kv_heads, group, dim]: queries
+    """
+
+    heads: torch.Tensor
+    turned: torch.Tensor
+    halves: tuple[torch.Tensor, torch.Tensor]
+    swapped: torch.Tensor
+    written: torch.Tensor
+    apart: torch.Tensor
+
+
+class EagleExecutor:
+    """An EAGLE head with a cache of `num_lanes` lanes of `capacity` slots, one for each text.
+
+    What a row is given is in `Feed.before` and `Feed.features`. Logits of absent rows are zeros.
+    """
+
+    backend = "eagle"
+    row_counts: tuple[int, ...] = ()
+    num_uncaptured = 0
+    fixed_rows: int | None = None
+    can_chain = False
+
+    def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
+        """Allocate the cache.
+
+        Raises:
+            ModelError: it does not fit into memory.
+        """
+        assert isinstance(loaded.module, EagleHead), "Medusa heads have no cache"
+        self.loaded, self._head = loaded, loaded.module
+        self.capacity = capacity
+        self.num_lanes_per_pass = num_lanes
+        self.lanes = Lanes(num_lanes, capacity)
+        self._device, self._dtype = loaded.device, loaded.dtype
+        self._total: int | None = None
+        self._slots = Slots(self.lanes)
+        self._masks = Masks(self._dtype)
+        self._made: dict[int, _Rows] = {}
+        try:
+            self._allocate()
+        except (RuntimeError, ValueError) as error:
+            raise kind_of(error)(
+                f"{loaded.name}: no cache of {self.lanes.total} slots on {self._device} "
+                f"({one_line(error)}); try a shorter maximum length"
+            ) from error
+
+    def _allocate(self) -> None:
+        config, total = self._head.config, self.lanes.total
+        shape = 2 * config.num_kv_heads, total, config.dim
+        self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._states = self._cache.new_zeros(total, config.width)
+        # Where a slot holds nothing no mask shows it: the lower one counts.
+        self._lowest = float(torch.finfo(self._dtype).min)
+        self._hidden = self._cache.new_full((total,), self._lowest)
+        num_positions = min(self.capacity, self.loaded.max_model_len)
+        self._rotations = rotations(config.rope, num_positions, self._dtype).to(self._device)
+        group = config.num_heads // config.num_kv_heads
+        self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
+
+    def set_total(self, total: int | None) -> None:
+        """Let every pass cover `total` slots (rounded up) until told otherwise; None: what it needs."""
+        assert total is None or 0 < total <= self.capacity
+        self._total = None if total is None else self._round_up(total)
+
+    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
+        """As `Executor.run`: the logits [len(ask), V] float32 of the rows named in `ask`."""
+        return self.forward(self.lay_out((feed,), (ask,))).logits
+
+    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """As `Executor.run_together`: the passes of several lanes as one."""
+        return self.forward(self.lay_out(feeds, asks)).logits
+
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> HeadPass:
+        """The first half of a pass, on the host; it has to be run before another is laid out."""
+        assert 0 < len(feeds) <= self.num_lanes_per_pass
+        assert len({feed.lane for feed in feeds}) == len(feeds), "two feeds of one lane"
+        assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
+        assert max(max(feed.positions) for feed in feeds) < self.loaded.max_model_len
+        num_visible = max(map(self._num_visible, feeds))
+        waves, held, empty = self._slots.waves(feeds, asks)
+        return HeadPass(waves, held, empty, num_visible, sum(map(len, asks)))
+
+    def forward(self, step: HeadPass, layers: tuple[int, ...] = ()) -> Output:
+        """The second half: the head. Nobody may ask a head for features."""
+        assert not layers, "a head hands out no features"
+        with torch.inference_mode():
+            self._note(step.held, 0.0)
+            self._note(step.empty, self._lowest)
+            parts = [self._logits_of(wave, step.num_visible) for wave in step.waves]
+            places = [place for wave in step.waves for place in wave.places]
+            if places == list(range(step.num_asked)) and parts:
+                return Output(parts[0] if len(parts) == 1 else torch.cat(parts))
+            made = torch.zeros(step.num_asked, self.loaded.vocab_size, device=self._device)
+            if places:
+                where = send(torch.tensor(places), self._device)
+                made.index_copy_(0, where, torch.cat(parts))
+            return Output(made)
+
+    def _note(self, slots: Integers, value: float) -> None:
+        """What a mask may show of these slots at most."""
+        if len(slots):
+            self._hidden.index_fill_(0, send(torch.from_numpy(slots), self._device), value)
+
+    def _logits_of(self, wave: Wave, num_visible: int) -> torch.Tensor:
+        """Run a wave; return the logits of its rows that are wanted."""
+        on_host = torch.from_numpy(wave.rows)
+        rows = send(on_host, self._device)
+        states = self._compute(wave, rows, self._mask(wave, on_host, rows, num_visible))
+        wanted = wave.wanted
+        if len(wanted) != len(states) or any(row != i for i, row in enumerate(wanted)):
+            states = states[send(torch.tensor(wanted, dtype=torch.int64), self._device)]
+        return self._head.logits(states)
+
+    def _mask(
+        self, wave: Wave, on_host: torch.Tensor, rows: torch.Tensor, num_visible: int
+    ) -> torch.Tensor:
+        """Return [1, 1, n, num_visible]: what the words of the rows show, and slots hold."""
+        counts = tuple(span.num_rows for span in wave.spans)
+        if self._device.type == "cpu":
+            mask = self._masks.build(on_host, num_visible, counts if len(counts) > 1 else ())
+        else:
+            mask = from_words(rows[3:], num_visible, self._dtype)
+        parts = [self._hidden.narrow(0, span.first_slot, num_visible) for span in wave.spans]
+        if len(parts) == 1:
+            return torch.minimum(mask, parts[0])
+        sizes = torch.tensor(counts, device=self._device)
+        return torch.minimum(mask, torch.stack(parts).repeat_interleave(sizes, dim=0))
+
+    def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Write keys, values and states of a wave; return its states [n, width]."""
+        ids, positions, slots = rows.unbind()[:3]
+        made = self._rows(len(ids))
+        qkv, residual = self._head.enter(ids, self._states_before(wave))
+        made.heads.copy_(qkv)
+        cos, sin = self._rotations.index_select(1, positions)
+        torch.cat(made.halves, dim=-1, out=made.swapped)
+        made.turned.mul_(cos).addcmul_(made.swapped, sin)
+        self._cache.index_copy_(1, slots, made.written)
+        plan = self._attention.plan(made.apart, wave.spans, mask)
+        attended = self._attention.attend(plan, next(iter(plan.seen)))
+        states = self._head.leave(residual, attended)
+        self._states.index_copy_(0, slots, states)
+        return states
+
+    def _states_before(self, wave: Wave) -> torch.Tensor:
+        """Return what each row is given [n, width]: of the target's feature, or of the row before."""
+        given = self._given(wave) if wave.given else None
+        if given is not None and len(wave.given) == len(wave.before):
+            return given
+        states = self._states.index_select(0, send(torch.from_numpy(wave.before), self._device))
+        if given is not None:
+            states.index_copy_(0, send(torch.tensor(wave.given), self._device), given)
+        return states
+
+    def _given(self, wave: Wave) -> torch.Tensor:
+        """Return the states [k, width] of the features that a wave is given."""
+        loaded = self.loaded
+        assert len(wave.features) == len(wave.given) * loaded.feature_bytes, (
+            f"features of {len(wave.features)} bytes for {len(wave.given)} rows"
+        )
+        numbers = torch.frombuffer(
+            bytearray(wave.features), dtype=DTYPES[loaded.feature_dtype]
+        ).view(len(wave.given), loaded.feature_size)
+        return self._head.states(send(numbers, self._device).to(self._dtype))
+
+    def _rows(self, num_rows: int) -> _Rows:
+        made = self._made.get(num_rows)
+        if made is None:
+            made = self._make_rows(num_rows)
+            if num_rows <= NUM_TREE_SLOTS:
+                self._made[num_rows] = made
+        return made
+
+    def _make_rows(self, num_rows: int) -> _Rows:
+        config = self._head.config
+        num_queries, num_keys, dim = config.num_heads, config.num_kv_heads, config.dim
+        heads = self._cache.new_empty(num_rows, num_queries + 2 * num_keys, dim)
+        turned = heads[:, : num_queries + num_keys]
+        first, second = turned.chunk(2, dim=-1)
+        return _Rows(
+            heads=heads.view(num_rows, -1),
+            turned=turned,
+            halves=(second, first),
+            swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
+            written=heads[:, num_queries:].transpose(0, 1),
+            apart=heads[:, :num_queries].view(num_rows, num_keys, num_queries // num_keys, dim),
+        )
+
+    def move(self, *moves: Move) -> None:
+        """As `Executor.move`: copy slots as `SlotMap.advance` says, of all lanes in one gather."""
+        pairs = [(self.lanes.first_slot(move.lane), move) for move in moves]
+        copied = np.array(
+            [
+                [first + slot for first, move in pairs for slot in move.sources],
+                [first + slot for first, move in pairs for slot in move.targets],
+            ],
+            dtype=np.int64,
+        )
+        self._slots.move(*copied)
+        sources, targets = send(torch.from_numpy(copied), self._device)
+        with torch.inference_mode():
+            self._cache.index_copy_(1, targets, self._cache.index_select(1, sources))
+            for held in (self._states, self._hidden):
+                held.index_copy_(0, targets, held.index_select(0, sources))
+
+    def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
+        """As `Executor.copy_prefix`: copy the first `length` slots of a lane to another."""
+        assert source_lane != target_lane
+        assert 0 < length <= self.capacity
+        source, target = map(self.lanes.first_slot, (source_lane, target_lane))
+        where = np.arange(length)
+        self._slots.move(source + where, target + where)
+        with torch.inference_mode():
+            for held, dim in ((self._cache, 1), (self._states, 0), (self._hidden, 0)):
+                held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
+
+    def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
+        """As `Executor.warm_up`: seconds of a pass by its rows; only before a session.
+
+        All rows follow one whose feature is given, as the children of a node do.
+        """
+        if self._device.type == "cpu":
+            self._attention.choose_forms()
+        feature = bytes(self.loaded.feature_bytes)
+        self.run(Feed((0,), (1,), (1,), 0, (2,), before=(0,), features=(feature,)), (0,))
+        seconds: dict[int, float] = {}
+        for num_rows in row_counts:
+            if 2 + num_rows > self.capacity:
+                break
+            where = tuple(range(2, 2 + num_rows))
+            masks = tuple(1 << i for i in range(num_rows))
+            shape = (0,) * num_rows, (2,) * num_rows, where, 2, masks
+            feed = Feed(*shape, before=(1,) * num_rows)
+            self.run(feed, range(num_rows))
+            seconds[num_rows] = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+        self._slots = Slots(self.lanes)
+        self._hidden.fill_(self._lowest)
+        return seconds
+
+    def _seconds_of(self, feed: Feed) -> float:
+        """What a pass takes until one of its numbers is on the host."""
+        started = time.perf_counter()
+        self.run(feed, range(len(feed.tokens)))[0, 0].item()
+        return time.perf_counter() - started
+
+    def free(self) -> None:
+        """Give the cache's memory back; nothing can be run afterwards."""
+        del self._cache, self._states, self._hidden, self._attention
+
+    def _round_up(self, total: int) -> int:
+        return min(-(-total // SLOT_STEP) * SLOT_STEP, self.capacity)
+
+    def _num_visible(self, feed: Feed) -> int:
+        needed = feed.total
+        assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
+        if self._total is None:
+            return self._round_up(needed)
+        assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
+        return self._total
+
+
+def slot_bytes(head: EagleHead) -> int:
+    """Return how much memory one token takes: keys, values and state."""
+    config = head.config
+    return (2 * config.num_kv_heads * config.dim + config.width) * head.embeddings.itemsize

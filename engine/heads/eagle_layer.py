@@ -1,0 +1,257 @@
+"""What an EAGLE head computes: one decoder layer of embeddings and features, and its logits.
+
+    EAGLE      x = fc [e, f]                      e: the token's embedding
+               y = x + attention(x)               f: the feature before it
+               f' = y + mlp(norm y)               logits: the target's output matrix of f'
+
+    EAGLE-3    g = fc [f_low, f_mid, f_high]      or g' of the row before, where nothing is given
+               y = g + attention([norm e, norm g])
+               g' = y + mlp(norm y)               logits: output matrix of norm g'
+
+The first is of arXiv 2401.15077, which 2406.16858 (EAGLE-2) keeps, the second of 2503.01840. What
+one row hands on to the next is its *state*: f' or g', `width` numbers. Owns the weights. Knows no
+cache and no slot: attention is computed elsewhere, between `enter` and `leave`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import ModelError
+from engine.heads.layouts import EagleConfig, names_of
+from engine.heads.target import Target
+from engine.heads.tensors import HeadTensors, linear
+from engine.linear import Packer, Product
+from engine.norms import at_once, of_pairs, rms_norm
+from proto.heads import HeadKind
+
+Front = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""embeddings [n, width] and states [n, width] before them -> what attention is computed of, and
+what its outcome is added to"""
+
+# Of what is in some checkpoints and of no use here: which tokens of the target it drafts (d2t says
+# it too), frequencies that are computed, what training had of the target.
+_UNUSED = ("t2d", "inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """The weights of an EAGLE head on its device.
+
+    embeddings  [at least vocab_size, width]
+    states      features [n, feature_size] -> what they are to the layer, [n, width]
+    qkv         queries, keys and values side by side
+    targets     [draft_vocab] int64: which token each column of `output` is; None: itself
+    """
+
+    config: EagleConfig
+    vocab_size: int
+    embeddings: torch.Tensor
+    states: Product
+    front: Front
+    qkv: Product
+    out: Product
+    before_mlp: Product
+    gate_up: Product
+    down: Product
+    last_norm: Product
+    output: Product
+    targets: torch.Tensor | None
+
+    def enter(self, ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values side by side, and what attention is added to.
+
+        ids     [n] int64
+        states  [n, width]: of the rows before these, or of the target's features before them
+        """
+        entering, residual = self.front(F.embedding(ids, self.embeddings), states)
+        return self.qkv(entering), residual
+
+    def leave(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return the rows' own states [n, width] of what the heads of attention gave."""
+        hidden = residual + self.out(attended)
+        gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, dim=-1)
+        return hidden + self.down(F.silu(gate).mul_(up))
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, vocab_size] of states; -inf at tokens that it cannot draft."""
+        if not len(states):  # packed weights take no empty rows
+            return states.new_empty(0, self.vocab_size, dtype=torch.float32)
+        logits = self.output(self.last_norm(states)).float()
+        if self.targets is None:
+            return logits
+        made = logits.new_full((len(states), self.vocab_size), -torch.inf)
+        return made.index_copy_(1, self.targets, logits)
+
+
+def read_eagle_head(
+    config: EagleConfig,
+    tensors: HeadTensors,
+    target: Target,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> EagleHead:
+    """Take the head's tensors, and from the target's checkpoint what it shares with it.
+
+    Raises:
+        ModelError: a tensor is missing, has another size, or nobody knows what it is for.
+    """
+    made = _Reader(config, tensors, target, dtype, device).head()
+    tensors.refuse_rest(*_UNUSED)
+    return made
+
+
+class _Reader:
+    def __init__(
+        self,
+        config: EagleConfig,
+        tensors: HeadTensors,
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config, self._tensors, self._target = config, tensors, target
+        self._dtype, self._device = dtype, device
+        self._names = names_of(list(tensors))
+        self._packer = Packer()
+
+    def head(self) -> EagleHead:
+        config, layer = self._config, self._names.layer
+        width, inner = config.width, config.intermediate
+        heads, kv_heads = config.num_heads * config.dim, config.num_kv_heads * config.dim
+        is_third = config.kind is HeadKind.EAGLE3
+        entering = 2 * width if is_third else width
+        sizes = (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+        qkv = [self._linear(f"{layer}.self_attn.{x}", size, entering) for x, size in sizes]
+        feeding = [self._linear(f"{layer}.mlp.{x}", inner, width) for x in ("gate_proj", "up_proj")]
+        targets = self._targets()
+        states, front = self._third_front() if is_third else (_same, self._first_front())
+        return EagleHead(
+            config=config,
+            vocab_size=self._target.vocab_size,
+            embeddings=self._embeddings().to(self._device, self._dtype),
+            states=states,
+            front=front,
+            qkv=self._packer.take(qkv),
+            out=self._packer.take([self._linear(f"{layer}.self_attn.o_proj", width, heads)]),
+            before_mlp=self._norm(f"{layer}.post_attention_layernorm", width),
+            gate_up=self._packer.take(feeding),
+            down=self._packer.take([self._linear(f"{layer}.mlp.down_proj", width, inner)]),
+            last_norm=self._last_norm() if is_third else _same,
+            output=self._packer.take([self._moved(self._output(targets))]),
+            targets=None if targets is None else targets.to(self._device),
+        )
+
+    def _first_front(self) -> Front:
+        """EAGLE's: the layer has no norm before its attention."""
+        width = self._config.width
+        fc = self._packer.take([self._linear(self._names.fc, width, 2 * width)])
+
+        def front(
+            embedded: torch.Tensor, states: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            joined = fc(torch.cat((embedded, states), dim=-1))
+            return joined, joined
+
+        return front
+
+    def _third_front(self) -> tuple[Product, Front]:
+        """EAGLE-3's, and what makes states of features."""
+        width, layer = self._config.width, self._names.layer
+        is_normed = self._config.residual_is_normed
+        feature_size = len(self._config.layers) * self._target.hidden_size
+        fc = self._packer.take([self._linear(self._names.fc, width, feature_size)])
+        before = _same
+        if "input_norm.weight" in self._tensors:  # speculators' `norm_before_fc`
+            before = self._norm("input_norm", feature_size)
+        of_embedding = self._norm(f"{layer}.input_layernorm", width)
+        of_state = self._norm(f"{layer}.hidden_norm", width)
+
+        def front(
+            embedded: torch.Tensor, states: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            normed = of_state(states)
+            entering = torch.cat((of_embedding(embedded), normed), dim=-1)
+            return entering, normed if is_normed else states
+
+        return (fc if before is _same else lambda features: fc(before(features))), front
+
+    def _embeddings(self) -> torch.Tensor:
+        """The head's own, or the target's."""
+        vocab_size, width = self._target.vocab_size, self._config.width
+        if "embed_tokens.weight" in self._tensors:
+            return self._tensors.take("embed_tokens.weight", vocab_size, width)
+        self._refuse_another_width("embeddings")
+        found = self._target.embedding()
+        if len(found) < vocab_size or found.shape[1] != width:
+            raise ModelError(
+                f"{self._target.name}: its embeddings are {list(found.shape)}, of which no head can "
+                f"take {[vocab_size, width]}; use another head, with embeddings of its own"
+            )
+        return found
+
+    def _output(self, targets: torch.Tensor | None) -> torch.nn.Linear:
+        """The head's own output matrix, or those rows of the target's that it can draft."""
+        config = self._config
+        if "lm_head.weight" in self._tensors:
+            return self._tensors.linear("lm_head", config.draft_vocab, config.width)
+        self._refuse_another_width("output matrix")
+        found = self._target.output()
+        if targets is None:
+            return found
+        bias = None if found.bias is None else found.bias[targets]
+        return linear(found.weight[targets], bias)
+
+    def _last_norm(self) -> Product:
+        """The norm before the output matrix, the target's if the head has none."""
+        if "norm.weight" in self._tensors:
+            return self._norm("norm", self._config.width)
+        self._refuse_another_width("last norm")
+        return self._norm_of(self._target.last_norm())
+
+    def _targets(self) -> torch.Tensor | None:
+        """Which token of the target each of the draft vocabulary is: token i is i + d2t[i]."""
+        count, vocab_size = self._config.draft_vocab, self._target.vocab_size
+        if count == vocab_size and "d2t" not in self._tensors:
+            return None
+        own = torch.arange(count)
+        found = own + self._tensors.take("d2t", count).long()
+        if int(found.min()) < 0 or int(found.max()) >= vocab_size:
+            raise ModelError(
+                f"{self._tensors.path}: d2t leads to the tokens {int(found.min())} to "
+                f"{int(found.max())}, but {self._target.name} has 0 to {vocab_size - 1}; use a "
+                "head made for this target"
+            )
+        if len(found.unique()) < count:
+            raise ModelError(
+                f"{self._tensors.path}: d2t leads to a token twice; get the head again"
+            )
+        return None if count == vocab_size and torch.equal(found, own) else found
+
+    def _refuse_another_width(self, what: str) -> None:
+        width, hidden_size = self._config.width, self._target.hidden_size
+        if width != hidden_size:
+            raise ModelError(
+                f"{self._tensors.path}: it has no {what} of its own, and cannot take those of "
+                f"{self._target.name}: it is {width} wide, the target {hidden_size}; get it again"
+            )
+
+    def _linear(self, name: str, rows: int, columns: int) -> torch.nn.Linear:
+        return self._moved(self._tensors.linear(name, rows, columns))
+
+    def _moved(self, part: torch.nn.Linear) -> torch.nn.Linear:
+        return part.to(self._device, self._dtype)
+
+    def _norm(self, name: str, size: int) -> Product:
+        return self._norm_of(self._tensors.take(f"{name}.weight", size))
+
+    def _norm_of(self, weight: torch.Tensor) -> Product:
+        form = of_pairs if self._device.type == "cpu" else at_once
+        return rms_norm(weight.to(self._device, self._dtype), self._config.epsilon, form)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    """Where a layout has nothing to compute."""
+    return x

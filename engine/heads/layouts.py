@@ -1,0 +1,225 @@
+"""What the config.json of an EAGLE head states, and what its tensors are called in each layout.
+
+    EAGLE      fc, layers.0                     speculators: fusion_fc, transformer
+    EAGLE-3    fc, midlayer, norm, lm_head      speculators: fc, layers.0, norm, lm_head
+
+What the project of EAGLE writes has its fields in config.json itself, what vLLM's project
+`speculators` writes has those of the layer in `transformer_layer_config`. Reads no tensor.
+"""
+
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from engine.errors import ModelError
+from engine.heads.target import Target
+from engine.model import max_model_len
+from engine.model_files import Object, one_line, shown
+from proto.heads import HeadKind
+
+LAST = -1  # the state after the target's last norm, where a layer is named
+# What a configuration of the llama family means that does not say.
+_EPSILON, _POSITIONS = 1e-6, 2048
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+_NUM_FEATURES = 3  # of EAGLE-3, where config.json does not say which
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """The sizes of an EAGLE head, held to its target.
+
+    width        of the head's own states
+    layers       of the target, whose features it is given: i is what enters decoder layer i
+    draft_vocab  tokens that it can draft
+    residual_is_normed  the state goes on as its norm has made it (speculators'
+                 `norm_before_residual`)
+    max_model_len  positions that it can take
+    rope         what transformers needs to know of its rotary embedding
+    """
+
+    kind: HeadKind
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    intermediate: int
+    epsilon: float
+    layers: tuple[int, ...]
+    draft_vocab: int
+    residual_is_normed: bool
+    max_model_len: int
+    rope: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a layout calls its parts."""
+
+    fc: str
+    layer: str
+
+
+def names_of(tensors: Collection[str]) -> Names:
+    """Return what a checkpoint with tensors of these names calls its parts."""
+    layers = ("midlayer", "transformer", "layers.0")
+    layer = next((x for x in layers if any(n.startswith(f"{x}.") for n in tensors)), layers[-1])
+    return Names("fusion_fc" if "fusion_fc.weight" in tensors else "fc", layer)
+
+
+def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target) -> EagleConfig:
+    """Return what config.json says, held to the target.
+
+    path    of config.json, for messages
+    stated  what it holds
+
+    Raises:
+        ModelError: it lacks a number, or is of another target's head, or of one of another form.
+    """
+    part = stated.get("transformer_layer_config", stated)
+    if not isinstance(part, dict):
+        raise ModelError(f"{path}: transformer_layer_config must be an object; get it again")
+    _refuse_other_forms(path, part)
+    _refuse_other_targets(path, stated, part, kind, target)
+    width, num_heads = _count(path, part, "hidden_size"), _count(path, part, "num_attention_heads")
+    num_kv_heads = _count(path, part, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{path}: num_key_value_heads, {num_kv_heads}, does not divide num_attention_heads, "
+            f"{num_heads}; one of them is wrong"
+        )
+    dim = _count(path, part, "head_dim", width // num_heads or 1)
+    rope = _rope(path, part, num_heads, dim)
+    draft_vocab = target.vocab_size
+    if kind is HeadKind.EAGLE3:
+        draft_vocab = _count(path, stated, "draft_vocab_size", draft_vocab)
+    longest = max_model_len(str(path), rope)
+    is_bounded = rope.rope_parameters["rope_type"] in ("longrope", "dynamic")
+    return EagleConfig(
+        kind=kind,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        dim=dim,
+        intermediate=_count(path, part, "intermediate_size"),
+        epsilon=float(part.get("rms_norm_eps") or _EPSILON),
+        layers=(LAST,) if kind is HeadKind.EAGLE else _layers(path, stated, target),
+        draft_vocab=draft_vocab,
+        residual_is_normed=_residual_is_normed(path, stated, kind),
+        # Where positions are only relative it may go on behind what it was trained for, as far
+        # as its target goes: its drafts are verified.
+        max_model_len=min(target.max_model_len, longest) if is_bounded else target.max_model_len,
+        rope=rope,
+    )
+
+
+def rotations(rope: Any, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half."""
+    made: Any = LlamaRotaryEmbedding(rope)
+    cos, sin = made(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
+    first, second = sin[0].chunk(2, dim=-1)
+    return torch.stack((cos[0], torch.cat((-first, second), dim=-1)))[:, :, None]
+
+
+def _refuse_other_forms(path: Path, part: Object) -> None:
+    num_layers = _count(path, part, "num_hidden_layers", 1)
+    if num_layers != 1:
+        raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
+    if part.get("hidden_act", "silu") != "silu":
+        raise ModelError(
+            f"{path}: hidden_act is {shown(part['hidden_act'])}; only heads with silu are covered"
+        )
+    scaling = part.get("rope_parameters") or part.get("rope_scaling") or {}
+    for stated in (part, scaling):
+        if isinstance(stated, dict) and stated.get("partial_rotary_factor", 1) != 1:
+            raise ModelError(f"{path}: partial_rotary_factor is not covered; use another head")
+
+
+def _refuse_other_targets(
+    path: Path, stated: Object, part: Object, kind: HeadKind, target: Target
+) -> None:
+    """Raise ModelError if the head was made for a target of other sizes."""
+    vocab = part.get("vocab_size", target.vocab_size)
+    if vocab != target.vocab_size:
+        raise ModelError(
+            f"{path}: vocab_size is {shown(vocab)}, but {target.name} has {target.vocab_size} "
+            "tokens; use a head made for this target"
+        )
+    fields = ["hidden_size"]
+    if kind is HeadKind.EAGLE3 and stated.get("target_hidden_size") is not None:
+        fields = ["target_hidden_size"]
+    for field in fields:
+        size = (part if field == "hidden_size" else stated).get(field)
+        if size != target.hidden_size:
+            raise ModelError(
+                f"{path}: {field} is {shown(size)}, but that of {target.name} is "
+                f"{target.hidden_size}; use a head made for this target"
+            )
+
+
+def _layers(path: Path, stated: Object, target: Target) -> tuple[int, ...]:
+    """Return whose features an EAGLE-3 head is given.
+
+    There are two ways to count. What stands in config.json itself is what *enters* a layer, as
+    vLLM reads it, and as here. In `eagle_config` it is that too, but where it begins with 1 it is
+    what *leaves* a layer, as SGLang reads it (sgl-project/sglang#25454): nobody takes the first
+    layer's input, the bare embedding's neighbour, for the lowest feature.
+    """
+    count = target.num_layers
+    inner = stated.get("eagle_config")
+    field, ids = "eagle_aux_hidden_state_layer_ids", stated.get("eagle_aux_hidden_state_layer_ids")
+    if not ids and isinstance(inner, dict):
+        ids = inner.get(field)
+        if isinstance(ids, list) and ids and ids[0] == 1:
+            ids = [i + 1 if type(i) is int else i for i in ids]
+    if not ids:
+        ids = [2, count // 2, count - _NUM_FEATURES]
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < count for i in ids):
+        raise ModelError(
+            f"{path}: by {field} the head needs what enters the layers {shown(ids)} of its target, "
+            f"but {target.name} has 0 to {count - 1}; use a head made for this target"
+        )
+    return tuple(ids)
+
+
+def _residual_is_normed(path: Path, stated: Object, kind: HeadKind) -> bool:
+    if kind is HeadKind.EAGLE:
+        return False
+    found = stated.get("norm_before_residual")
+    if found is None and "speculators_model_type" in stated:
+        # Its readers differ in what they take for granted.
+        raise ModelError(f"{path}: it does not say norm_before_residual; add it, true or false")
+    return bool(found)
+
+
+def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
+    """Return a configuration that transformers makes a rotary embedding of."""
+    fields = {field: deepcopy(part[field]) for field in _ROPE if part.get(field) is not None}
+    longest = _count(path, part, "max_position_embeddings", _POSITIONS)
+    try:
+        return LlamaConfig(
+            hidden_size=num_heads * dim,
+            num_attention_heads=num_heads,
+            head_dim=dim,
+            max_position_embeddings=longest,
+            **fields,
+        )
+    except Exception as error:  # it computes with what it finds, so anything may come of it
+        raise ModelError(f"{path}: its rotary embedding cannot be used: {one_line(error)}") from error
+
+
+def _count(path: Path, part: Object, field: str, default: int | None = None) -> int:
+    """Return a number from 1 on that config.json states."""
+    found = part.get(field)
+    if found is None:
+        found = default
+    if type(found) is not int or not 1 <= found < 1 << 31:
+        raise ModelError(
+            f"{path}: {field} is {shown(part.get(field))}; it must be a whole number from 1 on"
+        )
+    return found

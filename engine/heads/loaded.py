@@ -1,0 +1,51 @@
+"""A head that was loaded, and what its users must know of it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.heads.eagle_layer import EagleHead
+from engine.heads.medusa import Medusa
+from engine.model import DTYPES
+from engine.tensor_parallel.split import Rank
+from proto.heads import HeadKind
+
+
+@dataclass(slots=True)
+class LoadedHead:
+    """A head on its device. What it has in common with a `LoadedModel` has the same name.
+
+    kind          how it drafts
+    layers        of the target, whose features it needs (-1: the state after the last norm)
+    hidden_size   of the target
+    vocab_size    columns of the target's logits, and of the head's
+    max_model_len  positions that it can take
+    eos_token_ids  the target's
+    num_parameters  its own; what it shares with the target is not counted
+    feature_dtype  the number type of features as they come: float32, bfloat16 or float16. Whoever
+                  knows the target sets it, before the first pass that is given any
+    """
+
+    kind: HeadKind
+    name: str
+    layers: tuple[int, ...]
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    dtype: torch.dtype
+    device: torch.device
+    module: Medusa | EagleHead
+    feature_dtype: str = "float32"
+    rank: Rank | None = None
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers in the features that it is given of a token."""
+        return len(self.layers) * self.hidden_size
+
+    @property
+    def feature_bytes(self) -> int:
+        """How long those are, as they come."""
+        return self.feature_size * DTYPES[self.feature_dtype].itemsize

@@ -1,0 +1,175 @@
+"""From a head's name to a head, and to an engine that is ready for texts."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from engine.checkpoint import find_folder
+from engine.device import claim, cpu_is_fast_in, pin
+from engine.errors import ModelError
+from engine.executor import Executor
+from engine.fastest import FASTEST, usual_num_threads
+from engine.heads.eagle import EagleExecutor, slot_bytes
+from engine.heads.eagle_layer import EagleHead, read_eagle_head
+from engine.heads.layouts import LAST, read_eagle_config
+from engine.heads.loaded import LoadedHead
+from engine.heads.medusa import read_medusa
+from engine.heads.target import Target
+from engine.heads.tensors import FETCHED, HeadTensors
+from engine.loading import Engine
+from engine.memory import longest_text, num_lanes_that_fit
+from engine.model import DTYPES, LoadedModel, refuse_unknown_dtype
+from engine.model_files import Object, read_config, shown
+from engine.slots import NUM_TREE_SLOTS
+from engine.tokenizer import fingerprint
+from proto.heads import HeadKind, head_kind, head_kind_of_tensors
+
+__all__ = ["LoadedHead", "load_head", "load_head_engine"]
+
+
+def load_head(
+    name: str,
+    *,
+    revision: str | None = None,
+    target: str,
+    target_revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    feature_dtype: str = "float32",
+) -> LoadedHead:
+    """Load a head from a folder or from the Hugging Face hub, in any layout of `layouts.py`.
+
+    name      a folder, or `organisation/head`; safetensors or PyTorch's files, no code from them
+    target    the model that it was made for: what the head shares with it is read from there
+    dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
+              would only emulate it)
+    device    as for `load_model`
+    feature_dtype  as `LoadedHead.feature_dtype`
+
+    Raises:
+        ModelError: with one line that says what is wrong and what to do.
+    """
+    refuse_unknown_dtype(dtype)
+    assert feature_dtype in DTYPES
+    where = claim(device)
+    folder = find_folder(name, revision, FETCHED)
+    path, stated = folder / "config.json", read_config(folder)
+    tensors = HeadTensors(folder, target)
+    kind = head_kind(stated) or head_kind_of_tensors(tensors)
+    if kind is None:
+        raise ModelError(
+            f"{path}: it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
+        )
+    of = Target(target, target_revision)
+    chosen = _choose_dtype(dtype, tensors, where)
+    layers, longest = (LAST,), of.max_model_len
+    if kind is HeadKind.MEDUSA:
+        num_heads, num_layers = (
+            _count_of_medusa(name, stated, field, least)
+            for field, least in (("medusa_num_heads", 1), ("medusa_num_layers", 0))
+        )
+        module = read_medusa(num_heads, num_layers, tensors, of, chosen, where)
+    else:
+        config = read_eagle_config(path, stated, kind, of)
+        module = read_eagle_head(config, tensors, of, chosen, where)
+        layers, longest = config.layers, config.max_model_len
+    return LoadedHead(
+        kind=kind,
+        name=name,
+        layers=layers,
+        hidden_size=of.hidden_size,
+        vocab_size=of.vocab_size,
+        max_model_len=longest,
+        eos_token_ids=of.eos_token_ids,
+        num_parameters=tensors.num_taken,
+        dtype=chosen,
+        device=where,
+        module=module,
+        feature_dtype=feature_dtype,
+    )
+
+
+def load_head_engine(
+    name: str,
+    *,
+    revision: str | None,
+    target: str,
+    target_revision: str | None,
+    dtype: str,
+    device: str,
+    max_len: int,
+    num_lanes: int = 1,
+    warm_rows: Sequence[int],
+    say: Callable[[str], None],
+    feature_dtype: str = "float32",
+) -> Engine:
+    """Load an EAGLE head and warm it up; as `loading.load_engine` does with a model.
+
+    dtype    as for `load_head`; FASTEST is auto
+    max_len  most tokens of a text; 0: as many as the head can take and the memory holds
+
+    The tokenizer is the target's. Executor and loaded head have what a node asks of those of a
+    model: `feature_dtype` of `Engine.loaded` may still be set until features come.
+
+    Raises:
+        ModelError: one line that says what is wrong and what to do.
+    """
+    started = time.monotonic()
+    pin(device)
+    tokenizer = fingerprint(target, target_revision)
+    say("loading weights")
+    loaded = load_head(
+        name,
+        revision=revision,
+        target=target,
+        target_revision=target_revision,
+        dtype="auto" if dtype == FASTEST else dtype,
+        device=device,
+        feature_dtype=feature_dtype,
+    )
+    if not isinstance(loaded.module, EagleHead):
+        raise ModelError(
+            f"{name}: Medusa heads draft beside their target, and are no drafter of their own; "
+            "leave the drafter to the target, or use an EAGLE head"
+        )
+    tokenizer.check_fits(loaded.vocab_size)
+    # What a node reads of a model and of its executor, these have under the same names.
+    like_a_model = cast(LoadedModel, loaded)
+    if loaded.device.type == "cpu":
+        torch.set_num_threads(usual_num_threads(like_a_model))
+    each = slot_bytes(loaded.module)
+    max_len = longest_text(like_a_model, max_len, each)
+    num_lanes = num_lanes_that_fit(like_a_model, max_len, num_lanes, each)
+    executor = EagleExecutor(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
+    say("warming up")
+    pass_s = executor.warm_up(warm_rows)
+    return Engine(
+        executor=cast(Executor, executor),
+        loaded=like_a_model,
+        max_len=max_len,
+        vocab_size=tokenizer.vocab_size or loaded.vocab_size,
+        digest=tokenizer.digest,
+        load_s=time.monotonic() - started,
+        pass_s=pass_s,
+        device=device,
+    )
+
+
+def _choose_dtype(dtype: str, tensors: HeadTensors, device: torch.device) -> torch.dtype:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    own = tensors.dtype
+    is_usable = own in DTYPES.values() and (device.type != "cpu" or cpu_is_fast_in(own))
+    return own if is_usable else torch.float32
+
+
+def _count_of_medusa(name: str, stated: Object, field: str, least: int) -> int:
+    found = stated.get(field, 1)
+    if type(found) is not int or not least <= found <= 1024:
+        raise ModelError(
+            f"{name}: {field} is {shown(found)} in config.json; it must be a whole number from "
+            f"{least} on"
+        )
+    return found

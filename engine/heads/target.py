@@ -1,0 +1,100 @@
+"""What a head takes from the checkpoint of its target: sizes, and a few of its tensors.
+
+No other weight of the target is read. Knows no kind of head.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError
+from engine.heads.tensors import linear
+from engine.model import Checked, check_checkpoint, max_model_len
+from engine.model_files import one_line
+from engine.tensors import weight_files
+
+_LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
+
+
+class Target:
+    """A target's checkpoint as far as its head needs it.
+
+    vocab_size  columns of its logits
+    """
+
+    def __init__(self, name: str, revision: str | None) -> None:
+        """Read its config.json and the heads of its files.
+
+        Raises:
+            ModelError: it cannot be used as a target.
+        """
+        self._checked: Checked = check_checkpoint(name, revision)
+        config = self._checked.text_config
+        self.name = name
+        self.hidden_size = int(config.hidden_size)
+        self.num_layers = int(config.num_hidden_layers)
+        self.vocab_size = self._checked.vocab_size
+        self.max_model_len = max_model_len(name, config)
+        self.eos_token_ids = self._checked.eos_token_ids
+
+    def embedding(self) -> torch.Tensor:
+        """The embeddings [at least vocab_size, hidden_size]. Raises ModelError."""
+        return self._read(self._names(self._checked.empty.get_input_embeddings(), "weight"))
+
+    def output(self) -> torch.nn.Linear:
+        """What makes logits of the state after the last norm. Raises ModelError."""
+        empty = self._checked.empty
+        module = empty.get_output_embeddings()
+        if module is None:
+            raise ModelError(f"{self.name}: it has no output matrix that a head could use")
+        names = self._names(module, "weight")
+        inputs = empty.get_input_embeddings()
+        if module.weight is inputs.weight or self._checked.text_config.tie_word_embeddings:
+            names += self._names(inputs, "weight")
+        bias = getattr(module, "bias", None)
+        return linear(
+            self._read(names), None if bias is None else self._read(self._names(module, "bias"))
+        )
+
+    def last_norm(self) -> torch.Tensor:
+        """The weight [hidden_size] of its last norm. Raises ModelError."""
+        base = self._checked.empty.get_decoder()
+        norm = next((getattr(base, name) for name in _LAST_NORMS if hasattr(base, name)), None)
+        if norm is None:
+            raise ModelError(f"{self.name}: it has no last norm that a head could use")
+        return self._read(self._names(norm, "weight"))
+
+    def _names(self, module: Any, part: str) -> list[str]:
+        """What a module's weight or bias may be called in the files."""
+        empty = self._checked.empty
+        full = next(name for name, found in empty.named_modules() if found is module) + f".{part}"
+        return [full, full.removeprefix(f"{empty.base_model_prefix}.")]
+
+    def _read(self, names: list[str]) -> torch.Tensor:
+        """Return the first of these tensors that there is."""
+        packed, folder = self._checked.packed, self._checked.folder
+        if packed is not None:
+            lazy = packed.tensors(self._checked.empty)
+            found = [name for name in names if name in lazy]
+            if found:
+                return lazy[found[0]][...]
+        else:
+            for tensor in _tensors(self._checked, names):
+                return tensor
+        raise ModelError(
+            f"{folder}: it lacks the tensor {names[0]}, which the head needs; get it again"
+        )
+
+
+def _tensors(checked: Checked, names: list[str]) -> Iterator[torch.Tensor]:
+    """Yield those of these tensors that there are, in the order of their names."""
+    for name in names:
+        for file in weight_files(checked.folder):
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    if name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                        yield tensors.get_tensor(name)
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{file}: cannot be read: {one_line(error)}") from error

@@ -1,0 +1,151 @@
+"""The tensors of a head's checkpoint: safetensors or PyTorch's own format, numbers alone.
+
+Owns the names of the files, and that each tensor is taken once and with the size that it must have.
+Knows no kind of head.
+"""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from engine.errors import ModelError
+from engine.model_files import one_line, refuse_odd_file
+from engine.tensors import weight_files
+
+# In this order: what is safe to read first. No other name is looked for.
+_MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+FETCHED = ("*.bin", "*.pt")  # besides what is fetched of any model
+
+
+class HeadTensors:
+    """The tensors of a checkpoint by name, without the prefix `model.` of some.
+
+    path  of the file that they are named after in messages
+    """
+
+    def __init__(self, folder: Path, target: str) -> None:
+        """Read the files of a folder; `target` is who has to fit, for messages.
+
+        Raises:
+            ModelError: there is none, or it cannot be read, or holds code.
+        """
+        self.path, self._target = _file_of(folder), target
+        self._tensors = {
+            name.removeprefix("model."): tensor for name, tensor in _read(folder, self.path)
+        }
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    @property
+    def num_taken(self) -> int:
+        """Parameters in the tensors that were taken."""
+        taken = (self._tensors[name] for name in self._taken)
+        return sum(tensor.numel() for tensor in taken if tensor.is_floating_point())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first tensor of floating point."""
+        types = (t.dtype for t in self._tensors.values() if t.is_floating_point())
+        return next(types, torch.float32)
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of this shape.
+
+        Raises:
+            ModelError: it is missing, or has another shape, or holds NaN or infinity.
+        """
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(
+                f"{self.path}: it lacks the tensor {name}; it is incomplete, or a head of another "
+                "kind: get it again"
+            )
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self.path}: {name} is {list(tensor.shape)}, but by config.json and for the "
+                f"target {self._target} it must be {list(shape)}; use a head made for this target"
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(f"{self.path}: {name} holds NaN or infinity; get it again")
+        self._taken.add(name)
+        return tensor
+
+    def linear(self, name: str, rows: int, columns: int) -> torch.nn.Linear:
+        """Return the linear layer `name`, with a bias if the checkpoint has one. Raises as `take`."""
+        weight = self.take(f"{name}.weight", rows, columns)
+        bias = self.take(f"{name}.bias", rows) if f"{name}.bias" in self else None
+        return linear(weight, bias)
+
+    def refuse_rest(self, *unused: str) -> None:
+        """Raise ModelError if there are tensors that nobody took: it would be another model.
+
+        unused  how the names of those end that are known to be of no use
+        """
+        rest = [n for n in self if n not in self._taken and not n.endswith(unused)]
+        if rest:
+            raise ModelError(
+                f"{self.path}: nobody here knows its tensor {min(rest)}; heads of this form are "
+                "not covered, use another"
+            )
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """Return the linear layer with this weight [rows, columns] and bias [rows]."""
+    rows, columns = weight.shape
+    made = torch.nn.Linear(columns, rows, bias=False, device="meta")
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def _file_of(folder: Path) -> Path:
+    for name in (*_MEDUSA, _WHOLE, _INDEX, _PICKLED):
+        path = folder / name
+        if path.exists() or path.is_symlink():
+            refuse_odd_file(path)
+            return path
+    raise ModelError(
+        f"{folder}: no weights of a head; name them {_WHOLE} or {_PICKLED}, of Medusa {_MEDUSA[0]} "
+        f"or {_MEDUSA[1]}"
+    )
+
+
+def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of all files of a checkpoint."""
+    if path.suffix in (".pt", ".bin"):
+        yield from _unpickled(path).items()
+        return
+    for file in weight_files(folder) if path.name == _INDEX else [path]:
+        try:
+            yield from load_file(file).items()
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file}: cannot be read: {one_line(error)}; get it again") from error
+
+
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+    """Return what a file of PyTorch's own format holds; what is no tensor is never run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path}: it holds code or objects besides tensors, which is never run; get the head "
+            "as safetensors"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+    ):
+        raise ModelError(f"{path}: it must hold tensors by name and nothing else; get it again")
+    return found

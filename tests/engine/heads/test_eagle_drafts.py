@@ -1,0 +1,257 @@
+"""Chains, trees, roll-backs and what is fed anew, against rows that are computed plainly."""
+
+import zlib
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from engine.coupling import rank_scored
+from engine.heads.eagle import EagleExecutor
+from engine.heads.loading import LoadedHead
+from engine.sampling import Sampling
+from engine.slots import Feed, Move, SlotMap
+from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
+from tests.engine.heads.conftest import LoadHead, feature
+from tests.engine.heads.plain import Given, PlainHead, Row
+from tests.engine.random_session import Pass, Path, RandomSession
+
+TOLERANCE = 1e-4
+CAPACITY = 256
+
+
+def as_bytes(given: Given) -> bytes | None:
+    return given.numpy().tobytes() if isinstance(given, torch.Tensor) else given
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """The same logits [V], the same tokens ruled out, and the same one chosen."""
+    real = want.isfinite()
+    assert torch.equal(got.isfinite(), real)
+    assert torch.allclose(got[real], want[real], atol=TOLERANCE, rtol=TOLERANCE)
+    assert got.argmax() == want.argmax()
+
+
+class Paths:
+    """The plain rows of one text's tree, by their whole path from the start of the text."""
+
+    def __init__(self, head: PlainHead) -> None:
+        self._head = head
+        self.rows: dict[Path, Row | None] = {}
+
+    def feed(self, path: Path, given: Given) -> torch.Tensor | None:
+        """The row of a path, made of those above it as they are now; its logits."""
+        above = [self.rows[path[:length]] for length in range(1, len(path))]
+        row = self.rows[path] = self._head.row(above, path[-1], given)
+        return None if row is None else self._head.logits(row)
+
+
+def run(executor: EagleExecutor, step: Pass, given: list[Given], plain: Paths) -> int:
+    """Run a pass with these features and compare its rows; returns how many were not absent."""
+    feed = replace(step.feed, features=tuple(map(as_bytes, given)))
+    logits = executor.run(feed, range(len(step.paths)))
+    wanted = [plain.feed(path, one) for path, one in zip(step.paths, given, strict=True)]
+    assert bool(torch.isfinite(logits.clamp(min=-1e9)).all())
+    for got, want in zip(logits, wanted, strict=True):
+        if want is not None:
+            assert_close(got, want)
+    return sum(want is not None for want in wanted)
+
+
+def features_of(loaded: LoadedHead, path: Path) -> torch.Tensor:
+    """The target's feature before a path's last token: the same each time."""
+    return feature(zlib.crc32(repr(path[:-1]).encode()), loaded.feature_size)
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+def test_a_greedy_chain_is_what_the_papers_say(layout: str, eagle: LoadHead) -> None:
+    loaded, plain = eagle(layout)
+    executor = EagleExecutor(loaded, CAPACITY)
+    slots: SlotMap[int] = SlotMap(CAPACITY)
+    tokens = [5, 9, 120, 33, 7, 61]
+    given: list[Given] = [None, *(feature(i, loaded.feature_size) for i in range(1, len(tokens)))]
+    prompt = replace(slots.feed_prefix(tokens), features=tuple(map(as_bytes, given)))
+    logits = executor.run(prompt, (len(tokens) - 1,))[0]
+    for step in range(6):
+        last = plain.rows(tokens, given)[-1]  # all of the text, from scratch
+        assert last is not None
+        assert_close(logits, plain.logits(last))
+        tokens.append(int(logits.argmax()))
+        given.append(b"")
+        parent = None if step == 0 else step - 1
+        feed = slots.feed((), [(step, parent, tokens[-1], len(tokens) - 1)])
+        logits = executor.run(feed, (0,))[0]
+    assert len(set(tokens[6:])) > 2
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_and_roll_backs_with_what_is_known_of_each_row(
+    layout: str, seed: int, eagle: LoadHead
+) -> None:
+    loaded, head = eagle(layout)
+    executor = EagleExecutor(loaded, CAPACITY)
+    session = RandomSession(seed, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
+    random, plain = Random(seed), Paths(head)
+    num_moves = num_there = num_absent = 0
+    for step in session.steps(14):
+        if isinstance(step, Move):
+            executor.move(step)
+            num_moves += 1
+            continue
+        given: list[Given] = []
+        for path in step.paths:
+            kind = random.choices((0, 1, 2), (12, 6, 1))[0]
+            given.append((features_of(loaded, path), b"", None)[kind])
+        there = run(executor, step, given, plain)
+        num_there, num_absent = num_there + there, num_absent + len(given) - there
+    assert num_moves >= 2
+    assert num_there > 60
+    assert num_absent > 3
+
+
+def test_a_row_that_is_fed_anew_replaces_what_was_predicted(eagle: LoadHead) -> None:
+    loaded, head = eagle("eagle3")
+    executor, slots, plain = EagleExecutor(loaded, CAPACITY), SlotMap[Path](CAPACITY), Paths(head)
+    text: Path = (4, 8, 15, 16)
+    known: list[Given] = [None, *(features_of(loaded, text[: i + 1]) for i in range(1, 4))]
+    run(executor, Pass(slots.feed_prefix(text), [text[: i + 1] for i in range(4)]), known, plain)
+    drafts: list[Path] = [(*text, 23), (*text, 23, 42), (*text, 99)]
+    nodes = [
+        (drafts[0], None, 23, 4),
+        (drafts[1], drafts[0], 42, 5),
+        (drafts[2], None, 99, 4),
+    ]
+    predicted: list[Given] = [b""] * 3  # the second needs the first, which runs before it
+    run(executor, Pass(slots.feed((), nodes), drafts), predicted, plain)
+    assert slots.advance(drafts[:2], ()) is None
+    where, paths = (4, 5), drafts[:2]
+    true: list[Given] = [features_of(loaded, path) for path in paths]
+    anew = Feed((23, 42), where, where, 4, (1, 3))
+    before = executor.run(replace(anew, features=(b"", b"")), (1,))[0]
+    assert run(executor, Pass(anew, paths), true, plain) == 2
+    after = executor.run(replace(anew, features=tuple(map(as_bytes, true))), (1,))[0]
+    assert not torch.allclose(before[before.isfinite()], after[after.isfinite()], atol=0.01)
+    path = (*drafts[1], 7)
+    assert run(executor, Pass(slots.feed((), [(path, None, 7, 6)]), [path]), [b""], plain) == 1
+
+
+def test_a_row_that_is_given_nothing_is_seen_by_nobody(eagle: LoadHead) -> None:
+    loaded, head = eagle("eagle")
+    executor, plain = EagleExecutor(loaded, CAPACITY), Paths(head)
+    text = (1, 2, 3, 4, 5)
+    paths = [text[: i + 1] for i in range(5)]
+    where = tuple(range(5))
+    feed = Feed(text, where, where, 0, None)
+    # The third is absent, the fourth starts anew, and the first has nothing before it.
+    given: list[Given] = [features_of(loaded, p) for p in paths]
+    given[2] = None
+    assert run(executor, Pass(feed, paths), given, plain) == 3
+    # What follows an absent row is absent, until something is given again.
+    given[3] = b""
+    assert run(executor, Pass(feed, paths), given, plain) == 2
+    # Without any features nothing is there, and what was there is gone.
+    assert run(executor, Pass(feed, paths), [b""] * 5, plain) == 0
+    row = Feed((6,), (5,), (5,), 5, (1,))
+    assert run(executor, Pass(row, [(*text, 6)]), [b""], plain) == 0
+    assert run(executor, Pass(row, [(*text, 6)]), [features_of(loaded, (*text, 6))], plain) == 1
+
+
+@pytest.mark.parametrize("layout", ["eagle", "speculators eagle3"])
+def test_texts_in_several_lanes_do_not_see_each_other(layout: str, eagle: LoadHead) -> None:
+    loaded, head = eagle(layout)
+    executor = EagleExecutor(loaded, CAPACITY, num_lanes=3)
+    sessions = [
+        RandomSession(
+            lane, SlotMap(CAPACITY, lane=lane), vocab=VOCAB, prompt_len=9 + lane, max_rows=1 + lane
+        )
+        for lane in range(3)
+    ]
+    plain = [Paths(head) for _ in sessions]
+    num_moves = 0
+    for steps in zip(*(session.steps(12, shorten=False) for session in sessions), strict=False):
+        moves = [step for step in steps if isinstance(step, Move)]
+        passes = [step for step in steps if isinstance(step, Pass)]
+        num_moves += len(moves)
+        if moves:
+            executor.move(*moves)
+        if not passes:
+            continue
+        feeds, wanted = [], []
+        for step in passes:
+            # Some are given what is before them, some take what is predicted: waves differ.
+            given = [features_of(loaded, p) if len(p) % 3 else b"" for p in step.paths]
+            feeds.append(replace(step.feed, features=tuple(map(as_bytes, given))))
+            pairs = zip(step.paths, given, strict=True)
+            wanted += [plain[step.feed.lane].feed(path, one) for path, one in pairs]
+        asks = [range(len(feed.tokens)) for feed in feeds]
+        for got, want in zip(executor.run_together(feeds, asks), wanted, strict=True):
+            if want is not None:
+                assert_close(got, want)
+    assert num_moves > 1
+
+
+def test_a_prefix_is_copied_with_its_states_and_what_it_lacks(eagle: LoadHead) -> None:
+    loaded, head = eagle("eagle")
+    executor, plain = EagleExecutor(loaded, CAPACITY, num_lanes=2), Paths(head)
+    text = (1, 2, 3, 4)
+    where, paths = (0, 1, 2, 3), [text[: i + 1] for i in range(4)]
+    given: list[Given] = [None, None, *(features_of(loaded, path) for path in paths[2:])]
+    run(executor, Pass(Feed(text, where, where, 0, None), paths), given, plain)
+    executor.copy_prefix(0, 1, 4)
+    row = Feed((9,), (4,), (4,), 4, (1,), lane=1)
+    assert run(executor, Pass(row, [(*text, 9)]), [b""], plain) == 1
+
+
+def test_rows_come_in_the_order_asked_and_only_those(eagle: LoadHead) -> None:
+    loaded, _ = eagle("eagle")
+    executor = EagleExecutor(loaded, CAPACITY)
+    where = tuple(range(4))
+    given = tuple(as_bytes(feature(i, loaded.feature_size)) for i in range(4))
+    feed = Feed((1, 2, 3, 4), where, where, 0, (1, 3, 7, 15), features=given)
+    every = executor.run(feed, where)
+    assert torch.allclose(executor.run(feed, (3, 1)), every[[3, 1]], atol=1e-5)
+    # The last takes what is predicted before it, so it runs after the others.
+    waves = replace(feed, features=(*given[:3], b""))
+    every = executor.run(waves, where)
+    assert torch.allclose(executor.run(waves, (3, 0, 2)), every[[3, 0, 2]], atol=1e-5)
+    assert executor.run(waves, ()).shape == (0, VOCAB)
+
+
+def test_only_tokens_of_the_draft_vocabulary_are_drafted(eagle: LoadHead) -> None:
+    loaded, plain = eagle("eagle3")
+    executor = EagleExecutor(loaded, CAPACITY)
+    given = (None, as_bytes(feature(1, loaded.feature_size)))
+    logits = executor.run(Feed((1, 2), (0, 1), (0, 1), 0, None, features=given), (1,))
+    can = set(plain.weights["targets"].tolist())
+    for sampling in (Sampling(), Sampling(1.0), Sampling(2.0, top_p=0.9)):
+        (ids,), (scores,) = rank_scored(logits, sampling, 7, 0, [2], 30)
+        assert len(ids) > 5
+        assert set(ids) <= can
+        assert all(score > -1e6 for score in scores)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_features_come_in_the_number_type_of_the_target(dtype: str, eagle: LoadHead) -> None:
+    loaded, plain = eagle("eagle3")
+    kind = getattr(torch, dtype)
+    rounded = feature(3, loaded.feature_size).to(kind)
+    data = rounded.view(torch.uint8).numpy().tobytes()
+    executor = EagleExecutor(replace(loaded, feature_dtype=dtype), CAPACITY)
+    logits = executor.run(Feed((1,), (1,), (1,), 1, (1,), features=(data,)), (0,))[0]
+    row = plain.row([None], 1, rounded.float())
+    assert row is not None
+    assert_close(logits, plain.logits(row))
+
+
+def test_a_warm_executor_has_forgotten_what_it_warmed_up_with(eagle: LoadHead) -> None:
+    loaded, head = eagle("eagle")
+    executor, plain = EagleExecutor(loaded, CAPACITY), Paths(head)
+    seconds = executor.warm_up((1, 2, 4))
+    assert sorted(seconds) == [1, 2, 4]
+    assert all(took > 0 for took in seconds.values())
+    plain.rows[3,] = plain.rows[3, 4] = None
+    row = Feed((5,), (2,), (2,), 2, (1,))
+    assert run(executor, Pass(row, [(3, 4, 5)]), [b""], plain) == 0
+    assert run(executor, Pass(row, [(3, 4, 5)]), [features_of(loaded, (3, 4, 5))], plain) == 1

@@ -1,0 +1,236 @@
+"""What a head's folder tells of it, what it takes from its target, and an engine made of it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafter_node.events import Compute, Part
+from drafter_node.worker import Worker
+from engine.heads.eagle import EagleExecutor
+from engine.heads.loading import load_head, load_head_engine
+from engine.slots import Feed
+from engine.tokenizer import fingerprint
+from node.forwards import Forwards
+from node.simulated_device import SimulatedDevice
+from proto.heads import HeadKind
+from tests.engine.conftest import Folder
+from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, HIDDEN, VOCAB, checkpoint
+from tests.engine.heads.conftest import feature
+from tests.policies import synchronous
+from tests.texts import opening
+from tests.tiny_models import MAX_POSITIONS
+
+KINDS = {layout: HeadKind(layout.split()[-1]) for layout in EAGLE_LAYOUTS}
+
+
+def logits_of(folder: Path, target: Path, **options: Any) -> torch.Tensor:
+    """What a head says of one row whose feature is given."""
+    loaded = load_head(str(folder), target=str(target), dtype="float32", **options)
+    given = (feature(1, loaded.feature_size).numpy().tobytes(),)
+    row = Feed((7,), (1,), (1,), 1, (1,), features=given)
+    return EagleExecutor(loaded, 64).run(row, (0,))[0]
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_a_head_says_what_it_is(layout: str, file: str, target: Path, tmp_path: Path) -> None:
+    saved = replace(checkpoint(layout), file=file)
+    loaded = load_head(str(saved.save(tmp_path)), target=str(target))
+    assert loaded.kind is KINDS[layout]
+    wanted = {"eagle3": (2, 1, 0), "speculators eagle3": (0, 2, 1)}
+    assert loaded.layers == wanted.get(layout, (-1,))
+    assert loaded.hidden_size == HIDDEN
+    assert loaded.feature_size == HIDDEN * len(loaded.layers)
+    assert (loaded.vocab_size, loaded.eos_token_ids) == (VOCAB, (2,))
+    # Longer than config.json says: positions are relative.
+    assert loaded.max_model_len == MAX_POSITIONS
+    assert loaded.num_parameters == sum(
+        tensor.numel() for tensor in saved.files.values() if tensor.is_floating_point()
+    )
+    assert loaded.dtype == torch.float32
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+def test_files_of_either_form_hold_the_same_head(
+    layout: str, target: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint(layout)
+    want = logits_of(saved.save(tmp_path / "safe"), target)
+    pickled = replace(saved, file="pytorch_model.bin").save(tmp_path / "pickled")
+    assert torch.equal(logits_of(pickled, target), want)
+    wrapped = {f"model.{name}": tensor for name, tensor in saved.files.items()}
+    prefixed = replace(saved, files=wrapped).save(tmp_path / "prefixed")
+    assert torch.equal(logits_of(prefixed, target), want)
+
+
+def test_weights_in_several_files_are_found_by_their_index(target: Path, tmp_path: Path) -> None:
+    saved = checkpoint("eagle")
+    want = logits_of(saved.save(tmp_path), target)
+    names = sorted(saved.files)
+    weight_map = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        part = {name: saved.files[name] for name in names if weight_map[name] == file}
+        save_file(part, tmp_path / file)
+    (tmp_path / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits_of(tmp_path, target), want)
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+def test_what_a_head_has_of_its_own_comes_before_what_its_target_has(
+    layout: str, target: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint(layout)
+    want = logits_of(saved.save(tmp_path / "without"), target)
+    tensors = load_file(target / "model.safetensors")
+    same = {"embed_tokens.weight": tensors["model.embed_tokens.weight"]}
+    own = replace(saved, files={**saved.files, **same}).save(tmp_path / "same")
+    assert torch.equal(logits_of(own, target), want)
+    other = {"embed_tokens.weight": same["embed_tokens.weight"].flip(0)}
+    own = replace(saved, files={**saved.files, **other}).save(tmp_path / "other")
+    assert not torch.allclose(logits_of(own, target), want, atol=0.01)
+
+
+def test_a_third_head_without_output_and_norm_has_those_of_its_target(
+    target: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint("eagle3")
+    tensors = load_file(target / "model.safetensors")
+    rows = tensors["lm_head.weight"][saved.weights["targets"]]
+    full = {**saved.files, "lm_head.weight": rows, "norm.weight": tensors["model.norm.weight"]}
+    want = logits_of(replace(saved, files=full).save(tmp_path / "full"), target)
+    for name in ("lm_head.weight", "norm.weight"):
+        del full[name]
+    got = logits_of(replace(saved, files=full).save(tmp_path / "bare"), target)
+    assert torch.equal(got, want)
+
+
+def test_a_third_head_may_be_narrower_than_its_target(target: Path, tmp_path: Path) -> None:
+    saved = checkpoint("eagle3")
+    files = {name: tensor.clone() for name, tensor in saved.files.items()}
+    narrow = HIDDEN // 2
+    for name, tensor in files.items():
+        if name.endswith(("fc.weight", "o_proj.weight", "down_proj.weight", "norm.weight")):
+            files[name] = tensor[:narrow]
+        elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            files[name] = tensor[:, : 2 * narrow]
+        elif name.endswith(("gate_proj.weight", "up_proj.weight", "lm_head.weight")):
+            files[name] = tensor[:, :narrow]
+    files["embed_tokens.weight"] = torch.randn(VOCAB, narrow)
+    files["midlayer.self_attn.o_proj.weight"] = saved.files["midlayer.self_attn.o_proj.weight"][
+        :narrow
+    ]
+    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+        files[f"midlayer.{name}.weight"] = saved.files[f"midlayer.{name}.weight"][:narrow]
+    sizes = {"hidden_size": narrow, "target_hidden_size": HIDDEN, "head_dim": 16}
+    config = {**saved.config, **sizes}
+    folder = replace(saved, files=files, config=config).save(tmp_path)
+    assert logits_of(folder, target).isfinite().sum() == 40
+
+
+def test_the_output_of_a_target_with_tied_embeddings_is_found(
+    target: Path, tmp_path: Path
+) -> None:
+    head = checkpoint("eagle").save(tmp_path / "head")
+    tied = tmp_path / "tied"
+    shutil.copytree(target, tied)
+    tensors = load_file(target / "model.safetensors")
+    untied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(untied, tied / "model.safetensors", metadata={"format": "pt"})
+    want = logits_of(head, tied)
+    del untied["lm_head.weight"]
+    save_file(untied, tied / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert torch.equal(logits_of(head, tied), want)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "falcon", "qwen3", "phi3", "opt"])
+def test_targets_of_other_families_are_read_too(
+    architecture: str, folder: Folder, tmp_path: Path
+) -> None:
+    head = checkpoint("eagle3").save(tmp_path)
+    assert logits_of(head, folder(architecture)).isfinite().sum() == 40
+
+
+def with_aux(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda config: {**config, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({}, (2, 1, 0)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 0, 2]}, (1, 0, 2)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 0, 1]}}, (2, 0, 1)),
+        # Where it begins with 1 it counts what leaves the layers.
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 0, 0]}}, (2, 1, 1)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 1, 0)),
+    ],
+)
+def test_the_layers_of_the_features_are_those_that_were_meant(
+    fields: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint("eagle3")
+    folder = replace(saved, config={**saved.config, **fields}).save(tmp_path)
+    assert load_head(str(folder), target=str(target)).layers == layers
+
+
+def test_a_scaled_rotary_embedding_is_the_targets_way_of_counting(
+    target: Path, tmp_path: Path
+) -> None:
+    saved = checkpoint("eagle")
+    scaled = {**saved.config, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    halved = load_head(
+        str(replace(saved, config=scaled).save(tmp_path / "scaled")), target=str(target)
+    )
+    plain = load_head(str(saved.save(tmp_path / "plain")), target=str(target))
+    given = tuple(feature(i, HIDDEN).numpy().tobytes() for i in range(3))
+    at_even = Feed((1, 2, 3), (2, 4, 6), (1, 2, 3), 1, (1, 3, 7), features=given)
+    at_all = replace(at_even, positions=(1, 2, 3))
+    got = EagleExecutor(halved, 64).run(at_even, (2,))
+    assert torch.allclose(got, EagleExecutor(plain, 64).run(at_all, (2,)), atol=1e-5)
+    assert not torch.allclose(got, EagleExecutor(plain, 64).run(at_even, (2,)), atol=1e-3)
+
+
+def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -> None:
+    folder, said = checkpoint("eagle3").save(tmp_path), []
+    engine = load_head_engine(
+        str(folder),
+        revision=None,
+        target=str(target),
+        target_revision=None,
+        dtype="fastest",
+        device="cpu",
+        max_len=100,
+        num_lanes=2,
+        warm_rows=(1, 2),
+        say=said.append,
+    )
+    print_of_target = fingerprint(str(target))
+    assert (engine.digest, engine.vocab_size) == (print_of_target.digest, VOCAB)
+    assert (engine.max_len, engine.executor.lanes.count, engine.executor.capacity) == (100, 2, 164)
+    assert (engine.executor.backend, engine.device) == ("eagle", "cpu")
+    assert set(engine.pass_s) == {1, 2}
+    assert said == ["loading weights", "warming up"]
+    watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
+    heart: Any = SimpleNamespace(watch=watch, progress=0, num_uncaptured=0)
+    config: Any = SimpleNamespace(max_candidates=8)
+    forwards = Forwards(engine.executor, heart, SimulatedDevice(0.0, 0.0))
+    worker = Worker(config, engine, forwards, VOCAB, lambda: False)
+    given = (None, feature(1, 3 * HIDDEN).numpy().tobytes())
+    feed = Feed((5, 6), (0, 1), (0, 1), 0, (1, 3), features=given)
+    opened = opening(5, 6, policy=synchronous(2))
+    proposed = worker.compute(Compute(1, (Part(opened, 1, [5, 6], feed, 1),)))
+    (children,) = proposed.children[0]
+    want = engine.executor.run(feed, (1,))[0].argmax()
+    assert children.tokens == (int(want),)
