@@ -147,7 +147,6 @@ def test_medusa_is_at_home_in_the_target_and_eagle_in_a_process_of_its_own(
     assert three.keys() == {Role.TARGET}
     assert three[Role.TARGET].heads == models["eagle3"]
     assert three[Role.TARGET].layers == (2, 6, 9)
-    assert Role.DRAFTER in told(pair_of(models, "medusa", drafter_home="own"))
 
 
 def test_heads_beside_another_drafter_and_revisions_reach_the_nodes(
@@ -205,6 +204,7 @@ def test_a_target_without_a_drafters_process_waits_for_nobody(
     [
         ("shallow", {"drafter_home": "target"}, "drafter_home says where a head (Medusa, EAGLE, "),
         ("ngram", {"drafter_home": "own"}, "the drafter, ngram, is none; leave it out"),
+        ("medusa", {"drafter_home": "own"}, "is a Medusa head, which drafts in the target's pro"),
         ("medusa", {"heads": "eagle"}, "would both run in the target's process; give one of them"),
         ("eagle", {"heads": "shallow"}, "shallow is none of Medusa, EAGLE, EAGLE-3; a draft model"),
         ("eagle", {"drafter_device": "cuda:0,cuda:1"}, "a head runs in one process; give it one"),
