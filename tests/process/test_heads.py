@@ -73,14 +73,14 @@ def test_a_head_saves_passes_and_its_home_says_whose_its_drafts_are(headed: Pair
     assert bool(headed.hello(Role.TARGET).heads) == is_at_home
 
 
-def test_heads_join_the_drafts_of_a_model_and_of_ngrams() -> None:
-    both = FLOAT32.model_copy(update={"heads": MEDUSA})
-    for drafter, other in ((both.drafter, MODEL), (NGRAM, COPIED)):
-        with Pair(both.model_copy(update={"drafter": drafter})) as pair:
-            prompt = pair.encode(PROMPT * 2)
-            plain = generate(pair, prompt, AR, GREEDY)
-            assert generate(pair, prompt, TREE, GREEDY).tokens == plain.tokens
-            assert {HEADS, other} >= sources(pair, prompt, TREE) >= {HEADS}
+@pytest.mark.parametrize(("drafter", "other"), [(FLOAT32.drafter, MODEL), (NGRAM, COPIED)])
+def test_heads_join_the_drafts_of_a_model_and_of_ngrams(drafter: str, other: str) -> None:
+    with Pair(FLOAT32.model_copy(update={"heads": MEDUSA, "drafter": drafter})) as pair:
+        prompt = pair.encode(PROMPT * 2)
+        plain = generate(pair, prompt, AR, GREEDY)
+        assert generate(pair, prompt, TREE, GREEDY).tokens == plain.tokens
+        # A token that both have drafted is whose that came first.
+        assert HEADS in sources(pair, prompt, TREE) <= {HEADS, other}
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])
@@ -91,7 +91,7 @@ def test_the_classical_rules_judge_the_drafts_of_a_head(headed: Pair, verify: st
     assert got.metrics.num_accepted_tokens > 0
 
 
-def killed_in_the_middle(seed: int) -> None:
+def check_a_kill(seed: int) -> None:
     """A text whose head is killed after a few passes is complete, and no other than it would be."""
     update = {"drafter": EAGLE, "drafter_restarts": 0, "simulate_target_ms": 10.0}
     params = SAMPLED.model_copy(update={"seed": seed})
@@ -112,12 +112,10 @@ def killed_in_the_middle(seed: int) -> None:
 
 
 def test_a_head_that_is_killed_costs_speed_and_no_text() -> None:
-    killed_in_the_middle(1)
-    assert os.getpid()
+    check_a_kill(1)
 
 
 @pytest.mark.slow
 def test_a_head_may_be_killed_ten_times_of_ten() -> None:
     for seed in range(NUM_KILLS):
-        killed_in_the_middle(seed)
-    assert NUM_KILLS == 10
+        check_a_kill(seed)
