@@ -55,7 +55,9 @@ KNOWN_ONLY_IN = {
 PURE = (
     "proto/meeting.py",
     "proto/messages.py",
+    "proto/fields.py",
     "proto/policies.py",
+    "proto/policy.py",
     "proto/sampling.py",
     "proto/consistency.py",
     "proto/codec.py",
@@ -100,6 +102,7 @@ PURE = (
     "coordinator/text/detokenization.py",
     "coordinator/text/events.py",
     "coordinator/text/metrics.py",
+    "coordinator/text/origins.py",
     "coordinator/text/prompt_logprobs.py",
     "coordinator/text/running.py",
     "coordinator/text/simulated.py",
