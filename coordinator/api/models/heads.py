@@ -75,14 +75,14 @@ def layers_of(
     The head itself says it when it is loaded, and that counts.
     """
     kind = kind_of(model, revision)
-    paths = find_config(model, revision), find_config(target, target_revision)
-    if kind is None or paths[0] is None or paths[1] is None:
+    own, theirs = find_config(model, revision), find_config(target, target_revision)
+    if kind is None or own is None or theirs is None:
         return ()
-    of_target = read(paths[1])
+    of_target = read(theirs)
     if isinstance(inner := of_target.get("text_config"), dict):
         of_target = inner
     num_layers = of_target.get("num_hidden_layers")
-    return feature_layers(kind, read(paths[0]), num_layers if type(num_layers) is int else 0)
+    return feature_layers(kind, read(own), num_layers if type(num_layers) is int else 0)
 
 
 def read(path: Path) -> Config:
