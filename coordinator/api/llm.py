@@ -47,8 +47,9 @@ class LLM:
 
     target, drafter     folder or Hugging Face name; the drafter may be a head of the target's
     speculative_config  "method" (auto, ar, sync, tree ... as `--policy`; ngram: no draft model;
-                        medusa, eagle or eagle3: "model" is such a head), "num_speculative_tokens", "window", "adaptive", "verify", "model" as
-                        another way to name the drafter; for n-gram drafts "prompt_lookup_max",
+                        medusa, eagle or eagle3: "model" is such a head),
+                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as another
+                        way to name the drafter; for n-gram drafts "prompt_lookup_max",
                         "prompt_lookup_min", "reference", and "also_ngram" for both kinds
     settings            any other field of PairConfig: "max_num_seqs", "drafter_home", "heads", ...
 
@@ -282,7 +283,7 @@ def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, Speculat
 
 
 def _check_kind(config: Mapping[str, Any] | None, pair: PairConfig) -> None:
-    """Raises ConfigurationError if the model is known not to be a head of the kind that is named."""
+    """Raises ConfigurationError if the model is known to be no head of the kind that is named."""
     method = (config or {}).get("method")
     if method not in list(HeadKind):
         return

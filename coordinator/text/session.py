@@ -11,7 +11,7 @@ incarnation.
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
     FaultArrived(gap)       a node's text is not ours                              -> Open
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
-    NodeJoined (a head)     the target must hand out features: told without, it is told again -> Open
+    NodeJoined (a head)     the target must hand out features; it is told so               -> Open
     Tick                    the target owes a verdict for too long                 -> Open
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,

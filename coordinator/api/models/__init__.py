@@ -1,1 +1,1 @@
-"""What the models of a pair are: their settings, whether one is a head, what their nodes are told."""
+"""The models of a pair: their settings, whether one is a head, what their nodes are told."""

@@ -96,7 +96,7 @@ def read(path: Path) -> Config:
     return content if isinstance(content, dict) else {}
 
 
-# -- the names of tensors ---------------------------------------------------------------------------
+# -- the names of tensors --------------------------------------------------------------------------
 
 
 def _in_safetensors(path: Path) -> Iterable[str]:

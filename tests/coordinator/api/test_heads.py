@@ -97,7 +97,9 @@ def test_names_are_read_from_the_other_forms_of_a_checkpoint_and_nothing_is_exec
     assert kind_of(str(sharded), None) is HeadKind.EAGLE
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"PK\x03\x04", struct.pack("<Q", 9) + b"[1]"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 40, b"PK\x03\x04", struct.pack("<Q", 9) + b"[1]"]
+)
 def test_files_that_are_none_make_no_head_and_no_error(tmp_path: Path, content: bytes) -> None:
     for number, name in enumerate(recognised.READERS):
         path = Path(folder(tmp_path / str(number), LLAMA))
