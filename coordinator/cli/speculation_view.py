@@ -2,7 +2,7 @@
 
                         in colour           in plain text (the marks of wdiff)
     accepted drafts                         text
-      of a draft model  green
+      of the drafter    green
       n-grams           cyan
       earlier texts     yellow
       heads             magenta

@@ -19,7 +19,7 @@ SOURCES = {
     HEADS_SOURCE: HEADS,
 }
 # For people.
-TITLES = {MODEL: "draft model", NGRAM: "n-gram", EARLIER: "earlier text", HEADS: "heads"}
+TITLES = {MODEL: "drafter", NGRAM: "n-gram", EARLIER: "earlier text", HEADS: "heads"}
 RECOVERED, BONUS, PLAIN = "recovered", "bonus", "plain"
 
 

@@ -59,14 +59,9 @@ def hops_of(
             numbers[frame] = number = len(messages) + 1
             messages[number] = None if _kind(frame[:1]) == FEATURES else decoded(frame)
         number = numbers[frame]
-        ends = (
-            (passed.ns, matches.received[index])
-            if passed.is_sent
-            else (
-                matches.sent[index],
-                passed.ns,
-            )
-        )
+        ends: tuple[int | None, int | None] = matches.sent[index], passed.ns
+        if passed.is_sent:
+            ends = passed.ns, matches.received[index]
         kind, message = _kind(frame[:1]), messages[number]
         session = _session(frame) if kind == FEATURES else getattr(message, "session", 0)
         what = number, kind, passed.node, passed.is_sent, passed.num_bytes, message

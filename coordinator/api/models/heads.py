@@ -55,9 +55,7 @@ def find_config(model: str, revision: str | None) -> Path | None:
 
 
 @lru_cache(maxsize=64)
-def _kind_at(
-    path: Path, _changed_ns: int, model: str, revision: str | None
-) -> HeadKind | None:
+def _kind_at(path: Path, _changed_ns: int, model: str, revision: str | None) -> HeadKind | None:
     config = read(path)
     if (kind := head_kind(config)) is not None or config.get("num_hidden_layers") != 1:
         return kind

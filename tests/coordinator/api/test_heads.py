@@ -30,7 +30,7 @@ def folder(path: Path, config: dict[str, Any], *tensors: str) -> str:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     if tensors:
-        header = json.dumps({"__metadata__": {}, **dict.fromkeys(tensors, {})}).encode()
+        header = json.dumps({"__metadata__": {}, **{name: {} for name in tensors}}).encode()
         (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     return str(path)
 

@@ -115,7 +115,7 @@ def test_the_legend_fits_80_columns() -> None:
     shown = legend(in_colour=True)
     assert "\x1b[31;9mrejected draft\x1b[0m" in shown
     assert len(re.sub("\x1b\\[[0-9;]*m", "", shown)) <= 80
-    for colour, title in ((32, "draft model"), (36, "n-gram"), (33, "earlier text"), (35, "heads")):
+    for colour, title in ((32, "drafter"), (36, "n-gram"), (33, "earlier text"), (35, "heads")):
         assert f"\x1b[{colour}m{title}\x1b[0m" in shown
     assert set(TITLES) == set(SOURCES.values()) == set(ACCEPTED)
 
@@ -124,9 +124,7 @@ def test_every_source_has_a_colour_of_its_own() -> None:
     view = SpeculationView(WORDS, in_colour=True)
     sources = (HEADS_SOURCE, HEADS_SOURCE, NGRAM_SOURCE, EARLIER_SOURCE, MODEL_SOURCE)
     shown = view.push(Emit((1, 1, 1, 1, 1), 5, 5, (), sources=sources), ALL)
-    assert shown == (
-        "\x1b[35moneone\x1b[0m\x1b[36mone\x1b[0m\x1b[33mone\x1b[0m\x1b[32mone\x1b[0m"
-    )
+    assert shown == ("\x1b[35moneone\x1b[0m\x1b[36mone\x1b[0m\x1b[33mone\x1b[0m\x1b[32mone\x1b[0m")
     assert view.push(Emit((1,), 1, 1, (), sources=(3,)), ALL) == "\x1b[32mone\x1b[0m"
     plain = SpeculationView(WORDS, in_colour=False)
     assert plain.push(Emit((1, 1), 2, 2, (), sources=(7, 1)), ALL) == "oneone"
