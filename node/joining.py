@@ -82,6 +82,15 @@ TensorParallelSize = Annotated[
 MaxModelLen = Annotated[int, typer.Option(min=2, help="Most tokens of a text.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Most texts at once.")]
 Backend = Annotated[str, typer.Option(help="auto, fused, graphs, compiled or reference.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="Of a drafter that is a head: the target's folder or name, for what the head lacks."
+    ),
+]
+Heads = Annotated[
+    str, typer.Option(help="Of a target: heads that draft in its process: folder or name.")
+]
 SimulateMs = Annotated[
     float, typer.Option(min=0, help="Simulate another device: a forward takes so long.")
 ]
@@ -104,6 +113,10 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         max_model_len: MaxModelLen = 4096,
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
+        target: Target = "",
+        target_revision: Revision = None,
+        heads: Heads = "",
+        heads_revision: Revision = None,
         simulate_ms: SimulateMs = 0.0,
         simulate_ms_per_row: SimulateMsPerRow = 0.0,
     ) -> None:
@@ -124,6 +137,10 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             backend=backend,
+            target=target,
+            target_revision=target_revision,
+            heads=heads,
+            heads_revision=heads_revision,
             simulated_ms=simulate_ms,
             simulated_ms_per_row=simulate_ms_per_row,
         )

@@ -54,3 +54,27 @@ def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
     if not any(map(_EAGLE_TENSOR.fullmatch, names)):
         return None
     return HeadKind.EAGLE3 if any(map(_EAGLE3_TENSOR.fullmatch, names)) else HeadKind.EAGLE
+
+
+def feature_layers(
+    kind: HeadKind, config: Mapping[str, object], num_layers: int
+) -> tuple[int, ...]:
+    """Return of which layers of its target, which has `num_layers`, a head reads the features.
+
+    i is what enters decoder layer i, -1 the state after the last norm. What stands in config.json
+    itself is counted so; in `eagle_config` too, but where it begins with 1 it is what leaves a
+    layer. Empty: what stands there is no such list, or the target is too small.
+    """
+    if kind is not HeadKind.EAGLE3:
+        return (-1,)
+    field, inner = "eagle_aux_hidden_state_layer_ids", config.get("eagle_config")
+    ids = config.get(field)
+    if not ids and isinstance(inner, Mapping):
+        ids = inner.get(field)
+        if isinstance(ids, list) and ids and ids[0] == 1:
+            ids = [i + 1 if type(i) is int else i for i in ids]
+    if not ids:
+        ids = [2, num_layers // 2, num_layers - 3]
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < num_layers for i in ids):
+        return ()
+    return tuple(ids)

@@ -16,7 +16,6 @@ from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     PROTOCOL_VERSION,
     SESSION_KEY_BYTES,
-    Draft,
     Fingerprint,
     Hello,
     Role,
@@ -110,7 +109,7 @@ class Host:
             for receiver in self.router.forward(node_id, kind, frame, self.world.timeline.now):
                 self.world.watcher.passed_on(receiver, frame, self.router)
                 self.world.downlinks[receiver].send(frame)
-            if kind is Draft:
+            if kind in e.UNREAD:
                 return
             event = e.Arrived(node_id, codec.decode(frame))
         except RemoteProtocolError as error:

@@ -3,17 +3,14 @@
 The flags of the command line are made of these fields (`coordinator.cli.flags`).
 """
 
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from coordinator.api.frozen import Frozen, named
+from coordinator.api.models.settings import MODELS as MODELS
+from coordinator.api.models.settings import NGRAM as NGRAM
+from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
 from coordinator.launching.devices import num_ranks
 from coordinator.text.simulated import Simulated
@@ -39,7 +36,6 @@ from proto.policies import (
     without_drafter,
 )
 
-MODELS = Path(__file__).resolve().parents[2] / "models"
 VerifyName = Literal["coupled", "token", "block"]
 Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -52,10 +48,7 @@ REPRODUCIBLE_ROWS = 16
 # those without a text: more than one is for whoever has many texts.
 NUM_SEQS, REPRODUCIBLE_NUM_SEQS = 8, 1
 
-NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 
-
-Name = Annotated[str, Field(min_length=1)]
 NumRanks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
 
@@ -68,25 +61,9 @@ def _check_links(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
     return texts
 
 
-class PairConfig(Frozen):
+class PairConfig(ModelsConfig):
     """The two models and where they run."""
 
-    target: Annotated[
-        Name,
-        Field(
-            description="Target model: folder or name; weights plain or quantised (FP8, GPTQ, AWQ, "
-            "NF4)."
-        ),
-    ] = str(MODELS / "target")
-    drafter: Annotated[
-        Name,
-        Field(
-            description="Draft model: as --target. ngram: none; the target drafts what followed "
-            "its last tokens before (prompt lookup)."
-        ),
-    ] = str(MODELS / "drafter")
-    target_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
-    drafter_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
     target_device: Annotated[
         str,
         Field(
@@ -114,7 +91,7 @@ class PairConfig(Frozen):
         Dtype | Literal["", "fastest"],
         Field(
             description="As --dtype, or fastest: by timing (it does not decide the text). "
-            "Default: fastest on a CPU, else --dtype."
+            "Default: fastest on a CPU, of a head and on a GPU --dtype."
         ),
     ] = ""
     max_model_len: Annotated[
@@ -122,7 +99,8 @@ class PairConfig(Frozen):
         Field(
             ge=2,
             le=1 << 20,
-            description="Most tokens of prompt and answer; the cache is made for it.",
+            description="Most tokens of prompt and answer; the cache is made for it. A drafter "
+            "that can take fewer drafts no further.",
         ),
     ] = 4096
     backend: Annotated[
@@ -203,29 +181,11 @@ class PairConfig(Frozen):
         int, Field(ge=0, description="Of what --link loses and how late each message is.")
     ] = 0
 
-    @model_validator(mode="after")
-    def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
-        models = {"target_revision": self.target, "drafter_revision": self.drafter}
-        for name, model in models.items():
-            is_copied = name == "drafter_revision" and model == NGRAM
-            if getattr(self, name) is None or not (is_copied or is_folder(model)):
-                continue
-            what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
-            raise ConfigurationError(
-                f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
-            )
-        return self
-
     @property
     def num_seqs(self) -> int:
         """Texts at once, as the nodes are asked for it."""
         default = REPRODUCIBLE_NUM_SEQS if self.reproducible else NUM_SEQS
         return default if self.max_num_seqs is None else self.max_num_seqs
-
-    @property
-    def has_draft_model(self) -> bool:
-        """Whether drafts come from a model."""
-        return self.drafter != NGRAM
 
     @property
     def ranks(self) -> dict[Role, int]:
@@ -234,6 +194,15 @@ class PairConfig(Frozen):
             Role.TARGET: num_ranks(self.target_device, self.tensor_parallel_size),
             Role.DRAFTER: num_ranks(self.drafter_device, self.drafter_tensor_parallel_size),
         }
+
+    def check(self) -> None:
+        """Raises ConfigurationError if the models cannot be used like this."""
+        self.check_heads()
+        if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
+            raise ConfigurationError(
+                f"the drafter, {self.drafter}, is a head, and a head runs in one process; give it "
+                "one device"
+            )
 
     @property
     def links(self) -> dict[Role, Links]:
@@ -252,11 +221,6 @@ class PairConfig(Frozen):
             self.link_seed,
         )
         return simulated if simulated.words else None
-
-
-def is_folder(model: str) -> bool:
-    """Whether a model is a folder here, and not a name on the hub."""
-    return Path(model).expanduser().is_dir()
 
 
 def _policies() -> str:
@@ -334,20 +298,32 @@ class SpeculationConfig(Frozen):
         return Rule[self.verify.upper()]
 
     def uses_ngrams(self, pair: PairConfig) -> bool:
-        """Whether the target drafts by itself."""
-        return self.drafts and (self.also_ngram or not pair.has_draft_model)
+        """Whether the target copies what was written before."""
+        return self.drafts and (self.also_ngram or pair.drafter == NGRAM)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
         """How it does that, as the target reads it."""
         return Lookup(self.ngram_min, self.ngram_max, reference)
 
+    def _drafters(self, pair: PairConfig) -> list[str]:
+        """Who would draft, of those that a text may have besides each other."""
+        drafters = {
+            "also_ngram" if self.also_ngram else NGRAM: self.also_ngram or pair.drafter == NGRAM,
+            "heads": pair.home_heads is not None,
+            "the drafter": pair.has_draft_model,
+        }
+        return [name for name, is_used in drafters.items() if is_used]
+
     def check(self, pair: PairConfig) -> None:
         """Raises ConfigurationError if these settings do not go together, or not with the pair."""
+        if self.drafts:
+            pair.check()
         self.make(pair)
-        if self.also_ngram and pair.has_draft_model and self.verify != "coupled":
+        several = self._drafters(pair) if self.verify != "coupled" else []
+        if len(several) > 1:
             raise ConfigurationError(
-                f"also_ngram needs coupled verification, not {self.verify}: to choose between two "
-                "drafters would bias the text"
+                f"{several[0]} beside {several[1]} needs coupled verification, not {self.verify}: "
+                "to choose between two drafters would bias the text"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(
@@ -360,9 +336,14 @@ class SpeculationConfig(Frozen):
             )
 
     def make(self, pair: PairConfig) -> Policy:
-        """The policy as the nodes read it. Raises ConfigurationError."""
+        """The policy as the nodes read it. Raises ConfigurationError.
+
+        Without a drafter's process the target waits for nobody.
+        """
         policy = self._policy(reproducible=pair.reproducible)
-        return policy if pair.has_draft_model else without_drafter(policy)
+        if not self.drafts or pair.has_draft_model:
+            return policy
+        return without_drafter(policy)
 
     def _policy(self, *, reproducible: bool) -> Policy:
         row = POLICIES[self.policy]

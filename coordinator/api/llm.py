@@ -20,11 +20,13 @@ from coordinator.api.config import (
     PairConfig,
     SpeculationConfig,
 )
+from coordinator.api.models.heads import find_config
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from proto.errors import ClosedError, ConfigurationError, shown
+from proto.heads import HeadKind
 from proto.policies import POLICIES
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -43,12 +45,13 @@ _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids
 class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
-    target, drafter     folder or Hugging Face name
-    speculative_config  "method" (auto, ar, sync, tree ... as `--policy`, or ngram: no draft model),
-                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as
-                        another way to name the drafter; for n-gram drafts "prompt_lookup_max",
+    target, drafter     folder or Hugging Face name; the drafter may be a head of the target's
+    speculative_config  "method" (auto, ar, sync, tree ... as `--policy`; ngram: no draft model;
+                        medusa, eagle or eagle3: "model" is such a head),
+                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as another
+                        way to name the drafter; for n-gram drafts "prompt_lookup_max",
                         "prompt_lookup_min", "reference", and "also_ngram" for both kinds
-    settings            any other field of PairConfig: "max_num_seqs", ...
+    settings            any other field of PairConfig: "max_num_seqs", "drafter_home", "heads", ...
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
     """
@@ -82,6 +85,7 @@ class LLM:
             **settings,
         )
         self._speculation.check(config)
+        _check_kind(speculative_config, config)
         self.pair = Pair(config, with_drafter=self._speculation.drafts)
         self._close = weakref.finalize(self, self.pair.close)
 
@@ -255,13 +259,18 @@ def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, Speculat
     values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
     model = config.get("model")
     if "method" in config:
-        methods = (*POLICIES, NGRAM)
+        methods = (*POLICIES, NGRAM, *HeadKind)
         if config["method"] not in methods:
             raise ConfigurationError(
                 f'speculative_config["method"] is one of {", ".join(methods)}, '
                 f"not {shown(config['method'])}"
             )
-        if config["method"] != NGRAM:
+        if config["method"] in list(HeadKind):
+            if model is None:
+                raise ConfigurationError(
+                    f'the method {config["method"]} needs a "model": the folder or name of a head'
+                )
+        elif config["method"] != NGRAM:
             values["policy"] = config["method"]
         elif model is not None:
             raise ConfigurationError(
@@ -271,3 +280,16 @@ def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, Speculat
         else:
             model = NGRAM
     return model, SpeculationConfig(**values)
+
+
+def _check_kind(config: Mapping[str, Any] | None, pair: PairConfig) -> None:
+    """Raises ConfigurationError if the model is known to be no head of the kind that is named."""
+    method = (config or {}).get("method")
+    if method not in list(HeadKind):
+        return
+    kind, is_here = pair.drafter_head, find_config(pair.drafter, pair.drafter_revision) is not None
+    if is_here and kind != method:
+        what = f"a head of the kind {kind}" if kind is not None else "no head"
+        raise ConfigurationError(
+            f'speculative_config["method"] is {method}, and the model {pair.drafter} is {what}'
+        )

@@ -37,7 +37,8 @@ class CompletionOutput:
     finish_reason       "stop" or "length"; None while more is to come
     stop_reason         the stop string or stop token that ended the text; None: its length or an
                         end-of-text token of the model
-    token_origins       for each token `draft:model`, `draft:ngram`, `recovered`, `bonus` or `plain`
+    token_origins       for each token `draft:SOURCE` (`origins.SOURCES`), `recovered`, `bonus` or
+                        `plain`
     metrics             of the whole text, at its end
     logprobs            for each token, if they were asked for
     cumulative_logprob  their sum over the tokens

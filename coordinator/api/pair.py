@@ -10,13 +10,9 @@ from types import TracebackType
 
 from coordinator.api import prompts
 from coordinator.api.chat import ChatTemplate, Messages
-from coordinator.api.config import (
-    ALONE,
-    REPRODUCIBLE_ROWS,
-    PairConfig,
-    SpeculationConfig,
-)
+from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
+from coordinator.api.models.nodes import node_configs
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.service import Service
@@ -38,7 +34,6 @@ from proto.messages import (
     Role,
     SamplingSpec,
 )
-from proto.node_config import NodeConfig
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]
@@ -47,7 +42,8 @@ MakeLauncher = Callable[[], NodeLauncher]
 class Pair:
     """Target and drafter, loaded and warm. A context manager: nothing outlives it.
 
-    with_drafter   False starts the target alone (for `ar`); so does the drafter `ngram`
+    with_drafter   False starts the target alone (for `ar`), without heads; without a drafter's
+                   process it is with the drafter `ngram`, and with heads in the target's
     make_launcher  who starts the node processes, and where
     traced         record what every process does, for `write_trace`
 
@@ -80,57 +76,18 @@ class Pair:
                 traced=traced,
             )
             self.service.start()
-            for node in self._node_configs(with_drafter=with_drafter and config.has_draft_model):
+            for node in node_configs(
+                config,
+                endpoint=self.service.endpoint,
+                outside=self.service.outside,
+                secret=self.service.secret,
+                drafts=with_drafter,
+            ):
                 self.service.launch(node)
             self._wait_until_ready(say)
         except BaseException:
             self.close()
             raise
-
-    def _node_configs(self, *, with_drafter: bool) -> list[NodeConfig]:
-        config = self.config
-        target = NodeConfig(
-            role=Role.TARGET,
-            endpoint=self.service.endpoint,
-            identity="target-1",
-            secret=self.service.secret,
-            model=config.target,
-            revision=config.target_revision,
-            dtype=config.dtype,
-            device=config.target_device,
-            tensor_parallel_size=config.tensor_parallel_size,
-            peer_size=config.ranks[Role.DRAFTER],
-            outside=self.service.outside,
-            max_model_len=config.max_model_len,
-            backend=config.backend,
-            busy_poll_us=config.busy_poll_us,
-            max_num_seqs=config.num_seqs,
-            fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
-            simulated_ms=config.simulate_target_ms,
-            simulated_ms_per_row=config.simulate_target_ms_per_row,
-        )
-        drafter = NodeConfig(
-            role=Role.DRAFTER,
-            endpoint=self.service.endpoint,
-            identity="drafter-1",
-            secret=self.service.secret,
-            model=config.drafter,
-            revision=config.drafter_revision,
-            dtype=config.drafter_dtype or config.dtype,
-            dtype_on_cpu="" if config.drafter_dtype else "fastest",
-            device=config.drafter_device,
-            tensor_parallel_size=config.drafter_tensor_parallel_size,
-            peer_size=config.ranks[Role.TARGET],
-            outside=self.service.outside,
-            max_model_len=config.max_model_len,
-            backend=config.backend,
-            busy_poll_us=config.busy_poll_us,
-            max_num_seqs=config.num_seqs,
-            simulated_ms=config.simulate_draft_ms,
-            simulated_ms_per_row=config.simulate_draft_ms_per_row,
-            max_candidates=config.max_draft_candidates,
-        )
-        return [target, drafter] if with_drafter else [target]
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s

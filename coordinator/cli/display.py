@@ -1,6 +1,7 @@
 """What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from types import TracebackType
 
@@ -9,6 +10,7 @@ from rich.status import Status
 
 from coordinator.cluster.registry import Node
 from coordinator.text.metrics import Metrics
+from coordinator.text.origins import MODEL, TITLES
 from coordinator.text.simulated import Simulated
 from proto.messages import Role
 
@@ -67,6 +69,7 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
             f"{m.mean_acceptance_length:.2f} tokens a pass, acceptance rate "
             f"{m.acceptance_rate:.0%} ({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
+    lines += _by_source(m.accepted_by_source, m.hits_by_source)
     if m.speculative_decoding is not None:
         lines.append("; ".join(_what_failed(m)))
     if seed is not None:
@@ -80,9 +83,22 @@ def engines(nodes: Iterable[Node]) -> str:
     """What ran the models, in one line."""
     return "; ".join(
         f"{hello.role}: {hello.backend}, {hello.dtype}, {hello.device}"
+        + (f", {hello.heads} heads" if hello.heads else "")
         for node in nodes
         if (hello := node.hello) is not None
     )
+
+
+def _by_source(accepted: Mapping[str, int], hits: Mapping[str, int]) -> list[str]:
+    """Whose drafts were accepted, in lines of at most 80 columns; none if all are the model's."""
+    if not set(accepted) - {MODEL}:
+        return []
+    words = [
+        f"{TITLES.get(name, f'drafter {name}')} {number} ({hits.get(name, 0)} hits)"
+        for name, number in sorted(accepted.items(), key=lambda item: -item[1])
+    ]
+    line = f"accepted drafts by source: {', '.join(words)}"
+    return [fill(line, WIDTH, subsequent_indent="  ", break_long_words=False)]
 
 
 def _what_failed(m: Metrics) -> list[str]:
@@ -143,6 +159,11 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
             f"\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
             f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
         )
+        accepted_by, hits_by = Counter[str](), Counter[str]()
+        for one in done:
+            accepted_by.update(one.accepted_by_source)
+            hits_by.update(one.hits_by_source)
+        line += "".join(f"\n{more}" for more in _by_source(accepted_by, hits_by))
     # Counted from the start of the call, so the last one to end has all of them.
     simulated = [m.simulated for m in done if m.simulated is not None]
     if simulated:

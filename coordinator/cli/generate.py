@@ -67,7 +67,7 @@ def generate(
         config = _with_room_for(len(asked) * request.n, pair)
         started = Pair(
             config,
-            with_drafter=with_drafter,
+            with_drafter=speculation.drafts,
             say=progress.say,
             make_launcher=launcher,
             traced=trace is not None,
@@ -117,7 +117,7 @@ def _writer(
 # What a node that was started by hand has been told itself.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
-    *("dtype", "drafter_dtype", "backend", "reproducible"),
+    *("dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),

@@ -1,9 +1,13 @@
 """The text with its speculation in sight: which tokens were drafted, and what was rejected (pure).
 
-                    in colour           in plain text (the marks of wdiff)
-    accepted drafts green               text
-    rejected drafts red, struck out     [-text-]
-    target's own    blue                {+text+}
+                        in colour           in plain text (the marks of wdiff)
+    accepted drafts                         text
+      of the drafter    green
+      n-grams           cyan
+      earlier texts     yellow
+      heads             magenta
+    rejected drafts     red, struck out     [-text-]
+    target's own        blue                {+text+}
 
 A rejected newline or tab shows as a sign, so that the layout stays that of the text itself. In
 plain text the marks end at every newline for the same reason.
@@ -12,9 +16,18 @@ plain text the marks end at every newline for the same reason.
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import groupby
 
 from coordinator.text.detokenization import Decoder
-from coordinator.text.origins import shown_rejected
+from coordinator.text.origins import (
+    EARLIER,
+    HEADS,
+    MODEL,
+    NGRAM,
+    TITLES,
+    shown_rejected,
+    source_names,
+)
 from coordinator.text.session import Emit
 
 RESET = "\x1b[0m"
@@ -22,9 +35,15 @@ NEWLINE_SIGN, TAB_SIGN = "⏎", "⇥"
 
 
 class Kind(Enum):
-    """What became of a piece of text: its colour, and its marks without colour."""
+    """What became of a piece of text: its colour, and its marks without colour.
+
+    An enumeration tells its members apart by their values; so do the colours of sources.
+    """
 
     ACCEPTED = ("\x1b[32m", "", "")
+    COPIED = ("\x1b[36m", "", "")
+    REMEMBERED = ("\x1b[33m", "", "")
+    FORESEEN = ("\x1b[35m", "", "")
     REJECTED = ("\x1b[31;9m", "[-", "-]")
     OWN = ("\x1b[94m", "{+", "+}")
 
@@ -32,6 +51,15 @@ class Kind(Enum):
         self.colour = colour
         self.before = before
         self.after = after
+
+
+# Of accepted drafts, by source; those of a second drafter are a draft model's as well.
+ACCEPTED = {
+    MODEL: Kind.ACCEPTED,
+    NGRAM: Kind.COPIED,
+    EARLIER: Kind.REMEMBERED,
+    HEADS: Kind.FORESEEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +109,26 @@ class SpeculationView:
         return released
 
     def _segments(self, emit: Emit) -> list[Segment]:
-        accepted = "".join(self._decoder.pieces(emit.tokens[: emit.num_accepted]))
+        accepted = self._accepted(emit)
         rejected = self._decoder.preview(shown_rejected(emit))
         own = "".join(self._decoder.pieces(emit.tokens[emit.num_accepted :]))
-        self._last = Kind.OWN if len(emit.tokens) > emit.num_accepted else Kind.ACCEPTED
+        if len(emit.tokens) > emit.num_accepted:
+            self._last = Kind.OWN
+        elif accepted:
+            self._last = accepted[-1].kind
         return [
-            Segment(Kind.ACCEPTED, accepted),
+            *accepted,
             Segment(Kind.REJECTED, visible(rejected)),
             Segment(Kind.OWN, own),
         ]
+
+    def _accepted(self, emit: Emit) -> list[Segment]:
+        """The accepted drafts, a segment for those of one source in a row."""
+        names = source_names(emit.sources, emit.num_accepted)
+        pieces = self._decoder.pieces(emit.tokens[: emit.num_accepted])
+        kinds = [ACCEPTED.get(name, Kind.ACCEPTED) for name in names]
+        runs = groupby(zip(kinds, pieces, strict=True), key=lambda pair: pair[0])
+        return [Segment(kind, "".join(piece for _, piece in run)) for kind, run in runs]
 
     def _rendered(self, segments: list[Segment]) -> str:
         render = coloured if self._in_colour else marked
@@ -125,12 +164,11 @@ def visible(text: str) -> str:
 
 def legend(*, in_colour: bool) -> str:
     """One line of at most 80 columns that explains the colours or marks."""
-    words = [
-        (Kind.ACCEPTED, "accepted draft"),
-        (Kind.REJECTED, "rejected draft"),
-        (Kind.OWN, "the target's own"),
-    ]
+    words = [(Kind.REJECTED, "rejected draft"), (Kind.OWN, "the target's own")]
     if in_colour:
-        return "  ".join(coloured(Segment(kind, text)) for kind, text in words)
+        sources = [coloured(Segment(kind, TITLES[name])) for name, kind in ACCEPTED.items()]
+        others = [coloured(Segment(kind, text)) for kind, text in words]
+        return "  ".join((f"accepted: {', '.join(sources)}", *others))
+    words = [(Kind.ACCEPTED, "accepted draft"), *words]
     shown = [f"{marked(Segment(kind, text))}" for kind, text in words]
     return f"marks: {'  '.join(shown)}  ({NEWLINE_SIGN}: newline)"

@@ -41,7 +41,8 @@ def verify_lossless(
     pair: Annotated[
         PairConfig,
         Flags(
-            *("target", "drafter", "target_device", "drafter_device", "tensor_parallel_size"),
+            *("target", "drafter", "drafter_home", "target_device", "drafter_device"),
+            "tensor_parallel_size",
             *("dtype", "backend", "reproducible"),
             dtype="float32",
             max_num_seqs=1,

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from coordinator.text.running import Result, Running
 from coordinator.text.session import Emit, EmitPrompt, NodeId
 from proto.errors import SlipstreamError
-from proto.messages import Message
+from proto.messages import Draft, Features, Message
+
+UNREAD = (Draft, Features)  # what is passed on, and nothing else
 
 
 @dataclass(frozen=True, slots=True)

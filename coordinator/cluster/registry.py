@@ -21,6 +21,7 @@ from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
+    OWN_SOURCES,
     PROTOCOL_VERSION,
     Fault,
     FaultCode,
@@ -88,6 +89,11 @@ class Node:
     def num_lanes(self) -> int:
         """Texts that it has room for at once; none before it was accepted."""
         return self.hello.num_lanes if self.hello is not None else 0
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """A drafter that is a head: whose features it reads."""
+        return self.hello.layers if self.hello is not None else ()
 
 
 class Registry:
@@ -161,7 +167,7 @@ class Registry:
             return NGRAM_SOURCE
         others = [other for other in self.of_role(Role.DRAFTER) if other is not node]
         taken = {other.source for other in others if other.health is not Health.GONE}
-        taken |= {NGRAM_SOURCE, *known}
+        taken |= {*OWN_SOURCES, *known}
         return next((source for source in range(MAX_SOURCES) if source not in taken), None)
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
@@ -188,6 +194,10 @@ class Registry:
         node.num_overruns, node.late_us = beat.num_overruns, beat.late_us
         is_slower = node.round_trips.add(beat.stamp_us, beat.held_us, now)
         return is_slower and node.hello is not None and node.hello.host != self.host
+
+    def readers(self, drafters: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+        """Those of these drafters that read features."""
+        return tuple(one for one in drafters if self._nodes[one].layers)
 
     def lives(self, node_id: NodeId, now: float) -> None:
         """A node that is ready has said something."""
@@ -236,7 +246,11 @@ class Registry:
             )
         if hello.secret != self._secret or hello.role is not node.role:
             return "the node was not started by this coordinator"
-        differences = (_tokenizer_difference(hello, other) for other in self._others(node))
+        differences = (
+            difference(hello, other)
+            for other in self._others(node)
+            for difference in (_tokenizer_difference, _feature_difference)
+        )
         return next(filter(None, differences), None)
 
 
@@ -258,3 +272,33 @@ def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
             f"same ids mean different tokens; {fix}"
         )
     return None
+
+
+def _feature_difference(hello: Hello, other: Hello) -> str | None:
+    """Why a drafter that is a head cannot read features beside another node, or None."""
+    if hello.role is other.role is Role.DRAFTER:
+        if hello.layers and other.layers and hello.layers != other.layers:
+            return (
+                f"two drafters read features of different layers, {_listed(hello.layers)} and "
+                f"{_listed(other.layers)}; a target hands out those of one kind of heads"
+            )
+        return None
+    head, target = (other, hello) if hello.role is Role.TARGET else (hello, other)
+    fix = "choose the head that was made for this target"
+    if not head.layers or target.role is not Role.TARGET:
+        return None
+    if head.hidden_size != target.hidden_size:
+        return (
+            f"the drafter is a head for targets whose hidden size is {head.hidden_size}, and this "
+            f"one's is {target.hidden_size}; {fix}"
+        )
+    if max(head.layers) >= target.num_layers:
+        return (
+            f"the drafter is a head that reads features of layers {_listed(head.layers)}, and the "
+            f"target has {target.num_layers} layers; {fix}"
+        )
+    return None
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))

@@ -12,8 +12,8 @@ text is a machine of its own (`text/session.py`); what goes wrong in one ends th
                       go on                                            -> Warn | Abort
 
 A frame of a round is passed on before anybody looks at it: `forward` says to whom. A draft goes to
-the target of its text, and nobody here reads it; a verdict goes to the drafters of its text, and
-only then is it read and told to the session.
+the target of its text, features to those of its drafters that are heads, and nobody here reads
+them; a verdict goes to the drafters of its text, and only then is it read and told to the session.
 
 At most max_num_seqs texts are open, and no more than the target has lanes for; the others wait in
 the order in which they came. A node works on as many texts as it has lanes, and when one ends it is
@@ -30,6 +30,7 @@ A drafter has a source number, and no other gets it as long as an open text know
 from collections import deque
 
 from coordinator.cluster.events import (
+    UNREAD,
     Abort,
     Action,
     Arrived,
@@ -56,6 +57,7 @@ from proto.messages import (
     Draft,
     Fault,
     FaultCode,
+    Features,
     FinishReason,
     Heartbeat,
     Hello,
@@ -89,18 +91,16 @@ class Router:
     ) -> tuple[NodeId, ...]:
         """To whom a frame of this kind goes on, unread. Raises RemoteProtocolError.
 
-        Drafts are not read afterwards either, so a drafter that drafts is heard here.
+        Drafts and features are not read afterwards either, so who sends them is heard here.
         """
+        text = self._open.get(session_of(frame)) if kind in (*UNREAD, Verdict) else None
+        if text is None or node_id not in (text.drafters if kind is Draft else text.targets):
+            return NOBODY
+        if kind in UNREAD:
+            self.registry.lives(node_id, now)
         if kind is Draft:
-            text = self._open.get(session_of(frame))
-            if text is not None and node_id in text.drafters:
-                self.registry.lives(node_id, now)
-                return text.targets
-        elif kind is Verdict:
-            text = self._open.get(session_of(frame))
-            if text is not None and node_id in text.targets:
-                return text.drafters
-        return NOBODY
+            return text.targets
+        return self.registry.readers(text.drafters) if kind is Features else text.drafters
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
@@ -241,7 +241,7 @@ class Router:
             text.set_workers(node.role, (*workers, node.id))
             if node.role is Role.DRAFTER:
                 text.sources.add(node.source)
-        self._step(session, s.NodeJoined(node.id, node.role), now)
+        self._step(session, s.NodeJoined(node.id, node.role, node.layers), now)
 
     def _give_free_lanes(self, now: float) -> None:
         """A text has ended: others that are open may get its lanes, the oldest first."""
@@ -318,7 +318,9 @@ class Router:
         session = running.machine.session
         running.started = now
         self._open[session] = OpenText(running)
-        self._step(session, s.Started(), now)
+        drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
+        layers = next((one.layers for one in drafters if one.layers), ())
+        self._step(session, s.Started(layers), now)
         for role in (Role.TARGET, Role.DRAFTER):
             self._offer_to_all(session, role, now)
         absent = self.registry.of(Role.DRAFTER)
@@ -344,9 +346,7 @@ class Router:
 
     def _end(self, running: Running, last: Result | SlipstreamError) -> None:
         session = running.machine.session
-        if session in self._open:
-            del self._open[session]
-        else:
+        if self._open.pop(session, None) is None:
             self._waiting.remove(running)
         self._do(End(session, last))
 

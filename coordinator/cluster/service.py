@@ -19,6 +19,7 @@ from functools import partial
 from types import MappingProxyType
 
 from coordinator.cluster.events import (
+    UNREAD,
     Abort,
     Action,
     Arrived,
@@ -50,7 +51,6 @@ from proto.links.transport import Listener
 from proto.messages import (
     MAX_SESSIONS,
     SESSION_KEY_BYTES,
-    Draft,
     Fault,
     FaultCode,
     Heartbeat,
@@ -302,8 +302,8 @@ class Service:
             for receiver in self._router.forward(node, kind, frame, now):
                 enter(Phase.SEND)
                 self._send(receiver, frame)
-            if kind is Draft:
-                return  # nobody here reads it
+            if kind in UNREAD:
+                return
             enter(Phase.DECODE)
             message = decode(frame)
             if self.tape is not None and isinstance(message, TracePart):

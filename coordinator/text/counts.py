@@ -3,12 +3,17 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from proto.messages import Verdict
+from coordinator.text.origins import source_names
+from proto.messages import Hit, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class PassFigures:
-    """What one target pass brought and cost. `num_accepted` <= `num_tokens` that were new."""
+    """What one target pass brought and cost. `num_accepted` <= `num_tokens` that were new.
+
+    sources  who drafted the accepted ones
+    hit_by   who drafted the first token of the pass; empty: it was no hit
+    """
 
     num_tokens: int
     num_accepted: int
@@ -22,6 +27,8 @@ class PassFigures:
     cause: str
     hit: str = "nobody"
     plain_us: int = 0
+    sources: tuple[str, ...] = ()
+    hit_by: str = ""
 
     @property
     def no_model_us(self) -> int:
@@ -33,8 +40,11 @@ class PassFigures:
         return self.host_us + max(0, self.wait_us - self.drafter_us)
 
     @classmethod
-    def of(cls, verdict: Verdict, num_tokens: int, num_accepted: int) -> "PassFigures":
-        """Of a verdict of which so many tokens were new."""
+    def of(
+        cls, verdict: Verdict, num_tokens: int, num_accepted: int, num_known: int = 0
+    ) -> "PassFigures":
+        """Of a verdict of which so many tokens were new, behind so many that were known."""
+        names = source_names(verdict.sources, verdict.num_accepted)
         return cls(
             num_tokens=num_tokens,
             num_accepted=num_accepted,
@@ -48,6 +58,8 @@ class PassFigures:
             cause=verdict.cause.name.lower(),
             hit=verdict.hit.name.lower(),
             plain_us=verdict.plain_us,
+            sources=names[num_known:][:num_accepted],
+            hit_by=names[0] if verdict.hit is Hit.HIT and names else "",
         )
 
 
@@ -70,6 +82,8 @@ class SessionCounts:
     drafter_us: int = 0
     # (drafted, accepted) of every pass that had drafts -> number of such passes
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)  # drafts, by source
+    hits_by: Counter[str] = field(default_factory=Counter)  # passes, likewise
     passes: list[PassFigures] = field(default_factory=list)  # in order: what the sums are of
 
     def count(self, one: PassFigures) -> None:
@@ -87,6 +101,9 @@ class SessionCounts:
         self.drafter_us += one.drafter_us
         if one.num_drafted:
             self.acceptance[one.num_drafted, one.num_accepted] += 1
+        self.accepted_by.update(one.sources)
+        if one.hit_by:
+            self.hits_by[one.hit_by] += 1
         self.passes.append(one)
 
     def until(self, num_tokens: int) -> "SessionCounts":
@@ -98,7 +115,12 @@ class SessionCounts:
                 break
             num_accepted = min(one.num_accepted, left)
             counts.count(
-                replace(one, num_tokens=min(one.num_tokens, left), num_accepted=num_accepted)
+                replace(
+                    one,
+                    num_tokens=min(one.num_tokens, left),
+                    num_accepted=num_accepted,
+                    sources=one.sources[:num_accepted],
+                )
             )
             left -= one.num_tokens
         return counts

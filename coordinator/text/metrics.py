@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Self
@@ -85,6 +85,8 @@ class Metrics:
     drafter_lost_at         tokens that were there when the drafter went away; 0: it was away
     speculative_decoding    None if the policy has no drafter
     simulated               of the hardware; None: nothing, the figures are of this machine
+    accepted_by_source      accepted drafts, by who drafted them (`origins.SOURCES`)
+    hits_by_source          passes whose first token had been drafted, likewise
     """
 
     num_tokens: int
@@ -116,6 +118,8 @@ class Metrics:
     queued_s: float
     speculative_decoding: SpeculativeDecoding | None
     simulated: Simulated | None = None
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    hits_by_source: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -176,6 +180,8 @@ class Metrics:
                 if num_spec_tokens
                 else None
             ),
+            accepted_by_source=dict(counts.accepted_by),
+            hits_by_source=dict(counts.hits_by),
         )
 
 

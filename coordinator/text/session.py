@@ -11,6 +11,7 @@ incarnation.
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
     FaultArrived(gap)       a node's text is not ours                              -> Open
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
+    NodeJoined (a head)     the target must hand out features; it is told so               -> Open
     Tick                    the target owes a verdict for too long                 -> Open
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,
@@ -23,6 +24,22 @@ never samples twice for one place, because what it has said it says again when i
 from dataclasses import dataclass, replace
 
 from coordinator.text.counts import PassFigures, SessionCounts
+from coordinator.text.events import Action as Action
+from coordinator.text.events import Emit as Emit
+from coordinator.text.events import EmitPrompt as EmitPrompt
+from coordinator.text.events import Event as Event
+from coordinator.text.events import Fail as Fail
+from coordinator.text.events import FaultArrived as FaultArrived
+from coordinator.text.events import Finish as Finish
+from coordinator.text.events import NodeId as NodeId
+from coordinator.text.events import NodeJoined as NodeJoined
+from coordinator.text.events import NodeLost as NodeLost
+from coordinator.text.events import Progressed as Progressed
+from coordinator.text.events import PromptScored as PromptScored
+from coordinator.text.events import Send as Send
+from coordinator.text.events import Started as Started
+from coordinator.text.events import Tick as Tick
+from coordinator.text.events import VerdictArrived as VerdictArrived
 from coordinator.text.prompt_logprobs import PromptScores
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -31,11 +48,8 @@ from proto.messages import (
     Close,
     Fault,
     FaultCode,
-    FinishReason,
     Limits,
-    Logprobs,
     Lookup,
-    Message,
     Open,
     Policy,
     PromptLogprobs,
@@ -47,136 +61,10 @@ from proto.messages import (
 )
 from proto.tree import CommittedText, Diverged
 
-NodeId = bytes  # names one node process; a process that is started anew has another
 WORK_LIMIT_S_MIN = 2.0
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 WORK_LIMIT_PASSES = 10.0
 MAX_REOPENS_WITHOUT_PROGRESS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Begin. Nodes that are not there yet are told when they join."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictArrived:
-    """The target has spoken."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
-    """The target has read a part of the prompt whose logprobs are wanted."""
-
-    message: PromptLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class FaultArrived:
-    """A node says that its text is not ours, or that it cannot go on."""
-
-    node: NodeId
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
-    """A node is ready to work on this text."""
-
-    node: NodeId
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost:
-    """A node is gone."""
-
-    node: NodeId
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """The target has finished a forward (heard in a heartbeat)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send to a node."""
-
-    node: NodeId
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """New tokens of the text, of one target pass.
-
-    The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
-    recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
-    had been missed and is said again comes as several plain ones. `logprobs` of the tokens, if they
-    are wanted. `sources` says who drafted the accepted ones; none if all are the drafter's.
-    """
-
-    tokens: tuple[int, ...]
-    num_accepted: int
-    num_drafted: int
-    rejected: tuple[int, ...]
-    logprobs: Logprobs | None = None
-    sources: tuple[int, ...] = ()
-
-    def first(self, num_tokens: int) -> "Emit":
-        """The part of it that these tokens are."""
-        if num_tokens >= len(self.tokens):
-            return self
-        return replace(
-            self,
-            tokens=self.tokens[:num_tokens],
-            num_accepted=min(self.num_accepted, num_tokens),
-            logprobs=self.logprobs and self.logprobs.part(0, num_tokens),
-            sources=self.sources[:num_tokens],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EmitPrompt:
-    """The logprobs of the prompt from its second token on, before any Emit."""
-
-    logprobs: Logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The text is complete."""
-
-    reason: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The text cannot be completed."""
-
-    detail: str
-
-
-Event = (
-    Started
-    | VerdictArrived
-    | PromptScored
-    | FaultArrived
-    | NodeJoined
-    | NodeLost
-    | Progressed
-    | Tick
-)
-Action = Send | Emit | EmitPrompt | Finish | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +106,7 @@ class Session:
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
         self.ended = False
+        self._layers: tuple[int, ...] = ()  # of which the target hands out features
         self._has_begun = False  # a target has been told the text
         self._incarnation = 0  # of the latest Open to any node; only grows
         self._attempt = 0  # the newest that we know of; coupled texts have only this one
@@ -242,8 +131,9 @@ class Session:
         if self.ended:
             return []
         match event:
-            case Started():
+            case Started(layers):
                 self._owed_since = now
+                self._layers = layers if self.policy.has_drafter else ()
                 return self._emit_prompt()
             case VerdictArrived(verdict):
                 return self._on_verdict(verdict, now)
@@ -251,10 +141,10 @@ class Session:
                 return self._on_prompt_scored(message, now)
             case FaultArrived(node, fault):
                 return self._on_fault(node, fault, now)
-            case NodeJoined(node, role):
+            case NodeJoined(node, role, layers):
                 if role is Role.TARGET:
                     self._target_since = self._incarnation + 1
-                return self._open(node, role, now)
+                return [*self._ask_for_features(layers, now), *self._open(node, role, now)]
             case NodeLost(node, role):
                 self._told.pop(node, None)
                 if role is Role.DRAFTER and self.policy.has_drafter and not self._any(role):
@@ -291,6 +181,16 @@ class Session:
             self._has_begun = True
         return [Send(node, self.opening(role))]
 
+    def _ask_for_features(self, layers: tuple[int, ...], now: float) -> list[Action]:
+        """A drafter that reads features of these layers joins. Nothing is wrong with a target that
+        was told the text without them; so to tell it again is no repair.
+        """
+        if not layers or layers == self._layers or not self.policy.has_drafter:
+            return []
+        self._layers = layers
+        target = self._any(Role.TARGET)
+        return [] if target is None else self._open(target, Role.TARGET, now)
+
     def opening(self, role: Role) -> Open:
         """What a node is told of the text as it is now.
 
@@ -312,6 +212,7 @@ class Session:
             rule=self.rule,
             attempt=self._attempt,
             lookup=self.lookup if role is Role.TARGET else None,
+            layers=self._layers if role is Role.TARGET else (),
         )
 
     def _reopen(self, node: NodeId, now: float) -> list[Action]:
@@ -371,7 +272,7 @@ class Session:
         self._owed_since = now
         num_known = len(verdict.tokens) - len(news)
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
-        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted))
+        self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted, num_known))
         logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
         sources = verdict.sources[num_known : num_known + num_accepted]
         emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs, sources)

@@ -7,13 +7,14 @@ has sent and received. A frame that is passed on is one message with several hop
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 from coordinator.tracing.tape import Passed
 from coordinator.tracing.tracks import Note
-from proto.codec import decode, kind_of
+from proto.codec import decode, kind_of, session_of
 from proto.errors import RemoteProtocolError
-from proto.messages import Message
+from proto.messages import Features, Message
+
+FEATURES = Features.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Hop:
     number      of the message: on its next hop it is the same
     node        at the other end of the link than the coordinator
     is_to_node  the direction
-    message     None: it never came to the coordinator, or is garbled
+    message     None: it never came to the coordinator, is garbled, or features, which nobody reads
+    session     of what text it is; 0: of none
     sent_ns, received_ns  None: nobody has said so; a message that was lost was never received. As
                 far as two clocks disagree, it may have come before it was sent
     """
@@ -36,11 +38,7 @@ class Hop:
     message: Message | None
     sent_ns: int | None
     received_ns: int | None
-
-    @property
-    def session(self) -> int:
-        """Of what text it is; 0: of none."""
-        return getattr(self.message, "session", 0)
+    session: int = 0
 
 
 def hops_of(
@@ -59,18 +57,15 @@ def hops_of(
         frame = passed.frame
         if not passed.is_sent or frame not in numbers:
             numbers[frame] = number = len(messages) + 1
-            messages[number] = decoded(frame)
+            messages[number] = None if _kind(frame[:1]) == FEATURES else decoded(frame)
         number = numbers[frame]
-        ends = (
-            (passed.ns, matches.received[index])
-            if passed.is_sent
-            else (
-                matches.sent[index],
-                passed.ns,
-            )
-        )
+        ends: tuple[int | None, int | None] = matches.sent[index], passed.ns
+        if passed.is_sent:
+            ends = passed.ns, matches.received[index]
         kind, message = _kind(frame[:1]), messages[number]
-        hops.append(Hop(number, kind, passed.node, passed.is_sent, len(frame), message, *ends))
+        session = _session(frame) if kind == FEATURES else getattr(message, "session", 0)
+        what = number, kind, passed.node, passed.is_sent, passed.num_bytes, message
+        hops.append(Hop(*what, *ends, session))
     for node, note in matches.lost:
         number = len(messages) + 1
         messages[number] = None
@@ -95,7 +90,7 @@ class _Matches:
         self.lost: list[tuple[bytes, Note]] = []
         passed: dict[tuple[bytes, bool, int], list[int]] = defaultdict(list)
         for index, one in enumerate(frames):
-            passed[one.node, one.is_sent, crc32(one.frame)].append(index)
+            passed[one.node, one.is_sent, one.checksum].append(index)
         said: dict[tuple[bytes, bool, int], list[Note]] = defaultdict(list)
         for node, of_node in notes.items():
             for note in of_node:
@@ -136,6 +131,14 @@ def decoded(frame: bytes) -> Message | None:
         return decode(frame)
     except RemoteProtocolError:
         return None
+
+
+def _session(frame: bytes) -> int:
+    """The text that features are of; 0: they are garbled."""
+    try:
+        return session_of(frame)
+    except RemoteProtocolError:
+        return 0
 
 
 def _kind(first: bytes) -> str:

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from zlib import crc32
 
-from proto.messages import TRACE_RECORD_BYTES, Heartbeat, Hello, Message, TracePart
+from proto.codec import kind_of
+from proto.messages import TRACE_RECORD_BYTES, Features, Heartbeat, Hello, Message, TracePart
 from proto.stopwatch import Recorder
 
 # Of one trace. A viewer has trouble with more; all that is left out is counted.
@@ -17,18 +19,32 @@ MAX_RECORDS = 1 << 20  # of one process: about two minutes of a quick pair
 MAX_FRAMES, MAX_FRAME_BYTES = 1 << 19, 1 << 28
 MAX_NODES = 64
 NUM_BEATS = 1 << 12  # of a node: 17 minutes
+HEAD_BYTES = 64  # of features: text, length, hash; the numbers would take the room of all else
 
 
 class Passed(NamedTuple):
     """A frame that the coordinator has received from a node, or sends to one.
 
-    ns  on the coordinator's clock
+    ns     on the coordinator's clock
+    frame  of features only its head
+    whole  of what is kept in part: its bytes, and its checksum
     """
 
     ns: int
     node: bytes
     is_sent: bool
     frame: bytes
+    whole: tuple[int, int] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the frame."""
+        return len(self.frame) if self.whole is None else self.whole[0]
+
+    @property
+    def checksum(self) -> int:
+        """Of the frame, as the nodes say it (`proto.stopwatch`)."""
+        return crc32(self.frame) if self.whole is None else self.whole[1]
 
 
 @dataclass(slots=True)
@@ -91,6 +107,10 @@ class Tape:
         self._add(Passed(self._clock(), node, is_sent=True, frame=frame))
 
     def _add(self, passed: Passed) -> None:
+        frame = passed.frame
+        if len(frame) > HEAD_BYTES and kind_of(frame) is Features:
+            whole = len(frame), crc32(frame)
+            passed = passed._replace(frame=frame[:HEAD_BYTES], whole=whole)
         self._num_bytes += len(passed.frame)
         if len(self._now.frames) < MAX_FRAMES and self._num_bytes <= MAX_FRAME_BYTES:
             self._now.frames.append(passed)

@@ -215,9 +215,9 @@ def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
 
 def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:
     """Tokens a second by arm. Raises SlipstreamError."""
-    from deploy.experiments.results.predictions import predict, recorded
+    from deploy.experiments.results.predictions import has_ranks, predict, recorded
 
-    drafting = [job.arm for job in jobs if not job.arm.work.peer and job.arm.pair.has_draft_model]
+    drafting = [job.arm for job in jobs if not job.arm.work.peer and has_ranks(job.arm.pair)]
     found: dict[str, float] = {}
     kinds: dict[tuple[object, ...], list[Arm]] = {}
     for arm in drafting:  # arms with the same models and texts have the same ranks

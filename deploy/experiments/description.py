@@ -341,7 +341,7 @@ def _parsed(name: str, value: object, folder: Path) -> object:
     form = FORMS.get(name)
     if form is not None and form.parse is not None:
         return form.parse(name, value)
-    if name in ("target", "drafter"):
+    if name in ("target", "drafter", "heads"):
         return str(MODELS / value) if (MODELS / value).is_dir() else value
     if name in ("prompts", "reference") and value and not Path(value).exists():
         return str(folder / value)

@@ -142,7 +142,9 @@ class PairEngine:
         if launch.ray:
             if connect_ray is None:
                 raise ConfigurationError("ray works with `python -m coordinator` only")
-            devices = {Role.TARGET: config.target_device, Role.DRAFTER: config.drafter_device}
+            devices = {Role.TARGET: config.target_device}
+            if config.has_draft_model:
+                devices[Role.DRAFTER] = config.drafter_device
             wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=config.ranks)
             make = partial(connect_ray, wanted)
             self._pair = Pair(config, make_launcher=make, traced=traced)

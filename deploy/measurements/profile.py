@@ -39,7 +39,7 @@ def profile(
     pair: Annotated[
         PairConfig,
         Flags(
-            *("target", "drafter", "target_device", "drafter_device"),
+            *("target", "drafter", "drafter_home", "heads", "target_device", "drafter_device"),
             *("dtype", "backend", "busy_poll_us"),
             *SIMULATION,
             max_num_seqs=1,

@@ -163,9 +163,14 @@ def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str,
 
 
 def _can_be_predicted(arm: Arm) -> bool:
-    has_drafts = not arm.speculation.drafts or arm.pair.has_draft_model
+    has_drafts = not arm.speculation.drafts or has_ranks(arm.pair)
     is_plain = not arm.work.peer and not arm.speculation.also_ngram
     return has_drafts and is_plain and arm.speculation.verify == "coupled"
+
+
+def has_ranks(config: PairConfig) -> bool:
+    """Whether drafts come from a draft model alone, whose ranks can be recorded."""
+    return config.has_draft_model and not config.drafter_is_head and not config.heads
 
 
 def _never_overlaps(policy: Policy) -> bool:

@@ -154,11 +154,15 @@ def _speeds(whole: Sequence[Summary]) -> Table:
 
 
 def _drafting(whole: Sequence[Summary]) -> Table:
-    head = ("arm", "hits", *(f"missed: {why}" for why in MISSES), "accepted by source")
+    head = ("arm", "hits", *(f"missed: {why}" for why in MISSES))
+    head += ("accepted by source", "hits by source")
     rows = []
     for one in whole:
         if (drafts := one.drafts) is not None:
-            sources = ", ".join(f"{name} {number}" for name, number in drafts.by_source.items())
+            sources, hits = (
+                ", ".join(f"{name} {number}" for name, number in by_source.items())
+                for by_source in (drafts.by_source, drafts.hits_by_source)
+            )
             shares = (drafts.hit_rate, *(drafts.misses[why] for why in MISSES))
             positions = " ".join(f"{100 * share:.0f}" for share in drafts.by_position)
             rows.append(
@@ -166,6 +170,7 @@ def _drafting(whole: Sequence[Summary]) -> Table:
                     shortened(one.arm),
                     *(f"{share:.0%}" for share in shares),
                     sources or NOTHING,
+                    hits or NOTHING,
                     positions or NOTHING,
                 )
             )

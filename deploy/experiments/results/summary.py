@@ -39,6 +39,7 @@ class Drafts:
     acceptance_rate  accepted / verified
     by_position      [j]: share of the passes with drafts that accepted more than j
     by_source        accepted drafts, by who drafted them
+    hits_by_source   passes whose first token had been drafted, likewise
     hit_rate         share of the passes for which anybody drafted whose first token had been
                      drafted and was verified: mean over the texts
     misses           the other such passes, by cause; with the hits they are 1
@@ -47,6 +48,7 @@ class Drafts:
     acceptance_rate: float
     by_position: tuple[float, ...]
     by_source: dict[str, int]
+    hits_by_source: dict[str, int]
     hit_rate: float
     misses: dict[str, float]
 
@@ -237,11 +239,15 @@ def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts
     sources: Counter[str] = Counter()
     for row in rows:
         sources.update(row.accepted_by_source)
+    hits: Counter[str] = Counter()
+    for one in figures:
+        hits.update(one.get("hits_by_source", {}))  # rows of before do not say it
     tried = [one for one in figures if one["hit_rate"] or any(one["misses"].values())]
     return Drafts(
         acceptance_rate=sum(one["num_accepted_tokens"] for one in figures) / verified,
         by_position=_by_position(one["speculative_decoding"] for one in figures),
         by_source=dict(sources.most_common()),
+        hits_by_source=dict(hits.most_common()),
         hit_rate=fmean(one["hit_rate"] for one in tried) if tried else 0.0,
         misses={
             why: fmean(_miss_share(one, why) for one in tried) if tried else 0.0 for why in MISSES

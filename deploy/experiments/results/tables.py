@@ -40,6 +40,7 @@ COLUMNS = {
     "acceptance_rate": "drafts.acceptance_rate",
     "acceptance_by_position": "drafts.by_position",
     "accepted_by_source": "drafts.by_source",
+    "hits_by_source": "drafts.hits_by_source",
     "hit_rate": "drafts.hit_rate",
     **{f"miss_{why}": f"drafts.misses.{why}" for why in MISSES},
     "bytes_per_token": "bytes_per_token",

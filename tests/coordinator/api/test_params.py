@@ -58,7 +58,7 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"speculative_config": {"method": "magic"}}, "tree, ngram, not 'm"),
+        ({"speculative_config": {"method": "magic"}}, "tree, ngram, medusa, eagle, eagle3, not 'm"),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
         ({"drafter": "a", "speculative_config": {"model": "b"}}, "named twice"),
@@ -75,7 +75,7 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
         ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": []}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": {5: 1}}, "speculative_config has no 5; there are method"),
-        ({"speculative_config": {"method": []}}, "tree, ngram, not []"),
+        ({"speculative_config": {"method": []}}, "tree, ngram, medusa, eagle, eagle3, not []"),
         ({"speculative_config": {"model": 5}}, "drafter: Input should be a valid string (got 5)"),
         ({"speculative_config": {"window": "wide"}}, "window: Input should be a valid integer"),
         ({"drafter": ""}, "drafter: String should have at least 1 character"),

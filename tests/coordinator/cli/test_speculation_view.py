@@ -1,14 +1,17 @@
 """The view of a text's speculation, and the pieces of text that it is made of."""
 
+import re
+
 import pytest
 
 from coordinator.api.outputs import Assembly
 from coordinator.api.tokenization import Tokenization
-from coordinator.cli.speculation_view import SpeculationView, legend, visible
+from coordinator.cli.speculation_view import ACCEPTED, SpeculationView, legend, visible
 from coordinator.text.detokenization import IdStream
-from coordinator.text.origins import origins
+from coordinator.text.origins import SOURCES, TITLES, origins
 from coordinator.text.session import Emit
 from coordinator.text.stops import Ending
+from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 from tests.coordinator.text.test_stops import METRICS
 from tests.coordinator.words import Words
 from tests.tiny_tokenizer import SPECIAL, save_bytewise_tokenizer
@@ -109,7 +112,33 @@ def test_a_model_without_a_tokenizer_shows_its_ids() -> None:
 def test_the_legend_fits_80_columns() -> None:
     assert len(legend(in_colour=False)) <= 80
     assert "[-rejected draft-]" in legend(in_colour=False)
-    assert "\x1b[31;9mrejected draft\x1b[0m" in legend(in_colour=True)
+    shown = legend(in_colour=True)
+    assert "\x1b[31;9mrejected draft\x1b[0m" in shown
+    assert len(re.sub("\x1b\\[[0-9;]*m", "", shown)) <= 80
+    for colour, title in ((32, "drafter"), (36, "n-gram"), (33, "earlier text"), (35, "heads")):
+        assert f"\x1b[{colour}m{title}\x1b[0m" in shown
+    assert set(TITLES) == set(SOURCES.values()) == set(ACCEPTED)
+
+
+def test_every_source_has_a_colour_of_its_own() -> None:
+    view = SpeculationView(WORDS, in_colour=True)
+    sources = (HEADS_SOURCE, HEADS_SOURCE, NGRAM_SOURCE, EARLIER_SOURCE, MODEL_SOURCE)
+    shown = view.push(Emit((1, 1, 1, 1, 1), 5, 5, (), sources=sources), ALL)
+    assert shown == ("\x1b[35moneone\x1b[0m\x1b[36mone\x1b[0m\x1b[33mone\x1b[0m\x1b[32mone\x1b[0m")
+    assert view.push(Emit((1,), 1, 1, (), sources=(3,)), ALL) == "\x1b[32mone\x1b[0m"
+    plain = SpeculationView(WORDS, in_colour=False)
+    assert plain.push(Emit((1, 1), 2, 2, (), sources=(7, 1)), ALL) == "oneone"
+
+
+def test_a_character_of_two_sources_appears_in_the_colour_of_the_one_that_completes_it(
+    bytewise: Tokenization,
+) -> None:
+    first, second = bytewise.encode("é")
+    view = SpeculationView(bytewise.stream(()), in_colour=True)
+    both = Emit((first, second), 2, 2, (), sources=(NGRAM_SOURCE, HEADS_SOURCE))
+    assert view.push(both, ALL) == "\x1b[35mé\x1b[0m"
+    assert view.push(Emit((first,), 1, 1, (), sources=(NGRAM_SOURCE,)), ALL) == ""
+    assert view.finish(ALL) == "\x1b[36m\ufffd\x1b[0m"
 
 
 def test_parts_add_up_to_the_whole(bytewise: Tokenization) -> None:

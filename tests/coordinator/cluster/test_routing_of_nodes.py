@@ -24,6 +24,7 @@ from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES, SILENCE_LIMIT_S
 from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
+    OWN_SOURCES,
     Fault,
     FaultCode,
     Heartbeat,
@@ -232,7 +233,8 @@ def test_a_source_number_is_free_again_when_no_text_knows_it() -> None:
 
 
 def test_a_drafter_for_which_there_is_no_number_is_turned_away() -> None:
-    router = router_of(*(b"drafter-%d" % number for number in range(1, MAX_SOURCES)))
+    num_drafters = MAX_SOURCES - len(OWN_SOURCES)
+    router = router_of(*(b"drafter-%d" % number for number in range(1, num_drafters + 1)))
     line = "there is no source number left for one more drafter"
     assert join(router, b"one-more", Role.DRAFTER) == [
         Send(b"one-more", encode(Fault(0, 0, FaultCode.REFUSED, line))),

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cli.display import figures_of_all
+from coordinator.cli.display import figures_of_all, summary
 from coordinator.text.counts import PassFigures, SessionCounts
 from coordinator.text.metrics import Metrics, SpeculativeDecoding
+from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, NGRAM_SOURCE, Hit
+from tests.texts import verdict
 
 A_PASS = PassFigures(1, 0, 1, 0, 0, 0, 0, 0, 0, "ready")
 
@@ -113,3 +115,54 @@ def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:
     assert "lost" not in whole
     some = figures_of_all([text(None), text(0), text(2)], policy="sync")
     assert "the drafter was lost: 2 texts were without it" in some.splitlines()[1]
+
+
+def by_source(*figures: PassFigures) -> SessionCounts:
+    """The counts of some passes."""
+    counts = SessionCounts()
+    for one in figures:
+        counts.count(one)
+    return counts
+
+
+def test_what_each_source_brought_is_counted_and_cut_with_the_text() -> None:
+    said = verdict((1, 2), 3, 4, 5, num_drafted=4, num_accepted=3)
+    copied = replace(said, sources=(HEADS_SOURCE, HEADS_SOURCE, NGRAM_SOURCE))
+    counts = by_source(
+        PassFigures.of(said, 3, 3),
+        PassFigures.of(copied, 3, 3),
+        # Its first token was known already, and the text ends with the one after that.
+        PassFigures.of(replace(said, sources=(EARLIER_SOURCE, 3, 3)), 1, 1, num_known=1),
+        PassFigures.of(verdict((1, 2), 3, hit=Hit.NOBODY), 1, 0),
+    )
+    assert counts.accepted_by == {"model": 3, "heads": 2, "ngram": 1, "3": 1}
+    assert counts.hits_by == {"model": 1, "heads": 1, "earlier": 1}
+    cut = counts.until(4)
+    assert cut.accepted_by == {"model": 3, "heads": 1}
+    assert cut.num_accepted == sum(cut.accepted_by.values())
+
+
+def test_sources_are_told_in_the_figures_and_in_a_line_unless_all_are_the_models() -> None:
+    def text(*accepted: str) -> Metrics:
+        one = replace(A_PASS, num_tokens=4, num_accepted=len(accepted), num_drafted=4, hit="hit")
+        first = accepted[0] if accepted else ""
+        return Metrics.of(
+            by_source(replace(one, sources=accepted, hit_by=first)),
+            started=0.5,
+            emitted=[(1.0, 1), (2.0, 3)],
+            drafter_lost_at=None,
+            queued_s=0.0,
+            num_spec_tokens=4,
+        )
+
+    mixed = text("ngram", "heads", "heads")
+    record = json.loads(json.dumps(dataclasses.asdict(mixed)))
+    assert record["accepted_by_source"] == {"ngram": 1, "heads": 2}
+    assert record["hits_by_source"] == {"ngram": 1}
+    line = "accepted drafts by source: heads 2 (0 hits), n-gram 1 (1 hits)"
+    assert line in summary(mixed, policy="auto", seed=None).splitlines()
+    together = figures_of_all([mixed, text("earlier")], policy="auto").splitlines()
+    assert f"{line}, earlier text 1 (1 hits)" in " ".join(" ".join(together).split())
+    assert max(map(len, together)) <= 80
+    for alone in (text("model"), text()):
+        assert "by source" not in summary(alone, policy="auto", seed=None)

@@ -10,6 +10,7 @@ from coordinator.tracing.hops import Hop, hops_of
 from coordinator.tracing.tape import Passed
 from coordinator.tracing.tracks import Note
 from proto.codec import encode
+from proto.messages import Features
 from tests.coordinator.tracing.recordings import DRAFT, DRAFTER, TARGET, VERDICT
 
 FRAME = encode(DRAFT)
@@ -87,3 +88,24 @@ def test_over_a_link_that_keeps_the_order_every_message_is_found(
     assert sum(hop.received_ns is not None for hop in hops) == expected
     for hop, (_, is_lost) in zip(hops, sent, strict=True):
         assert (hop.received_ns is None) == is_lost
+
+
+def test_features_of_which_the_head_was_kept_are_followed_to_their_reader() -> None:
+    frame = encode(Features(7, 1, 9, 123, 4, "bfloat16", bytes(4096)))
+    whole = len(frame), crc32(frame)
+    frames = [
+        Passed(20, TARGET, is_sent=False, frame=frame[:64], whole=whole),
+        Passed(21, DRAFTER, is_sent=True, frame=frame[:64], whole=whole),
+    ]
+    notes = {
+        TARGET: [note(10, frame, is_sent=True)],
+        DRAFTER: [note(25, frame, is_sent=False)],
+    }
+    hops = hops_of(frames, notes)
+    assert ends(hops) == [(1, False, 10, 20), (1, True, 21, 25)]
+    assert [(one.kind, one.session, one.num_bytes) for one in hops] == [
+        ("Features", 7, len(frame))
+    ] * 2
+    assert [one.message for one in hops] == [None, None]
+    garbled = Passed(30, TARGET, is_sent=False, frame=frame[:1])
+    assert hops_of([garbled], {})[0].session == 0

@@ -1,13 +1,14 @@
 """What is recorded, until it is taken; and that what is left out is counted."""
 
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
 
 from coordinator.tracing import tape as tapes
 from coordinator.tracing.tape import Passed, Tape
 from proto.codec import encode, kind_of
-from proto.messages import TRACE_RECORD_BYTES, Close, Heartbeat, Role, TracePart
+from proto.messages import TRACE_RECORD_BYTES, Close, Features, Heartbeat, Role, TracePart
 from proto.stopwatch import Phase, records_of
 from tests.coordinator.tracing.recordings import TARGET, hello
 
@@ -87,3 +88,17 @@ def test_what_has_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(taken.parts[TARGET]), taken.num_records_dropped) == (1, {TARGET: 8})
     tape.sends(TARGET, CLOSE)
     assert len(tape.take().frames) == 1  # there is room again
+
+
+def test_of_features_only_the_head_is_kept_and_what_they_were_is_known() -> None:
+    frame = encode(Features(7, 1, 9, 123, 4, "bfloat16", bytes(range(256)) * 64))
+    tape = Tape(counting())
+    come(tape, HELLO)
+    come(tape, frame)
+    tape.sends(b"drafter-1", frame)
+    tape.sends(b"drafter-1", CLOSE)
+    *_, received, sent, close = tape.take().frames
+    for kept in (received, sent):
+        assert len(kept.frame) == tapes.HEAD_BYTES < len(frame)
+        assert (kept.num_bytes, kept.checksum) == (len(frame), crc32(frame))
+    assert (close.num_bytes, close.checksum) == (len(CLOSE), crc32(CLOSE))

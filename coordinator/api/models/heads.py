@@ -1,0 +1,131 @@
+"""Whether a checkpoint is a head, and whose features it reads, without loading it.
+
+config.json says so, but for EAGLE's first checkpoints, whose config.json is that of a Llama with
+one layer: those are known by the names of their tensors, which are read and the numbers are not.
+What is on the hub is fetched as its node would fetch it; where it cannot be, the node says why.
+"""
+
+import json
+import pickletools
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from coordinator.api.tokenization import find_file
+from proto.heads import HeadKind, feature_layers, head_kind, head_kind_of_tensors
+
+CONFIG = "config.json"
+MAX_JSON_BYTES = 1 << 26
+# What a file that is none of its kind ends in.
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, RuntimeError, EOFError),
+    *(struct.error, zipfile.BadZipFile),
+)
+
+# Of models on the hub: their config.json, and when it was asked for.
+AGAIN_S = 60.0  # where the hub did not answer
+_fetched: dict[tuple[str, str | None], tuple[Path | None, float]] = {}
+
+Config = Mapping[str, Any]
+
+
+def kind_of(model: str, revision: str | None) -> HeadKind | None:
+    """Of which kind the head is; None: it is a whole model, or it cannot be said."""
+    path = find_config(model, revision)
+    try:
+        changed_ns = 0 if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return None if path is None else _kind_at(path, changed_ns, model, revision)
+
+
+def find_config(model: str, revision: str | None) -> Path | None:
+    """The config.json of a model; None: there is none, or nobody can be asked for it."""
+    if Path(model).expanduser().is_dir():
+        return find_file(model, revision, CONFIG)
+    path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))
+    if path is None and time.monotonic() - asked_s >= AGAIN_S:
+        path = find_file(model, revision, CONFIG)
+        _fetched[model, revision] = path, time.monotonic()
+    return path
+
+
+@lru_cache(maxsize=64)
+def _kind_at(path: Path, _changed_ns: int, model: str, revision: str | None) -> HeadKind | None:
+    config = read(path)
+    if (kind := head_kind(config)) is not None or config.get("num_hidden_layers") != 1:
+        return kind
+    for name, names_in in READERS.items():
+        if (file := find_file(model, revision, name)) is not None:
+            return head_kind_of_tensors(_listed(file, names_in))
+    return None
+
+
+def layers_of(
+    model: str, revision: str | None, target: str, target_revision: str | None
+) -> tuple[int, ...]:
+    """Whose features a head reads, for the target to be prepared; empty: it cannot be said.
+
+    The head itself says it when it is loaded, and that counts.
+    """
+    kind = kind_of(model, revision)
+    own, theirs = find_config(model, revision), find_config(target, target_revision)
+    if kind is None or own is None or theirs is None:
+        return ()
+    of_target = read(theirs)
+    if isinstance(inner := of_target.get("text_config"), dict):
+        of_target = inner
+    num_layers = of_target.get("num_hidden_layers")
+    return feature_layers(kind, read(own), num_layers if type(num_layers) is int else 0)
+
+
+def read(path: Path) -> Config:
+    """The JSON object in a file; an empty one if there is none: its node says what is wrong."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# -- the names of tensors --------------------------------------------------------------------------
+
+
+def _in_safetensors(path: Path) -> Iterable[str]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(min(length, MAX_JSON_BYTES)))
+    return [name for name in header if name != "__metadata__"]
+
+
+def _in_index(path: Path) -> Iterable[str]:
+    return list(read(path).get("weight_map", ()))
+
+
+def _in_pickle(path: Path) -> Iterable[str]:
+    """All texts in a file of PyTorch's, of which nothing is executed."""
+    with zipfile.ZipFile(path) as file:
+        (name,) = [one for one in file.namelist() if one.endswith("/data.pkl")]
+        with file.open(name) as pickled:
+            words = pickletools.genops(pickled.read(MAX_JSON_BYTES))
+            return [word for _, word, _ in words if isinstance(word, str)]
+
+
+READERS: Mapping[str, Callable[[Path], Iterable[str]]] = {
+    "model.safetensors.index.json": _in_index,
+    "model.safetensors": _in_safetensors,
+    "pytorch_model.bin": _in_pickle,
+}
+
+
+def _listed(path: Path, names_in: Callable[[Path], Iterable[str]]) -> list[str]:
+    try:
+        return [name for name in names_in(path) if isinstance(name, str)]
+    except UNREADABLE:
+        return []
