@@ -6,7 +6,7 @@ nothing, and knows of a Compute only that there is somebody who can run it.
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -14,11 +14,10 @@ import torch
 
 from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
-from engine.heads.loading import LoadedHead, is_head, load_head_engine
+from engine.heads.loading import LoadedHead, load_head_engine
 from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
-from node.follower import Follower, Machine
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
@@ -34,6 +33,7 @@ from proto.messages import (
     Hello,
     Message,
     Role,
+    SessionMark,
     Welcome,
 )
 from proto.node_config import NodeConfig
@@ -41,9 +41,10 @@ from proto.stopwatch import Phase
 
 IDLE_S = 1.0
 
-Text = TypeVar("Text", bound=Machine)
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Action_co = TypeVar("Action_co", covariant=True)
 
 
 class HasState(Protocol):
@@ -97,7 +98,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
 
 
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
-    if config.role is Role.DRAFTER and config.target and is_head(config.model, config.revision):
+    if config.role is Role.DRAFTER and config.target:  # it is a head
         return load_head_engine(
             config.model,
             revision=config.revision,
@@ -142,7 +143,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         say=say,
     )
     torch.set_num_threads(num_threads)  # the target's, as they were timed
-    return replace(engine, heads=heads)
+    return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
 
 
 def introduce(
@@ -185,7 +186,18 @@ def introduce(
     return welcome
 
 
-class Loop(Generic[Text, Compute, Result]):
+class Handles(Protocol[Result_contra, Action_co]):
+    """A `Follower`, or what takes its place."""
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """How far every open text is here."""
+
+    def handle(self, event: Arrived | Tick | Result_contra, now: float, /) -> Sequence[Action_co]:
+        """The actions that an event asks for."""
+
+
+class Loop(Generic[Compute, Result]):
     """Gives the machines a clock, a socket and a model.
 
     compute  runs what the machine asks for; the result is its next event
@@ -196,7 +208,7 @@ class Loop(Generic[Text, Compute, Result]):
         connection: Connection,
         heart: Heart,
         executor: Executor,
-        follower: Follower[Text, Result, SharedAction | Compute],
+        follower: Handles[Result, SharedAction | Compute],
         compute: Callable[[Compute], Result],
     ) -> None:
         self.connection = connection

@@ -11,14 +11,18 @@ from node.events import CopyPrefix, MoveRows
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
+from node.loop import Loop
 from node.process import Heart
 from node.rows import PREFILL_CHUNKS
 from node.simulated_device import SimulatedDevice
+from proto.links.transport import Connection
 from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
 from target_node import events as target
 from target_node.home import Event, ForHeads, HeadsDone, Home, Targets
 from target_node.worker import Worker
+
+Work = target.Compute | ForHeads
 
 
 class WithHeads:
@@ -39,6 +43,7 @@ class WithHeads:
         heart: Heart,
     ) -> None:
         device = SimulatedDevice(config.heads_ms / 1e3, config.heads_ms_per_row / 1e3)
+        self._engine = engine
         self._targets = worker
         self._executor = heads.executor
         forwards = Forwards(heads.executor, heart, device)
@@ -55,7 +60,7 @@ class WithHeads:
         layers = drafting.layers_of(heads)
         self.follower = Home(targets, follower, known=known, costs=costs, layers=layers)
 
-    def compute(self, action: target.Compute | ForHeads) -> Event:
+    def compute(self, action: Work) -> Event:
         """Run a pass of the target, or do what is asked of the heads."""
         match action:
             case ForHeads(drafter.Compute() as steps):
@@ -69,3 +74,7 @@ class WithHeads:
             case target.Compute():
                 return self._targets.compute(action)
         raise AssertionError(f"unknown action {action}")
+
+    def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
+        """The loop of the node."""
+        return Loop(connection, heart, self._engine.executor, self.follower, self.compute)

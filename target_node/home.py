@@ -27,7 +27,6 @@ from node.costs import Costs
 from node.events import (
     Allocate,
     Arrived,
-    Confirmed,
     CopyPrefix,
     MoveRows,
     Send,
@@ -66,7 +65,7 @@ class HeadsDone:
     proposed: drafter.Proposed | None = None
 
 
-Event = Arrived | Confirmed | Tick | target.Computed | HeadsDone
+Event = Arrived | Tick | target.Computed | HeadsDone
 Action = target.Action | ForHeads
 Targets = Follower[Verifying, target.Computed, target.Action]
 Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
@@ -111,9 +110,9 @@ class Home:
         match event:
             case Tick():
                 return () if self._is_busy else self._tick(now)
-            case HeadsDone(None):
-                return ()
-            case HeadsDone(drafter.Proposed() as proposed):
+            case HeadsDone(proposed):
+                if proposed is None:
+                    return ()
                 self._is_busy = False
                 return self._of_heads(self._heads.handle(proposed, now), now)
             case target.Computed():

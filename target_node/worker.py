@@ -60,7 +60,7 @@ def serve(
 
     vocab_size, costs = welcome.vocab_size, known.costs
     both = WithHeads(config, engine, engine.heads, follower, costs, worker, vocab_size, heart)
-    Loop(connection, heart, executor, both.follower, both.compute).run(has_lifeline=has_lifeline)
+    both.loop(connection, heart).run(has_lifeline=has_lifeline)
 
 
 class Worker:

@@ -234,9 +234,7 @@ def test_programs_hand_out_what_is_said_at_load(
     assert others == [LAYERS] + [OTHERS] * 6
 
 
-@pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"
-)
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.long
 def test_a_compiled_program_hands_them_out(load: Load) -> None:
     loaded = load("llama")
@@ -253,7 +251,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.ran: list[tuple[str, object]] = []
 
-    def __torch_dispatch__(  # noqa: D105 (torch's)
+    def __torch_dispatch__(
         self,
         func: Callable[..., object],
         types: object,
@@ -302,7 +300,14 @@ def test_layers_that_a_model_has_not_are_refused_with_a_line(
         forward(Executor(loaded, 64, backend="fused"), [rows(1)], [(0,)], layers)
     options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 64}
     with pytest.raises(ModelError, match=words):
-        load_engine(loaded.name, **options, fixed_rows=None, warm_rows=(1,), say=print, layers=layers)  # type: ignore[arg-type]
+        load_engine(  # type: ignore[call-arg]
+            loaded.name,
+            **options,  # type: ignore[arg-type]
+            fixed_rows=None,
+            warm_rows=(1,),
+            say=print,
+            layers=layers,
+        )
 
 
 def test_an_engine_is_loaded_for_them(load: Load) -> None:
