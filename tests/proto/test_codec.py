@@ -36,6 +36,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     FAULT,
     PROMPT,
     m.TracePart(1, 0, bytes(m.TRACE_RECORD_BYTES)),
+    m.Features(1, 2, 9, 77, 2, "bfloat16", bytes(8)),
 )
 OPTIONAL = {"lookup"}
 NAMES = [type(example).__name__ for example in EXAMPLES]

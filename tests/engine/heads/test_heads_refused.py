@@ -191,17 +191,20 @@ def test_what_is_no_head_is_refused(target: Path, tmp_path: Path) -> None:
     assert refusal(folder, target, dtype="int3").startswith("unknown dtype 'int3'")
 
 
-def test_medusa_heads_are_no_drafter_of_their_own(target: Path, tmp_path: Path) -> None:
+def test_an_engine_of_medusa_heads_drafts_as_deep_as_there_are_heads(
+    target: Path, tmp_path: Path
+) -> None:
     folder = medusa().save(tmp_path)
-    with pytest.raises(ModelError, match="are no drafter of their own"):
-        load_head_engine(
-            str(folder),
-            revision=None,
-            target=str(target),
-            target_revision=None,
-            dtype="auto",
-            device="cpu",
-            max_len=64,
-            warm_rows=(1,),
-            say=lambda state: None,
-        )
+    engine = load_head_engine(
+        str(folder),
+        revision=None,
+        target=str(target),
+        target_revision=None,
+        dtype="auto",
+        device="cpu",
+        max_len=64,
+        warm_rows=(1,),
+        say=lambda state: None,
+    )
+    assert engine.executor.backend == "medusa"
+    assert cast(LoadedHead, engine.loaded).depth == 4
