@@ -6,12 +6,7 @@ The flags of the command line are made of these fields (`coordinator.cli.flags`)
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.frozen import Frozen, named
 from coordinator.cluster.link import Links, parse_links
@@ -322,6 +317,13 @@ class SpeculationConfig(Frozen):
         str,
         Field(description="N-gram drafts: a text to copy from, besides prompt and answer."),
     ] = ""
+    remember: Annotated[
+        bool,
+        Field(
+            description="N-gram drafts, and copies of earlier texts that were written with this "
+            "setting: the target remembers the latest 262,144 tokens."
+        ),
+    ] = False
 
     @property
     def drafts(self) -> bool:
@@ -333,13 +335,18 @@ class SpeculationConfig(Frozen):
         """How drafts are verified."""
         return Rule[self.verify.upper()]
 
+    @property
+    def also_copies(self) -> bool:
+        """Whether the target drafts by itself also where there is a draft model."""
+        return self.also_ngram or self.remember
+
     def uses_ngrams(self, pair: PairConfig) -> bool:
         """Whether the target drafts by itself."""
-        return self.drafts and (self.also_ngram or not pair.has_draft_model)
+        return self.drafts and (self.also_copies or not pair.has_draft_model)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
         """How it does that, as the target reads it."""
-        return Lookup(self.ngram_min, self.ngram_max, reference)
+        return Lookup(self.ngram_min, self.ngram_max, reference, self.remember)
 
     def check(self, pair: PairConfig) -> None:
         """Raises ConfigurationError if these settings do not go together, or not with the pair."""
@@ -348,6 +355,11 @@ class SpeculationConfig(Frozen):
             raise ConfigurationError(
                 f"also_ngram needs coupled verification, not {self.verify}: to choose between two "
                 "drafters would bias the text"
+            )
+        if self.remember and self.verify != "coupled":
+            raise ConfigurationError(
+                f"remember needs coupled verification, not {self.verify}: an earlier text of the "
+                "same seed had the luck that its copies would be judged by"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(

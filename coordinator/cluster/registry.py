@@ -21,6 +21,7 @@ from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
+    OWN_SOURCES,
     PROTOCOL_VERSION,
     Fault,
     FaultCode,
@@ -161,7 +162,7 @@ class Registry:
             return NGRAM_SOURCE
         others = [other for other in self.of_role(Role.DRAFTER) if other is not node]
         taken = {other.source for other in others if other.health is not Health.GONE}
-        taken |= {NGRAM_SOURCE, *known}
+        taken |= {*OWN_SOURCES, *known}
         return next((source for source in range(MAX_SOURCES) if source not in taken), None)
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:

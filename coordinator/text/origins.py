@@ -1,16 +1,16 @@
 """Where each token of a text came from (pure).
 
 draft:SOURCE  drafted by SOURCE (model: the draft model; ngram: copied from the text itself or from
-              a reference) and accepted by the target
+              a reference; earlier: from an earlier text) and accepted by the target
 recovered     the target's own, in the place of a draft that it rejected
 bonus         the target's own, after a pass in which it accepted every draft
 plain         the target's own, of a pass without drafts
 """
 
 from coordinator.text.session import Emit
-from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
+from proto.messages import EARLIER_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 
-SOURCES = {MODEL_SOURCE: "model", NGRAM_SOURCE: "ngram"}
+SOURCES = {MODEL_SOURCE: "model", NGRAM_SOURCE: "ngram", EARLIER_SOURCE: "earlier"}
 RECOVERED, BONUS, PLAIN = "recovered", "bonus", "plain"
 
 

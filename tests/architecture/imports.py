@@ -62,6 +62,7 @@ PURE = (
     "proto/stopwatch.py",
     "proto/errors.py",
     "proto/node_config.py",
+    "engine/earlier.py",
     "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",

@@ -38,6 +38,7 @@ def test_every_seed_ends_with_the_text_of_the_target_alone(first: int) -> None:
     assert seen["outlived the bad time"] > len(seeds)
     assert seen["accepted again"] > len(seeds) // 8
     assert seen["copied"] > len(seeds) // 8
+    assert seen["copied from earlier texts"] > 0
 
 
 @pytest.mark.parametrize(
