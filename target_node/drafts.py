@@ -2,8 +2,8 @@
 
 They come from drafters, or are copied from earlier text right when a pass starts (`lookup.py`), and
 hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score, of a
-copy by the length of what it follows. Under the classical rules scores are left alone: there nothing may
-depend on what is to be judged (docs/adr/0003).
+copy by the length of what it follows. Under the classical rules scores are left alone: there
+nothing may depend on what is to be judged (docs/adr/0003).
 """
 
 from collections.abc import Sequence

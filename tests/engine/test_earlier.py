@@ -266,15 +266,27 @@ def test_the_oldest_is_overwritten() -> None:
     assert len(made._tokens) == SMALLEST
 
 
-def test_a_text_that_is_partly_overwritten_can_be_kept_again() -> None:
+def test_no_place_counts_twice_where_a_chain_leads_to_what_was_overwritten() -> None:
     made = EarlierTexts(SMALLEST)
+    for index in range(100, 200):
+        made.add([index, 1, 2, index])
+        (level,) = (level for level in made._levels if level.length == 2)
+        _, slots = made._longest(level, (1, 2), 2)
+        assert len(set(slots)) == len(slots) == min(index - 99, SMALLEST // 5)
+
+
+def test_a_text_that_is_partly_overwritten_can_be_kept_again() -> None:
+    made = EarlierTexts(2 * SMALLEST)
     text = list(range(60))
     made.add(text)
-    made.add(range(100, 150))
-    assert following(made, 0, 1) == ()
+    first = 100
+    while following(made, 0, 1):
+        made.add(range(first, first + 30))
+        first += 30
+    assert following(made, 50, 51, limit=1) == (52,), "its end is there"
     made.add(text)
     made.check()
-    assert following(made, 0, 1)[:1] == (2,)
+    assert following(made, 0, 1, limit=1) == (2,)
 
 
 def test_a_token_costs_the_same_however_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
