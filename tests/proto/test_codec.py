@@ -173,6 +173,12 @@ def test_the_longest_text_fits_into_a_frame() -> None:
     "message",
     [
         broken(OPEN, lookup=m.Lookup(0, 4)),
+        broken(
+            OPEN,
+            lookup=m.Lookup(2, 4, remember=True),
+            rule=m.Rule.TOKEN,
+            sampling=m.SamplingSpec(temperature=1.0),
+        ),
         broken(OPEN, lookup=m.Lookup(5, 4)),
         broken(OPEN, lookup=m.Lookup(2, m.MAX_NGRAM + 1)),
         broken(OPEN, lookup=m.Lookup(2, 4, (0,) * (m.MAX_REFERENCE_LEN + 1))),
