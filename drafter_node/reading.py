@@ -72,7 +72,6 @@ class HeadReading(Reading):
     def __init__(self, slots: SlotMap[int], text: CommittedText) -> None:
         super().__init__(slots, text)
         self._given = Given(text)
-        self._num_sure = slots.prefix_len  # tokens that were read with all that is known of them
 
     @property
     def dtype(self) -> str:
@@ -81,21 +80,20 @@ class HeadReading(Reading):
     @property
     def is_ready(self) -> bool:
         length = len(self._text)
-        return self._num_sure == length or length - 1 in self._given
+        return self._slots.fed_len == length or length - 1 in self._given
 
     def heard(self, message: Features) -> None:
         self._given.heard(message)
 
     def moved(self) -> Change:
         self._given.moved()
-        self._num_sure = min(self._num_sure, self._slots.prefix_len)
-        if len(self._text) - self._num_sure > MAX_MISSING:
-            self._slots.truncate(self._num_sure)
+        if len(self._text) - self._slots.fed_len > MAX_MISSING:
+            self._slots.truncate(self._slots.fed_len)
             return Change.ALL
-        return Change.ROOT if self._num_sure < self._slots.prefix_len else Change.NONE
+        return Change.ROOT if self._slots.fed_len < self._slots.prefix_len else Change.NONE
 
     def chunk(self, limit: int) -> Sequence[int]:
-        start, length = self._num_sure, len(self._text)
+        start, length = self._slots.fed_len, len(self._text)
         end = self._given.readable_len(start)
         is_all_there = end == length or self._given.has_verdict
         if end - start <= (MAX_MISSING if is_all_there else 0):
@@ -103,20 +101,20 @@ class HeadReading(Reading):
         return self._text.tokens[start : min(end, start + limit)]
 
     def feed_chunk(self, chunk: Sequence[int]) -> Feed:
-        self._slots.truncate(self._num_sure)
-        return self._with_features(super().feed_chunk(chunk))
+        start = self._slots.fed_len
+        self._slots.truncate(start)
+        return self._with_features(super().feed_chunk(chunk), start)
 
     def feed(self, rows: Rows) -> Feed:
-        missing, num_again = self._text.tokens[self._num_sure :], self._slots.prefix_len
-        num_again -= self._num_sure
-        return self._with_features(self._slots.feed(missing, rows, num_again=num_again))
+        start = self._slots.fed_len
+        missing, num_again = self._text.tokens[start:], self._slots.prefix_len - start
+        return self._with_features(self._slots.feed(missing, rows, num_again=num_again), start)
 
-    def _with_features(self, feed: Feed) -> Feed:
-        start, self._num_sure = self._num_sure, self._slots.prefix_len
-        features = self._given.of(start, self._num_sure)
+    def _with_features(self, feed: Feed, start: int) -> Feed:
+        end = self._slots.fed_len
+        features = self._given.of(start, end)
         num_nodes = len(feed.tokens) - len(features)
         return replace(feed, features=(*features, *[PREDICTED] * num_nodes))
 
     def check(self) -> None:
         self._given.check()
-        assert self._num_sure <= self._slots.prefix_len

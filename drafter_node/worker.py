@@ -16,7 +16,7 @@ from engine.heads.loading import LoadedHead
 from engine.judging import life_of, sample_draft
 from engine.loading import Engine
 from engine.sampling import sampling_of
-from engine.slots import MAX_MISSING, NUM_TREE_SLOTS, Feed
+from engine.slots import Feed
 from node.costs import Passes
 from node.follower import Follower
 from node.forwards import Forwards
@@ -52,7 +52,7 @@ def serve(
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         **about_head(engine),
     )
-    lanes = Lanes(executor.lanes.count, executor.capacity, num_tree_slots(engine))
+    lanes = Lanes(executor.lanes.count, executor.capacity, is_head=known.is_head)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
     forwards = Forwards(executor, heart, device)
@@ -71,12 +71,6 @@ def about_head(engine: Engine) -> dict[str, Any]:
 def layers_of(engine: Engine) -> tuple[int, ...]:
     """Whose features a head reads."""
     return engine.loaded.layers if isinstance(engine.loaded, LoadedHead) else ()
-
-
-def num_tree_slots(engine: Engine) -> int:
-    """How many nodes are cached: of a head, beside tokens that it reads once more."""
-    is_head = isinstance(engine.loaded, LoadedHead)
-    return NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
 
 
 class Worker:

@@ -101,6 +101,7 @@ class SlotMap(Generic[K]):
         self.num_tree_slots = num_tree_slots
         # Committed tokens that are cached. Nodes have places only while all committed ones are.
         self.prefix_len = 0
+        self.fed_len = 0  # of them, those that were fed as such, and not as nodes of the tree
         self._places: dict[K, _Place] = {}
 
     def __contains__(self, key: K) -> bool:
@@ -116,12 +117,13 @@ class SlotMap(Generic[K]):
         """Forget the tree and every committed token from position `length` on."""
         self._places.clear()
         self.prefix_len = min(self.prefix_len, length)
+        self.fed_len = min(self.fed_len, length)
 
     def adopt(self, length: int) -> None:
         """The first `length` committed tokens have been copied here from another lane."""
         assert not self._places, "a copy comes before any node"
         assert self.prefix_len < length <= self.capacity
-        self.prefix_len = length
+        self.prefix_len = self.fed_len = length
 
     def next_chunk(self, text: Sequence[int], end: int, chunk_len: int) -> Sequence[int]:
         """What to prefill next of text[:end]; empty if `feed` can take what is missing."""
@@ -135,7 +137,7 @@ class SlotMap(Generic[K]):
         assert not self._places, "a prefill comes before any node"
         start, end = self.prefix_len, self.prefix_len + len(tokens)
         assert end <= self.capacity, f"{end} tokens do not fit into {self.capacity} slots"
-        self.prefix_len = end
+        self.prefix_len = self.fed_len = end
         where = tuple(range(start, end))
         before = tuple(range(start - 1, end - 1))
         return Feed(tuple(tokens), where, where, start, None, self.lane, before)
@@ -168,7 +170,7 @@ class SlotMap(Generic[K]):
         masks = [(1 << (i + 1)) - 1 for i in range(count)]
         tokens, positions = list(missing), list(range(start, start + count))
         slots, before = list(positions), list(range(start - 1, start + count - 1))
-        self.prefix_len = start + count
+        self.prefix_len = self.fed_len = start + count
         taken = sum(1 << (place.slot - self.prefix_len) for place in self._places.values())
         for key, parent, token, position in nodes:
             before.append(self.prefix_len - 1 if parent is None else self._places[parent].slot)
@@ -243,6 +245,7 @@ class SlotMap(Generic[K]):
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
+        assert self.fed_len <= self.prefix_len
         slots = [place.slot for place in self._places.values()]
         assert len(set(slots)) == len(slots), "two nodes in one slot"
         for place in self._places.values():

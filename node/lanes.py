@@ -8,7 +8,7 @@ lane whose last pass is still running.
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from engine.slots import NUM_TREE_SLOTS, SlotMap
+from engine.slots import MAX_MISSING, NUM_TREE_SLOTS, SlotMap
 from node.events import CopyPrefix
 from proto.messages import SESSION_KEY_BYTES, Open
 from proto.tree import CommittedText
@@ -23,13 +23,18 @@ class Lane:
     text   whose first `slots.prefix_len` tokens are cached; that of the text that is open in it
     """
 
-    def __init__(self, number: int, num_slots: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
+    def __init__(self, number: int, num_slots: int, *, is_head: bool = False) -> None:
+        # A head reads tokens once more beside its tree.
+        num_tree_slots = NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
         self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number)
+        self._is_head = is_head
         self.text = CommittedText(bytes(SESSION_KEY_BYTES))
 
     def num_cached_of(self, tokens: Sequence[int]) -> int:
         """How many tokens of a text are cached here."""
-        return min(self.slots.prefix_len, self.text.common_len(tokens))
+        # What a head drafted itself it has read without the target's features.
+        num_cached = self.slots.fed_len if self._is_head else self.slots.prefix_len
+        return min(num_cached, self.text.common_len(tokens))
 
     def begin(self, text: CommittedText, *, keep: bool = True) -> None:
         """A text begins here, or begins anew. keep: with what is cached of it."""
@@ -75,10 +80,13 @@ def _has_elder(reader: Reader, readers: Sequence[Reader]) -> bool:
 
 
 class Lanes:
-    """All lanes of a node."""
+    """All lanes of a node.
 
-    def __init__(self, count: int, num_slots: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
-        self._lanes = [Lane(number, num_slots, num_tree_slots) for number in range(count)]
+    is_head  what runs in them reads a target's features
+    """
+
+    def __init__(self, count: int, num_slots: int, *, is_head: bool = False) -> None:
+        self._lanes = [Lane(number, num_slots, is_head=is_head) for number in range(count)]
         self._taken: list[Lane] = []
 
     def __len__(self) -> int:

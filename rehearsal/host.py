@@ -80,6 +80,7 @@ class Host:
     def greet(self, node_id: NodeId, role: Role) -> None:
         """A node has introduced itself. (The handshake is never lost.)"""
         self.world.watcher.disturbed()
+        is_head = self.world.setting.is_head and role is Role.DRAFTER
         hello = Hello(
             version=PROTOCOL_VERSION,
             role=role,
@@ -93,6 +94,9 @@ class Host:
             num_parameters=1,
             load_us=0,
             num_lanes=self.world.setting.num_lanes(role),
+            layers=(-1,) if is_head else (),
+            hidden_size=1,
+            num_layers=1,
         )
         self._handle(e.Arrived(node_id, hello))
 

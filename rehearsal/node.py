@@ -6,6 +6,7 @@ timeline and the models of a world; nothing is decided here either.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.text.session import NodeId
@@ -20,9 +21,11 @@ from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role
 from rehearsal.cache import CacheError, VirtualCache
+from rehearsal.head_cache import HeadCache, feature_of
 from target_node import events as target
 from target_node import known as target_known
 from target_node import scheduling as target_scheduling
+from target_node.accepting import rows_on_text
 
 if TYPE_CHECKING:
     from rehearsal.world import World
@@ -60,12 +63,14 @@ class Node:
         setting = self.world.setting
         self.alive = True
         count = setting.num_lanes(self.role)
-        self.lanes = [VirtualCache(setting.capacity) for _ in range(count)]
+        is_head = setting.is_head and self.role is Role.DRAFTER
+        make = HeadCache if is_head else VirtualCache
+        self.lanes = [make(setting.capacity) for _ in range(count)]
         self.is_computing, self.progress = False, 0
         self.deadline = float("inf")
         self._busy_until = self.world.timeline.now
         self._inbox.clear()
-        lanes = Lanes(count, setting.capacity)
+        lanes = Lanes(count, setting.capacity, is_head=is_head)
         together = min(count, setting.num_per_pass)
         self.follower = Follower(lanes, self._schedule(lanes, source, together))
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
@@ -74,7 +79,9 @@ class Node:
         setting = self.world.setting
         if self.role is Role.DRAFTER:
             steps = Passes(setting.drafter.measured)
-            reads = drafter_known.Known(setting.drafter_max_len, source, steps)
+            reads = drafter_known.Known(
+                setting.drafter_max_len, source, steps, is_head=setting.is_head
+            )
             return drafter_scheduling.Schedule(lanes, reads, num_per_pass=together)
         known = target_known.Known(setting.fixed_rows, Costs(setting.target.measured))
         return target_scheduling.Schedule(lanes, known, num_per_pass=together)
@@ -142,9 +149,13 @@ class Node:
         if isinstance(action, drafter.Compute):
             self._draft(action, action.parts, (), 0)
             return
-        seen, model_us = self._run(action.parts)
+        digests = self._digests(action.parts)
+        seen, model_us = self._run(action.parts, digests)
         verify = self.world.models.verify
-        outcomes = tuple(map(verify, action.parts, seen))
+        outcomes = tuple(
+            with_features(part, verify(part, asked), rows)
+            for part, asked, rows in zip(action.parts, seen, digests, strict=True)
+        )
         self._when_free(lambda: self._finish(target.Computed(action.ticket, outcomes, model_us)))
 
     def _draft(
@@ -155,7 +166,7 @@ class Node:
         before_us: int,
     ) -> None:
         """A step, after those of the same chain; another follows, unless a message has come."""
-        seen, step_us = self._run(parts)
+        seen, step_us = self._run(parts, self._digests(parts))
         models, model_us = self.world.models, before_us + step_us
         children = [
             models.draft(part, digests, self.index)
@@ -173,9 +184,14 @@ class Node:
 
         self._when_free(go_on)
 
-    def _run(self, parts: Sequence[drafter.Part | target.Part]) -> tuple[list[Sequence[int]], int]:
-        """A forward: what each row that is asked has seen, part by part; and its microseconds."""
-        digests = [self.lanes[part.feed.lane].run(part.feed) for part in parts]
+    def _digests(self, parts: Sequence[drafter.Part | target.Part]) -> list[list[int]]:
+        """What each row of a forward has seen, part by part."""
+        return [self.lanes[part.feed.lane].run(part.feed) for part in parts]
+
+    def _run(
+        self, parts: Sequence[drafter.Part | target.Part], digests: Sequence[Sequence[int]]
+    ) -> tuple[list[Sequence[int]], int]:
+        """Of a forward: what its rows that are asked have seen; and its microseconds."""
         num_rows = sum(len(part.feed.tokens) for part in parts)
         cost_s = self.world.setting.costs(self.role).forward.of(num_rows)
         self._busy_until += cost_s
@@ -211,3 +227,14 @@ class Node:
                 happen()
 
         self.world.timeline.at(self.world.timeline.now + delay_s, if_still_alive)
+
+
+def with_features(
+    part: target.Part, outcome: target.Outcome, digests: Sequence[int]
+) -> target.Outcome:
+    """The outcome with the features that are wanted, of rows that have seen these paths."""
+    if not part.layers:
+        return outcome
+    rows = rows_on_text(part, outcome)
+    data = b"".join(feature_of(digests[row]) for row in rows)
+    return replace(outcome, features=target.FeatureRows("digest", len(rows), data))

@@ -73,6 +73,7 @@ class Setting:
     max_num_seqs     texts that are open at once
     drafter_lanes    of them, as many as a drafter has room for
     num_per_pass     most texts that share one
+    is_head          the drafters are heads of the target
     submit_every_s   between two texts; 0: all at the start; None: each a while after the one before
                      is complete
     """
@@ -92,6 +93,7 @@ class Setting:
     drafter_lanes: int = 1
     num_per_pass: int = 64
     submit_every_s: float | None = None
+    is_head: bool = False
 
     def costs(self, role: Role) -> NodeCosts:
         """What things take at a node of this role."""

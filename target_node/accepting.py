@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from proto.messages import Open, Rule
 from proto.tree import Node, SpeculationTree
-from target_node.events import Judge
+from target_node.events import Judge, Outcome, Part
 
 Chances = Mapping[int, float]
 """Of nodes by their path hash: that the text comes to them. Likeliest first, parents first."""
@@ -112,3 +112,14 @@ def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) 
         if (row := next(following, None)) is None:
             return path
         path.append(row)
+
+
+def rows_on_text(part: Part, outcome: Outcome) -> list[int]:
+    """The rows of a pass that lie on the text as it goes on: committed tokens, accepted drafts."""
+    num_before = len(part.feed.tokens) - part.num_asked
+    rows = list(range(num_before))
+    if outcome.num_accepted is not None:
+        rows += range(num_before, num_before + outcome.num_accepted + 1)
+    elif part.num_asked:
+        rows += (num_before + row for row in walk(part.drafted, part.parents, outcome.tokens))
+    return rows

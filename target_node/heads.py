@@ -53,7 +53,7 @@ class WithHeads:
         about = drafting.about_head(heads)
         known = Known(heads.max_len, HEADS_SOURCE, steps, chunk=chunk, **about)
         count = engine.executor.lanes.count
-        lanes = Lanes(count, heads.executor.capacity, drafting.num_tree_slots(heads))
+        lanes = Lanes(count, heads.executor.capacity, is_head=True)
         together = min(heads.executor.num_lanes_per_pass, count)
         schedule = Schedule(lanes, known, num_per_pass=together)
         follower: Follower[Drafting, drafter.Proposed, drafter.Action] = Follower(lanes, schedule)

@@ -40,17 +40,7 @@ from node.acceptance import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, gap
 from node.lanes import Lane
 from node.price import num_expected
-from proto.messages import (
-    OWN_SOURCES,
-    Cause,
-    Close,
-    Draft,
-    Hit,
-    Logprobs,
-    Open,
-    Rule,
-    Verdict,
-)
+from proto.messages import Cause, Close, Draft, Hit, Logprobs, Open, Rule, Verdict
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
@@ -145,8 +135,7 @@ class Verifying:
             return
         if self.course is not None:
             self.course.heard()
-        if message.source not in OWN_SOURCES:
-            self._waiting.heard(message, now, first_of_life=first_of_life)
+        self._waiting.heard(message, now, first_of_life=first_of_life)
         self.drafts.heard(message)
 
     def _on_confirmed(self, length: int) -> Sequence[SharedAction]:

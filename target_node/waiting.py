@@ -15,7 +15,7 @@ explains: then the drafter is too far away to get ahead while the target goes on
 from node.acceptance import FIRST_OF_MODEL, Acceptance
 from node.costs import Costs
 from node.price import drafts_worth_awaiting, verifying_pays, wait_limit_s, waiting_pays
-from proto.messages import Cause, Draft, Open, Rule
+from proto.messages import OWN_SOURCES, Cause, Draft, Open, Rule
 
 NUM_LATE_UNTIL_QUIET = 2
 NUM_FIRST = 4  # waits that are made to learn how long they are
@@ -140,7 +140,9 @@ class Waiting:
             del self._told_at[next(iter(self._told_at))]
 
     def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
-        """A draft has come, whatever becomes of it."""
+        """A draft has come, whatever becomes of it. Nobody waits for those of the target's own."""
+        if draft.source in OWN_SOURCES:
+            return
         self._num_late = 0
         self._heard_at = now
         if draft.tokens and draft.first_number == draft.number:  # else it was said again, for free

@@ -25,7 +25,7 @@ from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
-from target_node.accepting import walk
+from target_node.accepting import rows_on_text, walk
 from target_node.events import Action, Compute, Computed, FeatureRows, Judge, Outcome, Part
 from target_node.known import Known
 from target_node.scheduling import Schedule
@@ -120,12 +120,7 @@ def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outc
     """The outcome with the features [n, F] of those of its rows that lie on the text."""
     if not part.layers:
         return outcome
-    num_before = len(part.feed.tokens) - part.num_asked
-    rows = list(range(num_before))
-    if outcome.num_accepted is not None:
-        rows += range(num_before, num_before + outcome.num_accepted + 1)
-    elif part.num_asked:
-        rows += (num_before + row for row in walk(part.drafted, part.parents, outcome.tokens))
+    rows = rows_on_text(part, outcome)
     found = features[: len(rows)] if rows[-1] == len(rows) - 1 else features[rows]
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))

@@ -33,6 +33,7 @@ from proto.messages import (
     NGRAM_SOURCE,
     Close,
     Draft,
+    Features,
     FinishReason,
     Message,
     Open,
@@ -131,7 +132,7 @@ class Judge:
     def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
         """The router passes on what a node has sent."""
         message = codec.decode(frame)
-        assert isinstance(message, Draft | Verdict)
+        assert isinstance(message, Draft | Verdict | Features)
         wanted = Role.TARGET if isinstance(message, Draft) else Role.DRAFTER
         kind = type(message).__name__
         assert message.session in router.sessions, f"a {kind} reaches a text that is not its own"

@@ -74,6 +74,7 @@ class Scenario:
     num_per_pass: int = 64  # most texts that share one
     # Between two texts. 0: all at the start; None: each a while after the one before is complete.
     submit_every_s: float | None = 0.0
+    is_head: bool = False  # the drafters read the target's features
 
     @property
     def setting(self) -> Setting:
@@ -97,6 +98,7 @@ class Scenario:
             drafter_lanes=self.drafter_lanes,
             num_per_pass=self.num_per_pass,
             submit_every_s=self.submit_every_s,
+            is_head=self.is_head,
         )
 
     @property
@@ -238,6 +240,8 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
+    if not plain and Random(f"head {seed}").random() < 0.25:
+        scenario = replace(scenario, is_head=True)
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:

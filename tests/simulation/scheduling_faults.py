@@ -12,7 +12,9 @@ from tests.simulation.faults import BAD_CACHE, NOT_THE_TEXT, Fault, Patch
 
 def all_texts_lie_in_one_lane(patch: Patch) -> None:
     begin = Lane.__init__
-    patch.setattr(Lane, "__init__", lambda self, number, *sizes: begin(self, 0, *sizes))
+    patch.setattr(
+        Lane, "__init__", lambda self, number, *sizes, **more: begin(self, 0, *sizes, **more)
+    )
 
 
 def a_lane_that_is_taken_is_given_away(patch: Patch) -> None:

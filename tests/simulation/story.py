@@ -7,7 +7,7 @@ from coordinator.text.running import Result, Running
 from drafter_node import events as drafter
 from engine.slots import Feed
 from proto import codec
-from proto.messages import Draft, Fault, Heartbeat, Open, Verdict
+from proto.messages import Draft, Fault, Features, Heartbeat, Open, Verdict
 from target_node import events as target
 
 
@@ -41,6 +41,10 @@ def brief(what: Any) -> str:
                 f"Verdict {_life(what)} at {what.base_len}: {_list(what.tokens)} "
                 f"{what.cause.name} {what.num_accepted}/{what.num_drafted} acks {acks or '-'}"
             )
+        case Features():
+            return f"Features {_life(what)} before the last {what.num_rows} of {what.end_len}"
+        case target.FeatureRows():
+            return f"features of {what.num_rows}"
         case Fault():
             return f"Fault {_life(what)} {what.code}: {what.detail}"
         case Heartbeat():
