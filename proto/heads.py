@@ -47,7 +47,7 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
 
 
 def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
-    """Return of which kind the head is whose checkpoint has tensors of these names; None: of none."""
+    """Return of which kind the head is whose tensors have these names; None: of none."""
     names = tuple(names)
     if any(map(_MEDUSA_TENSOR.fullmatch, names)):
         return HeadKind.MEDUSA

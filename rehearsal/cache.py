@@ -101,7 +101,7 @@ class VirtualCache:
         return digests
 
     def _check_before(self, before: int, digest: int) -> None:
-        """The slot before a row's own on its path holds the token that the path so far ends with."""
+        """The slot before a row on its path holds the token that the path so far ends with."""
         row = self.rows[before] if before >= 0 else None
         if (0 if row is None else row.digest) != digest:
             raise CacheError(f"slot {before} is not that of the token before")

@@ -116,7 +116,7 @@ class EagleExecutor:
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
 
     def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots (rounded up) until told otherwise; None: what it needs."""
+        """Let every pass cover `total` slots, rounded up; None: as many as it needs."""
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
 
@@ -201,7 +201,7 @@ class EagleExecutor:
         return states
 
     def _states_before(self, wave: Wave) -> torch.Tensor:
-        """Return what each row is given [n, width]: of the target's feature, or of the row before."""
+        """Return what is before each row [n, width]: by the target's feature, or by the head."""
         given = self._given(wave) if wave.given else None
         if given is not None and len(wave.given) == len(wave.before):
             return given

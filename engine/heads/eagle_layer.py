@@ -163,7 +163,7 @@ class _Reader:
         is_normed = self._config.residual_is_normed
         feature_size = len(self._config.layers) * self._target.hidden_size
         fc = self._packer.take([self._linear(self._names.fc, width, feature_size)])
-        before = _same
+        before: Product = _same
         if "input_norm.weight" in self._tensors:  # speculators' `norm_before_fc`
             before = self._norm("input_norm", feature_size)
         of_embedding = self._norm(f"{layer}.input_layernorm", width)
@@ -187,8 +187,8 @@ class _Reader:
         found = self._target.embedding()
         if len(found) < vocab_size or found.shape[1] != width:
             raise ModelError(
-                f"{self._target.name}: its embeddings are {list(found.shape)}, of which no head can "
-                f"take {[vocab_size, width]}; use another head, with embeddings of its own"
+                f"{self._target.name}: its embeddings are {list(found.shape)}, but the head needs "
+                f"{[vocab_size, width]}; use a head with embeddings of its own"
             )
         return found
 
@@ -224,7 +224,7 @@ class _Reader:
                 f"{int(found.max())}, but {self._target.name} has 0 to {vocab_size - 1}; use a "
                 "head made for this target"
             )
-        if len(found.unique()) < count:
+        if len(set(found.tolist())) < count:
             raise ModelError(
                 f"{self._tensors.path}: d2t leads to a token twice; get the head again"
             )

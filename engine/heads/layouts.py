@@ -210,7 +210,9 @@ def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
             **fields,
         )
     except Exception as error:  # it computes with what it finds, so anything may come of it
-        raise ModelError(f"{path}: its rotary embedding cannot be used: {one_line(error)}") from error
+        raise ModelError(
+            f"{path}: its rotary embedding cannot be used: {one_line(error)}"
+        ) from error
 
 
 def _count(path: Path, part: Object, field: str, default: int | None = None) -> int:

@@ -15,7 +15,7 @@ from engine.heads.eagle import EagleExecutor, slot_bytes
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
 from engine.heads.layouts import LAST, read_eagle_config
 from engine.heads.loaded import LoadedHead
-from engine.heads.medusa import read_medusa
+from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.target import Target
 from engine.heads.tensors import FETCHED, HeadTensors
 from engine.loading import Engine
@@ -57,14 +57,18 @@ def load_head(
     folder = find_folder(name, revision, FETCHED)
     path, stated = folder / "config.json", read_config(folder)
     tensors = HeadTensors(folder, target)
-    kind = head_kind(stated) or head_kind_of_tensors(tensors)
+    kind = head_kind(stated)
+    if kind is None and "speculators_model_type" not in stated:
+        kind = head_kind_of_tensors(tensors)
     if kind is None:
         raise ModelError(
             f"{path}: it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
         )
     of = Target(target, target_revision)
     chosen = _choose_dtype(dtype, tensors, where)
-    layers, longest = (LAST,), of.max_model_len
+    layers: tuple[int, ...] = (LAST,)
+    longest = of.max_model_len
+    module: Medusa | EagleHead
     if kind is HeadKind.MEDUSA:
         num_heads, num_layers = (
             _count_of_medusa(name, stated, field, least)

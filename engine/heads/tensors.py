@@ -5,6 +5,7 @@ Knows no kind of head.
 """
 
 import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class HeadTensors:
         return tensor
 
     def linear(self, name: str, rows: int, columns: int) -> torch.nn.Linear:
-        """Return the linear layer `name`, with a bias if the checkpoint has one. Raises as `take`."""
+        """Return the linear layer `name`, with a bias if there is one. Raises as `take`."""
         weight = self.take(f"{name}.weight", rows, columns)
         bias = self.take(f"{name}.bias", rows) if f"{name}.bias" in self else None
         return linear(weight, bias)
@@ -136,13 +137,14 @@ def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     """Return what a file of PyTorch's own format holds; what is no tensor is never run."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of files that are refused below
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{path}: it holds code or objects besides tensors, which is never run; get the head "
             "as safetensors"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # it follows what it reads, so anything may come of it
         raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()

@@ -73,7 +73,9 @@ def checkpoint(layout: str, seed: int = 0) -> Checkpoint:
     raise ValueError(f"no layout {layout!r}")
 
 
-def medusa(seed: int = 0, *, num_heads: int = 3, num_layers: int = 2, prefix: str = "") -> Checkpoint:
+def medusa(
+    seed: int = 0, *, num_heads: int = 3, num_layers: int = 2, prefix: str = ""
+) -> Checkpoint:
     """Medusa heads, the last one without an output matrix of its own."""
     files: Tensors = {}
     for head in range(num_heads):
@@ -114,7 +116,11 @@ def _weights(seed: int, *, third: bool) -> Tensors:
 
 def _named(weights: Tensors, fc: str, layer: str) -> Tensors:
     """The tensors as a layout calls them."""
-    names = {"fc": f"{fc}.weight", "fc bias": f"{fc}.bias", "q bias": f"{layer}.self_attn.q_proj.bias"}
+    names = {
+        "fc": f"{fc}.weight",
+        "fc bias": f"{fc}.bias",
+        "q bias": f"{layer}.self_attn.q_proj.bias",
+    }
     names |= {x: f"{layer}.self_attn.{x}_proj.weight" for x in "qkvo"}
     names |= {x: f"{layer}.mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
     names |= {
@@ -157,6 +163,6 @@ def _of_speculators(kind: str) -> dict[str, Any]:
 
 
 def _random(seed: int, *size: int) -> torch.Tensor:
-    """Wide enough that rows differ clearly; norms around one."""
+    """Norms are around one. Wider matrices would make much of the last bits in a long chain."""
     drawn = torch.randn(size, generator=torch.Generator().manual_seed(seed))
-    return 1 + 0.2 * drawn if len(size) == 1 else drawn * 1.5 / size[-1] ** 0.5
+    return 1 + 0.2 * drawn if len(size) == 1 else drawn * 0.8 / size[-1] ** 0.5

@@ -17,6 +17,7 @@ from tests.engine.heads.conftest import LoadHead, feature
 from tests.engine.heads.plain import Given, PlainHead, Row
 from tests.engine.random_session import Pass, Path, RandomSession
 
+# Relative to the largest logit of a row.
 TOLERANCE = 1e-4
 CAPACITY = 256
 
@@ -29,7 +30,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     """The same logits [V], the same tokens ruled out, and the same one chosen."""
     real = want.isfinite()
     assert torch.equal(got.isfinite(), real)
-    assert torch.allclose(got[real], want[real], atol=TOLERANCE, rtol=TOLERANCE)
+    assert (got - want)[real].abs().max() < TOLERANCE * want[real].abs().max()
     assert got.argmax() == want.argmax()
 
 
@@ -95,7 +96,7 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     session = RandomSession(seed, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
     random, plain = Random(seed), Paths(head)
     num_moves = num_there = num_absent = 0
-    for step in session.steps(14):
+    for step in session.steps(20):
         if isinstance(step, Move):
             executor.move(step)
             num_moves += 1

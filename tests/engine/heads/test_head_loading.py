@@ -39,6 +39,13 @@ def logits_of(folder: Path, target: Path, **options: Any) -> torch.Tensor:
     return EagleExecutor(loaded, 64).run(row, (0,))[0]
 
 
+def same(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether these are the same logits, but for the order of summation: layouts are timed."""
+    real = want.isfinite()
+    far = (got - want)[real].abs().max() > 1e-5 * want[real].abs().max()
+    return torch.equal(got.isfinite(), real) and not far
+
+
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 def test_a_head_says_what_it_is(layout: str, file: str, target: Path, tmp_path: Path) -> None:
@@ -59,16 +66,14 @@ def test_a_head_says_what_it_is(layout: str, file: str, target: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
-def test_files_of_either_form_hold_the_same_head(
-    layout: str, target: Path, tmp_path: Path
-) -> None:
+def test_files_of_either_form_hold_the_same_head(layout: str, target: Path, tmp_path: Path) -> None:
     saved = checkpoint(layout)
     want = logits_of(saved.save(tmp_path / "safe"), target)
     pickled = replace(saved, file="pytorch_model.bin").save(tmp_path / "pickled")
-    assert torch.equal(logits_of(pickled, target), want)
+    assert same(logits_of(pickled, target), want)
     wrapped = {f"model.{name}": tensor for name, tensor in saved.files.items()}
     prefixed = replace(saved, files=wrapped).save(tmp_path / "prefixed")
-    assert torch.equal(logits_of(prefixed, target), want)
+    assert same(logits_of(prefixed, target), want)
 
 
 def test_weights_in_several_files_are_found_by_their_index(target: Path, tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_weights_in_several_files_are_found_by_their_index(target: Path, tmp_pat
     (tmp_path / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": weight_map}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert torch.equal(logits_of(tmp_path, target), want)
+    assert same(logits_of(tmp_path, target), want)
 
 
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
@@ -92,12 +97,12 @@ def test_what_a_head_has_of_its_own_comes_before_what_its_target_has(
     saved = checkpoint(layout)
     want = logits_of(saved.save(tmp_path / "without"), target)
     tensors = load_file(target / "model.safetensors")
-    same = {"embed_tokens.weight": tensors["model.embed_tokens.weight"]}
-    own = replace(saved, files={**saved.files, **same}).save(tmp_path / "same")
-    assert torch.equal(logits_of(own, target), want)
-    other = {"embed_tokens.weight": same["embed_tokens.weight"].flip(0)}
+    alike = {"embed_tokens.weight": tensors["model.embed_tokens.weight"]}
+    own = replace(saved, files={**saved.files, **alike}).save(tmp_path / "same")
+    assert same(logits_of(own, target), want)
+    other = {"embed_tokens.weight": alike["embed_tokens.weight"].flip(0)}
     own = replace(saved, files={**saved.files, **other}).save(tmp_path / "other")
-    assert not torch.allclose(logits_of(own, target), want, atol=0.01)
+    assert not same(logits_of(own, target), want)
 
 
 def test_a_third_head_without_output_and_norm_has_those_of_its_target(
@@ -111,7 +116,7 @@ def test_a_third_head_without_output_and_norm_has_those_of_its_target(
     for name in ("lm_head.weight", "norm.weight"):
         del full[name]
     got = logits_of(replace(saved, files=full).save(tmp_path / "bare"), target)
-    assert torch.equal(got, want)
+    assert same(got, want)
 
 
 def test_a_third_head_may_be_narrower_than_its_target(target: Path, tmp_path: Path) -> None:
@@ -137,9 +142,7 @@ def test_a_third_head_may_be_narrower_than_its_target(target: Path, tmp_path: Pa
     assert logits_of(folder, target).isfinite().sum() == 40
 
 
-def test_the_output_of_a_target_with_tied_embeddings_is_found(
-    target: Path, tmp_path: Path
-) -> None:
+def test_the_output_of_a_target_with_tied_embeddings_is_found(target: Path, tmp_path: Path) -> None:
     head = checkpoint("eagle").save(tmp_path / "head")
     tied = tmp_path / "tied"
     shutil.copytree(target, tied)
@@ -151,7 +154,7 @@ def test_the_output_of_a_target_with_tied_embeddings_is_found(
     save_file(untied, tied / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    assert torch.equal(logits_of(head, tied), want)
+    assert same(logits_of(head, tied), want)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "falcon", "qwen3", "phi3", "opt"])

@@ -23,7 +23,9 @@ def refusal(folder: Path, target: Path | str, **options: Any) -> str:
     text = str(caught.value)
     assert "\n" not in text
     assert len(text) < 500
-    return text.replace(f"{folder}/", "").replace(str(folder), "HEAD").replace(str(target), "TARGET")
+    return (
+        text.replace(f"{folder}/", "").replace(str(folder), "HEAD").replace(str(target), "TARGET")
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
