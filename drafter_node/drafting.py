@@ -40,12 +40,13 @@ from collections.abc import Sequence
 from drafter_node.events import Children, Event, Part
 from drafter_node.frontier import Frontier, Tip
 from drafter_node.known import Known
+from drafter_node.reading import Change, HeadReading, Reading
 from drafter_node.reminding import Reminder
 from drafter_node.saying import Said, all_of, some_of
 from engine.slots import Feed
 from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, gap
 from node.lanes import Lane
-from proto.messages import Cause, Draft, Open, Rule, Verdict
+from proto.messages import Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
 MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
@@ -74,7 +75,9 @@ class Drafting:
         )
         lane.begin(self.tree.text)
         self.slots = lane.slots
-        self.frontier = Frontier(opened, self.tree, known.max_len)
+        self.frontier = Frontier(opened, self.tree, known.max_len, known.depth)
+        make = HeadReading if known.is_head else Reading
+        self._reading: Reading = make(self.slots, self.tree.text)
         self._expanding: tuple[int, ...] = ()  # the nodes that the running forward expands
         self._num_ahead = 0  # steps that may follow it at once
         self._forwards = 0  # made in this life
@@ -98,6 +101,8 @@ class Drafting:
         match event:
             case Arrived(Verdict() as message):
                 return self._on_verdict(message, now)
+            case Arrived(Features() as message):
+                self._reading.heard(message)
         return ()
 
     # -- the text ---------------------------------------------------------------------------------
@@ -125,6 +130,12 @@ class Drafting:
         if is_new_attempt:
             # The last token may have been fed already, but nothing below it is left to go on from.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
+        match self._reading.moved():
+            case Change.ROOT if opened.rule is Rule.COUPLED:
+                self.frontier.ask_again()
+            case Change.ALL:
+                self.tree.clear()
+                self.frontier.forget()
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         moves = () if move is None else (MoveRows((move,)),)
         is_lost = self._is_something_lost(message, opened.incarnation)
@@ -160,18 +171,19 @@ class Drafting:
     @property
     def tips(self) -> Sequence[Tip]:
         """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
+        if not self._reading.is_ready:
+            return (Tip(self.tree.root, 1.0),) if self.chunk else ()
         num_children = (self.tree.max_nodes - len(self.tree.nodes)) // self.opened.policy.branches
         return self.frontier.tips()[: min(num_children, self.slots.num_free)]
 
     @property
     def chunk(self) -> Sequence[int]:
         """What is to be prefilled next; empty if a forward can take what is missing."""
-        text = self.tree.text.tokens
-        return self.slots.next_chunk(text, len(text), self._known.chunk)
+        return self._reading.chunk(self._known.chunk)
 
     def read(self) -> Part:
         """Prefill the next chunk; the last one expands the root."""
-        feed = self.slots.feed_prefix(self.chunk)
+        feed = self._reading.feed_chunk(self.chunk)
         is_last = self.slots.prefix_len == len(self.tree.text)
         return self._part(feed, (self.tree.root,) if is_last else ())
 
@@ -180,10 +192,9 @@ class Drafting:
 
         is_alone  no other text waits for the drafter: what would not be sent yet may be drafted on
         """
-        missing = self.tree.text.tokens[self.slots.prefix_len :]
         keys = tuple(tip.key for tip in tips)
         nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
-        feed = self.slots.feed(missing, self.tree.rows_of(nodes))
+        feed = self._reading.feed(self.tree.rows_of(nodes))
         if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
             return self._part(feed, keys)
         return self._part(feed, keys, self._feeds_ahead(keys[0]))
@@ -231,6 +242,7 @@ class Drafting:
             drafted,
             ahead,
             self.frontier.least_below(parents[0]) if ahead else 0.0,
+            self._reading.dtype,
         )
 
     def _path_to(self, key: int) -> tuple[int, ...]:
@@ -290,7 +302,8 @@ class Drafting:
         if self._said_done == self.tree.root:
             return ()
         # Who prices its waits may be waiting for more than it takes to start.
-        is_waited_for = self.opened.policy.prices_waits or not self._is_launch_met()
+        is_launch_met = len(self._first_chain()) == self._num_wanted()
+        is_waited_for = self.opened.policy.prices_waits or not is_launch_met
         if not is_waited_for and not self._unsent:
             return ()
         return self._send_all(now, done=True)
@@ -304,10 +317,6 @@ class Drafting:
             return (WaitUntil(due_at),)
         self._reminder.reminded(now)
         return self._send_all(now, done=self._said_done == self.tree.root)
-
-    def _is_launch_met(self) -> bool:
-        """Whether the target can start a pass with the drafts that are there."""
-        return len(self._first_chain()) == self._num_wanted()
 
     def _num_wanted(self) -> int:
         """With how many drafts the target starts a pass."""
@@ -388,4 +397,5 @@ class Drafting:
         assert self._acked <= self._number
         assert self._suspect <= self._number
         self.frontier.check()
+        self._reading.check()
         assert all(key in self.tree.nodes for key in self._unsent)

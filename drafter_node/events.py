@@ -22,6 +22,7 @@ class Part:
     ahead       of a chain: the feeds of steps that may follow at once, each of the token that is
                 chosen before it, unless a message comes
     least       they end where the chosen scores add up to less
+    feature_dtype  of a head: of the features that the feed carries
     """
 
     opened: Open
@@ -33,6 +34,7 @@ class Part:
     drafted: tuple[tuple[int, ...], ...] = ()
     ahead: tuple[Feed, ...] = ()
     least: float = 0.0
+    feature_dtype: str = ""
 
     def after(self, chosen: "Sequence[Children]") -> Self | None:
         """The step that follows these at once; None: none does.
@@ -45,7 +47,8 @@ class Part:
         if token in self.opened.limits.stop_ids or sum(c.scores[0] for c in chosen) < self.least:
             return None
         number, feed = self.number + len(chosen), self.ahead[len(chosen) - 1]
-        return replace(self, number=number, feed=replace(feed, tokens=(token,)), num_asked=1)
+        feed = replace(feed, tokens=(token,))
+        return replace(self, number=number, feed=feed, num_asked=1)
 
     @property
     def positions(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
-from proto.messages import Open
+from proto.messages import MAX_WINDOW, Open
 from proto.tree import SpeculationTree
 
 
@@ -32,12 +32,16 @@ class Frontier:
     """The unexpanded nodes of one life of a text.
 
     max_len  most tokens that the drafter's model can read
+    depth    most tokens in a row that it can draft
     """
 
-    def __init__(self, opened: Open, tree: SpeculationTree, max_len: int) -> None:
+    def __init__(
+        self, opened: Open, tree: SpeculationTree, max_len: int, depth: int = MAX_WINDOW
+    ) -> None:
         self._opened = opened
         self._tree = tree
         self._max_len = max_len
+        self._window = min(opened.policy.window, depth)
         # Of the root and every live node: log of the chance that the text comes to it, and how many
         # later children are on its path; both with those of what is committed.
         self._scores: dict[int, float] = {tree.root: 0.0}
@@ -73,7 +77,7 @@ class Frontier:
     def end(self) -> int:
         """A draft may follow a path of fewer tokens than that."""
         num_text = len(self._tree.text)
-        most = min(self._opened.policy.window, self._opened.limits.max_drafts(num_text))
+        most = min(self._window, self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)
 
     def least_below(self, key: int) -> float:
@@ -110,6 +114,10 @@ class Frontier:
         self._expanded = {key for key in self._expanded if key in nodes or key == root}
         self._open = {key: tip for key, tip in self._open.items() if key in nodes}
 
+    def ask_again(self) -> None:
+        """More is known of the root: it is expanded once more."""
+        self._expanded.discard(self._tree.root)
+
     def forget(self) -> None:
         """Every node is gone, and the root is to be expanded again."""
         self._expanded.clear()
@@ -127,5 +135,6 @@ class Frontier:
             for key, node in self._tree.nodes.items()
             if key not in self._expanded and node.token not in stop_ids
         }
+        known = {self._tree.root, *self._expanded}
         for node in self._tree.nodes.values():
-            assert node.parent in self._expanded, "a node hangs on one that was not expanded"
+            assert node.parent in known, "a node hangs on one that was not expanded"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from drafter_node.reminding import Answers
 from node.costs import NOTHING_KNOWN, Passes
 from node.rows import PREFILL_CHUNK
+from proto.messages import MAX_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Known:
     source   number of this source in drafts and acks
     steps    what its forwards take
     chunk    most tokens of a text that are read at once
+    depth    most tokens in a row that it can draft
+    is_head  it reads the target's features (`given.py`)
     """
 
     max_len: int
@@ -22,3 +25,5 @@ class Known:
     steps: Passes = field(default_factory=lambda: Passes(NOTHING_KNOWN))
     answers: Answers = field(default_factory=Answers)
     chunk: int = PREFILL_CHUNK
+    depth: int = MAX_WINDOW
+    is_head: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -12,10 +12,11 @@ from drafter_node.events import Action, Children, Compute, Part, Proposed
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
 from engine.coupling import chain_choice, rank_scored
+from engine.heads.loading import LoadedHead
 from engine.judging import life_of, sample_draft
 from engine.loading import Engine
 from engine.sampling import sampling_of
-from engine.slots import Feed
+from engine.slots import MAX_MISSING, NUM_TREE_SLOTS, Feed
 from node.costs import Passes
 from node.follower import Follower
 from node.forwards import Forwards
@@ -25,7 +26,7 @@ from node.process import Heart
 from node.rows import PREFILL_CHUNKS
 from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
-from proto.messages import Proposal, Welcome
+from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig
 
 # Steps of a chain that one recording makes: no message is heard during them.
@@ -49,13 +50,33 @@ def serve(
         source=welcome.source,
         steps=steps,
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
+        **about_head(engine),
     )
-    lanes = Lanes(executor.lanes.count, executor.capacity)
+    lanes = Lanes(executor.lanes.count, executor.capacity, num_tree_slots(engine))
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
     forwards = Forwards(executor, heart, device)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames)
     Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
+
+
+def about_head(engine: Engine) -> dict[str, Any]:
+    """What `Known` says of a head; of a model nothing."""
+    loaded = engine.loaded
+    if not isinstance(loaded, LoadedHead):
+        return {}
+    return {"is_head": True, "depth": loaded.depth or MAX_WINDOW}
+
+
+def layers_of(engine: Engine) -> tuple[int, ...]:
+    """Whose features a head reads."""
+    return engine.loaded.layers if isinstance(engine.loaded, LoadedHead) else ()
+
+
+def num_tree_slots(engine: Engine) -> int:
+    """How many nodes are cached: of a head, beside tokens that it reads once more."""
+    is_head = isinstance(engine.loaded, LoadedHead)
+    return NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
 
 
 class Worker:
@@ -76,6 +97,7 @@ class Worker:
         self.is_called = is_called
         self.max_candidates = config.max_candidates
         self.num_rows = engine.loaded.vocab_size  # of the embedding
+        self.head = engine.loaded if isinstance(engine.loaded, LoadedHead) else None
         self.forwards = forwards
         self.vocab_size = vocab_size
 
@@ -118,10 +140,12 @@ class Worker:
     def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
         """One forward: the children of each part, and its microseconds."""
         feeds = [self._readable(part.feed) for part in parts]
+        if self.head is not None and (dtype := next((p.feature_dtype for p in parts), "")):
+            self.head.feature_dtype = dtype
         asks = [
             range(len(part.feed.tokens) - part.num_asked, len(part.feed.tokens)) for part in parts
         ]
-        logits = self.forwards.run(feeds, asks)
+        logits = self.forwards.run(feeds, asks).logits
         ends = list(accumulate(map(len, asks), initial=0))
         children = tuple(
             self._children(logits[start:end], part) if part.num_asked else ()

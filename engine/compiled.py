@@ -7,7 +7,8 @@ a minute at load for each number of rows, and a copy of the weights for each: so
 for.
 
 All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
-which is timed: on some processors a program of nine rows takes five times one of one.
+which is timed: on some processors a program of nine rows takes five times one of one. The hidden
+states that are said at load are part of every program, all others are handed out by `fused`.
 """
 
 import math
@@ -22,7 +23,8 @@ import torch.nn.functional as F
 
 from engine.code_cache import make_source_repeatable
 from engine.errors import ModelError
-from engine.forward import Backend, Output, Spans, no_hidden
+from engine.features import LAST, Layers, features_of
+from engine.forward import Backend, Output, Spans
 from engine.fused import FusedBackend, qkv_of
 from engine.lanes import Lanes, Span
 from engine.linear import stack
@@ -36,7 +38,8 @@ _SETTINGS: dict[str, Any] = {
     "max_autotune_gemm_backends": "CPP",
     "cpp_wrapper": True,
 }
-_Program = Callable[..., torch.Tensor]
+_Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+"""logits [n, V], and features as in `Output`"""
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
@@ -46,8 +49,16 @@ class CompiledBackend(Backend):
 
     name = "compiled"
 
-    def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        lanes: Lanes,
+        row_counts: Sequence[int],
+        layers: Layers = (),
+    ) -> None:
         """Make nothing yet: each program is made when a pass first has so many rows.
+
+        layers  whose hidden states the programs hand out
 
         Raises ModelError if this backend does not cover the model, or cannot compile here.
         """
@@ -63,7 +74,8 @@ class CompiledBackend(Backend):
         # One tensor a layer: what is written to a view of an input is copied back whole.
         self._caches = list(self.cache.unbind())
         self.row_counts = tuple(row_counts)
-        pass_ = _Pass(loaded, self._fused).eval()
+        self._layers = layers
+        pass_ = _Pass(loaded, self._fused, layers).eval()
         self._program = _compiled(pass_)
         self._made: set[int] = set()  # numbers of rows for which there is a program
 
@@ -100,26 +112,28 @@ class CompiledBackend(Backend):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
-        if with_hidden:
-            raise no_hidden(self._name, self.name)
+        if keep is not None or not self._has_program(spans) or layers not in ((), self._layers):
+            return self._fused.forward(
+                rows, spans, num_visible=num_visible, keep=keep, layers=layers
+            )
         num_rows = rows.shape[1]
-        if not self._has_program(spans) or keep is not None:
-            return self._fused.forward(rows, spans, num_visible=num_visible, keep=keep)
         inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            return Output(self._compile(*inputs))
-        with torch.no_grad():
-            return Output(self._program(*inputs, self._caches))
+            logits, features = self._compile(*inputs)
+        else:
+            with torch.no_grad():
+                logits, features = self._program(*inputs, self._caches)
+        return Output(logits, features if layers else None)
 
     def _has_program(self, spans: Spans) -> bool:
         """Programs see the first lane alone."""
         return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
-    def _compile(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Make the program for so many rows, and run it."""
         # Contexts grow; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)
@@ -184,7 +198,7 @@ class _Pass(torch.nn.Module):
     Everything that never changes is a parameter or a buffer, and so becomes part of the program.
     """
 
-    def __init__(self, loaded: LoadedModel, fused: FusedBackend) -> None:
+    def __init__(self, loaded: LoadedModel, fused: FusedBackend, wanted: Layers) -> None:
         super().__init__()
         model = loaded.model.model
         config = model.config
@@ -193,6 +207,7 @@ class _Pass(torch.nn.Module):
         self.num_kv_heads = int(config.num_key_value_heads)
         self.dim = int(attention.head_dim)
         self.scale = float(attention.scaling)
+        self.wanted = wanted
         self.head = loaded.model.lm_head
         self.last_norm = model.norm
         # Not the head's own, if they are tied: what is packed may have no other use.
@@ -213,8 +228,8 @@ class _Pass(torch.nn.Module):
         slots: torch.Tensor,
         mask: torch.Tensor,
         caches: list[torch.Tensor],
-    ) -> torch.Tensor:
-        """Return logits [n, V].
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return logits [n, V], and the features that are wanted.
 
         mask    [1, 1, n, num_visible], added to the scores
         caches  a layer each, [2 kv_heads, slots, dim]
@@ -222,15 +237,17 @@ class _Pass(torch.nn.Module):
         assert isinstance(self.rotations, torch.Tensor)
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self.embeddings)
+        states = {}
         for number, layer in enumerate(self.layers):
+            states[number] = hidden
             qkv = self.qkv[number](_rms_norm(layer.input_layernorm, hidden))
             out = self._attend(layer.self_attn, qkv, cos, sin, slots, mask, caches[number])
             hidden = hidden + layer.self_attn.o_proj(out)
             gate_up = self.gate_up[number](_rms_norm(layer.post_attention_layernorm, hidden))
             gate, up = gate_up.chunk(2, dim=-1)
             hidden = hidden + layer.mlp.down_proj(F.silu(gate) * up)
-        logits: torch.Tensor = self.head(_rms_norm(self.last_norm, hidden))
-        return logits
+        states[LAST] = _rms_norm(self.last_norm, hidden)
+        return self.head(states[LAST]), features_of(states, self.wanted)
 
     def _attend(
         self,

@@ -13,27 +13,22 @@ no tree and no message. Two modes:
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.compiled import CompiledBackend
+from engine.backends import make_backend
 from engine.device import send
 from engine.device_choice import Choice
-from engine.errors import ModelError, kind_of
+from engine.features import Layers, check_layers
 from engine.filling import filled, filled_prompt, rows_of
-from engine.forward import Backend, HuggingFaceBackend, Output, Spans
-from engine.fused import FusedBackend
-from engine.graphs import GraphBackend, captured_len
+from engine.forward import Backend, Output, Spans
+from engine.graphs import captured_len
 from engine.lanes import Lanes, Span
 from engine.masks import MASK_BITS
 from engine.model import LoadedModel
-from engine.model_files import one_line
 from engine.slots import Feed, Move
-from engine.tensor_parallel.backend import LeadingBackend
-from engine.tensor_parallel.calls import MakeBackend
 
 SLOT_STEP = 64
 _NUM_TIMED = 3
@@ -51,6 +46,7 @@ class Pass:
     keep         [num_asked] int64: which; None: the first of them
     is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
                  logits of all rows are computed
+    fed          the rows of each feed, feed by feed; all others fill it up
     """
 
     rows: torch.Tensor
@@ -59,6 +55,7 @@ class Pass:
     num_asked: int
     keep: torch.Tensor | None
     is_padded: bool
+    fed: tuple[slice, ...]
 
 
 class Executor:
@@ -73,20 +70,25 @@ class Executor:
         fixed_rows: int | None = None,
         backend: str = "reference",
         row_counts: Sequence[int] = (),
+        layers: Layers = (),
     ) -> None:
         """Allocate the cache; `fixed_rows` switches to reproducible mode.
 
         capacity    slots of each lane
         backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
         row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
+        layers      whose hidden states will be asked for (`features.py`): programs and graphs hand
+                    them out
 
         Raises:
-            ModelError: the cache does not fit into memory, the model cannot run a token, or the
-                backend does not cover it.
+            ModelError: the cache does not fit into memory, the model cannot run a token or has no
+                such layers, or the backend does not cover it.
         """
         assert capacity > 0
         assert fixed_rows is None or 0 < fixed_rows <= MASK_BITS
+        check_layers(loaded.name, loaded.num_layers, layers)
         self.loaded = loaded
+        self.layers = layers
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
@@ -98,7 +100,9 @@ class Executor:
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
-        self._backend: Backend | None = make_backend(backend, loaded, self.lanes, row_counts)
+        self._backend: Backend | None = make_backend(
+            backend, loaded, self.lanes, row_counts, layers
+        )
 
     @property
     def backend(self) -> str:
@@ -166,8 +170,11 @@ class Executor:
         rows, spans, starts = self._joined(by_lane)
         pairs = zip(feeds, asks, strict=True)
         index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
+        fed = tuple(slice(starts[f.lane], starts[f.lane] + len(f.tokens)) for f in feeds)
         keep, made = torch.tensor(index, dtype=torch.int64), torch.from_numpy(rows)
-        return Pass(made, spans, num_visible, len(index), keep, is_padded=count is not None)
+        return Pass(
+            made, spans, num_visible, len(index), keep, is_padded=count is not None, fed=fed
+        )
 
     def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> Pass:
         """The usual pass has one lane: what a small drafter does on the host is felt."""
@@ -179,8 +186,8 @@ class Executor:
             rows = filled_prompt(rows, self._scratch(feed.lane))
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
         keep = None if _is_all(ask, rows.shape[1]) else torch.tensor(ask, dtype=torch.int64)
-        made = torch.from_numpy(rows)
-        return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None)
+        made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
+        return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None, fed=fed)
 
     def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
         """Put the rows of all lanes side by side, by lane; also where each begins."""
@@ -198,30 +205,38 @@ class Executor:
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         return rows_of(feed, self.lanes.first_slot(feed.lane))
 
-    def forward(self, step: Pass, *, with_hidden: bool = False) -> Output:
+    def forward(self, step: Pass, layers: Layers = ()) -> Output:
         """The second half of `run`: the model.
 
-        Returns logits float32, as `run` does, and hidden states in the model's type if asked.
+        layers  whose hidden states are wanted (`features.py`); others than those that were said at
+                load take longer where passes are programs or graphs
+
+        Returns logits float32, as `run` does, and in the model's type the features of the rows of
+        all feeds, feed by feed, also of those whose logits nobody wants.
 
         Raises:
-            ModelError: the backend does not give hidden states.
+            ModelError: the model has no such layers.
         """
         assert self._backend is not None, "this executor was freed"
+        if layers != self.layers:
+            check_layers(self.loaded.name, self.loaded.num_layers, layers)
         keep, num_asked = step.keep, step.num_asked
         out = self._backend.forward(
             step.rows,
             step.spans,
             num_visible=step.num_visible,
             keep=None if step.is_padded else keep,
-            with_hidden=with_hidden,
+            layers=layers,
         )
-        logits, hidden = out.logits, out.hidden
-        if not step.is_padded and logits.dtype == torch.float32:
+        logits, features = out.logits, out.features
+        if features is None and not step.is_padded and logits.dtype == torch.float32:
             return out
+        if features is not None:
+            parts = [features[rows] for rows in step.fed]
+            features = parts[0] if len(parts) == 1 else torch.cat(parts)
         if step.is_padded:
-            which = slice(num_asked) if keep is None else send(keep, logits.device)
-            logits, hidden = logits[which], None if hidden is None else hidden[which]
-        return Output(logits.float(), hidden)
+            logits = logits[slice(num_asked) if keep is None else send(keep, logits.device)]
+        return Output(logits.float(), features)
 
     @property
     def can_chain(self) -> bool:
@@ -285,7 +300,8 @@ class Executor:
                 where = tuple(range(num_rows))
                 masks = tuple((2 << i) - 1 for i in where)
                 feed = Feed((0,) * num_rows, where, where, 0, masks)
-                self.run(feed, where)
+                for layers in {(), self.layers}:  # a recording each
+                    self.forward(self.lay_out((feed,), (where,)), layers)
                 took_s = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
                 seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
         self._total = total
@@ -349,44 +365,6 @@ class Executor:
 
     def _scratch(self, lane: int) -> int:
         return self.lanes.first_slot(lane) + self.capacity
-
-
-def make_backend(
-    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...]
-) -> Backend:
-    """Make a backend, on all ranks if this is the first of several; as for `Executor`."""
-    make = partial(_make_backend, name, loaded, lanes, row_counts)
-    if loaded.rank is None or loaded.rank.followers is None:
-        return make()
-    if name == "compiled":
-        raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
-    return LeadingBackend(loaded.rank.followers, MakeBackend(name, lanes, row_counts), make)
-
-
-def _make_backend(
-    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...]
-) -> Backend:
-    assert name in ("compiled", "fused", "graphs", "reference")
-    try:
-        if name == "compiled":
-            return CompiledBackend(loaded, lanes, row_counts)
-        if name == "graphs":
-            return GraphBackend(loaded, lanes, row_counts)
-        if name == "fused":
-            return FusedBackend(loaded, lanes)
-        return HuggingFaceBackend(loaded, lanes.total)
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-    ) as error:
-        raise kind_of(error)(
-            f"{loaded.name}: no cache of {lanes.total} slots on {loaded.device} "
-            f"({one_line(error)}); try a shorter maximum length, or another model"
-        ) from error
 
 
 def _is_all(ask: Sequence[int], num_rows: int) -> bool:

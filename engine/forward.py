@@ -14,7 +14,7 @@ import torch
 
 from engine.device import send
 from engine.device_choice import Choice
-from engine.errors import ModelError
+from engine.features import Layers, features_of
 from engine.kv_cache import SlotCache
 from engine.lanes import Span
 from engine.masks import Masks, from_words
@@ -25,14 +25,15 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward gives, of the rows that were asked for; on the model's device, in its dtype.
+    """What a forward gives, on the model's device, in its dtype.
 
-    logits  [k, V]
-    hidden  [k, hidden_size] after the last norm, which the head multiplies; None: nobody asked
+    logits    [k, V] of the rows that were asked for
+    features  [n, len(layers) * hidden_size] of all rows, layers side by side in the order in which
+              they were asked for; None: nobody asked. Valid until the next pass
     """
 
     logits: torch.Tensor
-    hidden: torch.Tensor | None = None
+    features: torch.Tensor | None = None
 
 
 class Backend(Protocol):
@@ -58,7 +59,7 @@ class Backend(Protocol):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """Run n rows, and write their keys and values.
 
@@ -67,11 +68,8 @@ class Backend(Protocol):
                      of its lane (`masks.as_words`)
         spans        the lanes that the rows see, in their order
         num_visible  of each lane slots [0, num_visible) take part: all that any row sees
-        keep         [k] int64, CPU: rows whose output is wanted; None is all
-        with_hidden  return their hidden states too
-
-        Raises:
-            ModelError: this backend does not give hidden states.
+        keep         [k] int64, CPU: rows whose logits are wanted; None is all
+        layers       whose hidden states are wanted, of all rows (`features.py`)
         """
 
     def chain(
@@ -126,7 +124,7 @@ class HuggingFaceBackend(Backend):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
         counts = tuple(span.num_rows for span in spans)
@@ -138,19 +136,16 @@ class HuggingFaceBackend(Backend):
         keep = None if keep is None else send(keep, self._device)
         with torch.inference_mode():
             if len(spans) == 1:
-                return self._run(rows, spans[0], mask, keep, with_hidden=with_hidden)
+                return self._run(rows, spans[0], mask, keep, layers)
             # One lane after another: simple, and exact for any architecture.
             sizes = list(counts)
             parts = torch.split(rows, sizes, 1), spans, torch.split(mask, sizes, 2)
-            outs = [
-                self._run(*part, None, with_hidden=with_hidden) for part in zip(*parts, strict=True)
-            ]
+            outs = [self._run(*part, None, layers) for part in zip(*parts, strict=True)]
             logits = torch.cat([out.logits for out in outs])
-            states = [out.hidden for out in outs if out.hidden is not None]
-            hidden = torch.cat(states) if states else None
-            if keep is None:
-                return Output(logits, hidden)
-            return Output(logits[keep], None if hidden is None else hidden[keep])
+            features = [out.features for out in outs if out.features is not None]
+            return Output(
+                logits if keep is None else logits[keep], torch.cat(features) if features else None
+            )
 
     def _run(
         self,
@@ -158,14 +153,13 @@ class HuggingFaceBackend(Backend):
         span: Span,
         mask: torch.Tensor,
         keep: torch.Tensor | None,
-        *,
-        with_hidden: bool,
+        layers: Layers,
     ) -> Output:
         """Run the rows of one lane; everything is on the device."""
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
-        options: dict[str, Any] = {"output_hidden_states": True} if with_hidden else {}
+        options: dict[str, Any] = {"output_hidden_states": True} if layers else {}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
         out = self._model(
@@ -179,10 +173,9 @@ class HuggingFaceBackend(Backend):
         logits: torch.Tensor = out.logits[0]
         if keep is not None and not self._keeps_logits:
             logits = logits[keep]
-        if not with_hidden:
-            return Output(logits)
-        hidden: torch.Tensor = out.hidden_states[-1][0]
-        return Output(logits, hidden if keep is None else hidden[keep])
+        # transformers' last one is behind the last norm, and so is ours.
+        states = {layer: out.hidden_states[layer][0] for layer in layers}
+        return Output(logits, features_of(states, layers))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
@@ -197,11 +190,6 @@ class HuggingFaceBackend(Backend):
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""
         del timed
-
-
-def no_hidden(model: str, backend: str) -> ModelError:
-    """Return what a backend raises that has recorded a pass without its hidden states."""
-    return ModelError(f"{model}: the backend {backend} gives no hidden states; use fused")
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from engine.device import send
 from engine.errors import ModelError
+from engine.features import LAST, Layers, features_of
 from engine.flex_attention import Shape
 from engine.forward import Backend, Output, Spans
 from engine.lane_attention import LaneAttention, Plan, Seen
@@ -209,7 +210,7 @@ class FusedBackend(Backend):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
         with torch.inference_mode():
@@ -219,7 +220,7 @@ class FusedBackend(Backend):
             else:
                 rows = send(rows, self._device)
                 mask = from_words(rows[3:], num_visible, self.cache.dtype)
-            return self.compute(rows, spans, mask, keep, with_hidden=with_hidden)
+            return self.compute(rows, spans, mask, keep, layers)
 
     def compute(
         self,
@@ -227,15 +228,14 @@ class FusedBackend(Backend):
         spans: Spans,
         mask: torch.Tensor | None,
         keep: torch.Tensor | None = None,
-        *,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """The pass itself, once everything is on the device.
 
         rows, spans  as in `Backend.forward`, but on the device
         mask  [1, 1, n, num_visible], added to the scores; None: attention is split over the keys
               and goes by the words of the rows (`make_split`)
-        keep, with_hidden  as in `Backend.forward`
+        keep, layers  as in `Backend.forward`
         """
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
@@ -246,16 +246,30 @@ class FusedBackend(Backend):
         else:
             plan = self._attention.plan(made.apart, spans, mask)
         step = _Pass(made, cos, sin, slots, plan)
-        for layer, seen in zip(self._layers, step.plan.seen, strict=True):
+        states: dict[int, torch.Tensor] = {}
+        for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):
+            if number in layers:
+                states[number] = hidden.clone()  # which grows in place
             hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
             gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
             hidden += layer.down(F.silu(gate).mul_(up))
+        if LAST in layers:
+            hidden = states[LAST] = self._last_norm(hidden)
+        features = features_of(states, layers)
         if keep is not None:
             hidden = hidden.index_select(0, send(keep, self._device))
         if not len(hidden):  # the packed head takes no empty rows
-            return Output(hidden.new_empty(0, self._vocab_size), hidden if with_hidden else None)
-        hidden = self._last_norm(hidden)
-        return Output(self._head(hidden), hidden if with_hidden else None)
+            return Output(hidden.new_empty(0, self._vocab_size), features)
+        if LAST not in layers:  # only of the rows that are asked for
+            hidden = self._last_norm(hidden)
+        return Output(self._head(hidden), features)
+
+    def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
+        """Return memory for the features of so many rows."""
+        made: torch.Tensor = self._embeddings.new_empty(
+            num_rows, len(layers) * self._embeddings.shape[1]
+        )
+        return made
 
     def make_split(self, shape: Shape) -> None:
         """See `LaneAttention.make_split`."""

@@ -6,8 +6,9 @@ the same addresses. So a pass is filled up to one of a few numbers of lanes, row
 integers are copied to where the recording reads them, and the mask is made of them on the device;
 what the host does and sends does not grow with the context.
 
-A shape is recorded when it first comes, at load for all that are common. Passes of other shapes run
-kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
+A shape is recorded when it first comes, at load for all that are common, and once more for passes
+that hand out the hidden states that are said at load. Passes of other shapes, or for other hidden
+states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
 
 With a mask, each length needs a recording of its own. Where attention is split over the keys
 (`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed at load.
@@ -22,9 +23,10 @@ from engine.captures import Captures, Compute, Record
 from engine.device import send
 from engine.device_choice import Choice, capture_on
 from engine.errors import ModelError
+from engine.features import Layers
 from engine.flex_attention import SPLIT_DEVICES, Shape
 from engine.flex_choice import EVERY_LENGTH, find_splits
-from engine.forward import Backend, Output, Spans, no_hidden
+from engine.forward import Backend, Output, Spans
 from engine.fused import FusedBackend
 from engine.lanes import Lanes, is_grid
 from engine.masks import from_words
@@ -41,8 +43,19 @@ class GraphBackend(Backend):
     name = "graphs"
     is_captured = True
 
-    def __init__(self, loaded: LoadedModel, lanes: Lanes, row_counts: Sequence[int]) -> None:
-        """Raises ModelError if this backend does not cover the model or its device."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        lanes: Lanes,
+        row_counts: Sequence[int],
+        layers: Layers = (),
+    ) -> None:
+        """Record nothing yet.
+
+        layers  whose hidden states recordings hand out
+
+        Raises ModelError if this backend does not cover the model or its device.
+        """
         self._record = self._recorder(loaded.device)
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
@@ -52,7 +65,11 @@ class GraphBackend(Backend):
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
         # The int: visible slots, or EVERY_LENGTH where attention is split over the keys.
-        self._recorded: dict[tuple[Spans, int], Compute] = {}
+        self._recorded: dict[tuple[Spans, int, Layers], Compute] = {}
+        self._layers = layers
+        # Where all recordings leave them: no recording uses it as scratch.
+        most_rows = lanes.count * max(self.row_counts, default=0)
+        self._features = self._fused.empty_features(most_rows, layers)
         self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
         self._lanes = lanes
         self._split_from: dict[Shape, int] = {}  # visible slots
@@ -74,9 +91,9 @@ class GraphBackend(Backend):
                 )
             # Those with a mask were for comparison; `Executor.warm_up` comes to what is needed.
             self._recorded = {
-                (spans, length): recorded
-                for (spans, length), recorded in self._recorded.items()
-                if length == EVERY_LENGTH and _shape(spans) in self._split_from
+                key: recorded
+                for key, recorded in self._recorded.items()
+                if key[1] == EVERY_LENGTH and _shape(key[0]) in self._split_from
             }
 
     def forward(
@@ -86,29 +103,32 @@ class GraphBackend(Backend):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
-        if with_hidden:
-            raise no_hidden(self._name, self.name)
         with torch.inference_mode():
-            if keep is not None or any(span.num_rows not in self.row_counts for span in spans):
-                return Output(self._compute(send(rows, self._device), spans, num_visible, keep))
+            is_shape = keep is None and all(span.num_rows in self.row_counts for span in spans)
+            if not is_shape or layers not in ((), self._layers):
+                self.num_uncaptured += is_shape and not self.is_loading
+                return self._compute(send(rows, self._device), spans, num_visible, keep, layers)
             length = self._length(spans, num_visible)
             # A recording writes where it always writes, and other recordings may write there too.
-            return Output(self._captured(rows, spans, length)(rows).clone())
+            logits = self._captured(rows, spans, length, layers)(rows).clone()
+            return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
     def _length(self, spans: Spans, num_visible: int) -> int:
         """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
         is_split = is_grid(spans) and num_visible >= self._split_from.get(_shape(spans), math.inf)
         return EVERY_LENGTH if is_split else num_visible
 
-    def _captured(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> Compute:
+    def _captured(
+        self, rows: torch.Tensor, spans: Spans, num_visible: int, layers: Layers = ()
+    ) -> Compute:
         """Return the recording of passes of this shape, which is made if there is none."""
-        shape = spans, num_visible
-        if shape not in self._recorded:
-            self._recorded[shape] = self._recording(rows, *shape)
-        return self._recorded[shape]
+        key = spans, num_visible, layers
+        if key not in self._recorded:
+            self._recorded[key] = self._recording(rows, *key)
+        return self._recorded[key]
 
     @staticmethod
     def _recorder(device: torch.device) -> Record:
@@ -145,31 +165,41 @@ class GraphBackend(Backend):
         found = []
         for index in range(steps.shape[1] - 1):
             row = torch.cat((ids, rest[:, index : index + 1]))
-            logits = self._compute(row, spans, num_visible).float()
+            logits = self._compute(row, spans, num_visible).logits.float()
             found.append(choice.of(logits, torch.cat((keys[index : index + 1], keys[-1:]))))
             ids = found[-1][:, :1].long()
         return torch.cat(found)
 
-    def _recording(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> Compute:
+    def _recording(
+        self, rows: torch.Tensor, spans: Spans, num_visible: int, layers: Layers
+    ) -> Compute:
         self.num_uncaptured += not self.is_loading
+        features = self._features[: rows.shape[1]]
+
+        def compute(there: torch.Tensor) -> torch.Tensor:
+            out = self._compute(there, spans, num_visible, layers=layers)
+            if out.features is not None:
+                features.copy_(out.features)
+            return out.logits
+
         try:
-            return self._record(lambda there: self._compute(there, spans, num_visible), rows)
+            return self._record(compute, rows)
         except RuntimeError as error:
             if not self.is_loading:
-                return self._unrecorded(spans, num_visible)
+                return self._unrecorded(compute)
             raise ModelError(
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
                 f"({one_line(error)}); use the backend fused"
             ) from error
 
-    def _unrecorded(self, spans: Spans, num_visible: int) -> Compute:
+    def _unrecorded(self, compute: Compute) -> Compute:
         """What takes the place of a recording that failed in the middle of a text."""
 
-        def compute(rows: torch.Tensor) -> torch.Tensor:
+        def run(rows: torch.Tensor) -> torch.Tensor:
             self.num_uncaptured += 1
-            return self._compute(send(rows, self._device), spans, num_visible)
+            return compute(send(rows, self._device))
 
-        return compute
+        return run
 
     def _compute(
         self,
@@ -177,10 +207,11 @@ class GraphBackend(Backend):
         spans: Spans,
         num_visible: int,
         keep: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        layers: Layers = (),
+    ) -> Output:
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.compute(rows, spans, mask, keep).logits
+        return self._fused.compute(rows, spans, mask, keep, layers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""

@@ -14,6 +14,7 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
+from engine.features import Layers, check_layers
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
@@ -37,6 +38,7 @@ class Engine:
     digest       hash of the tokenizer's id -> token map; empty if there is none
     pass_s       seconds of a pass by its rows, over few slots
     device       by its name; of several ranks those of all
+    heads        of a target that drafts with heads of its own: those
     """
 
     executor: Executor
@@ -47,6 +49,7 @@ class Engine:
     load_s: float
     pass_s: Mapping[int, float]
     device: str
+    heads: "Engine | None" = None
 
 
 def load_engine(
@@ -63,6 +66,7 @@ def load_engine(
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
     tensor_parallel_size: int = 1,
+    layers: Layers = (),
 ) -> Engine:
     """Load, check and warm up; `say` is told what is being done.
 
@@ -73,6 +77,7 @@ def load_engine(
     row_counts  by backend, as for `Executor`
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
+    layers  whose hidden states forwards will be asked for, as for `Executor`
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -87,6 +92,7 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, backend, say)
         tokenizer.check_fits(loaded.vocab_size)
+        check_layers(loaded.name, loaded.num_layers, layers)
         _choose_threads(loaded, fixed_rows, say)
         max_len = longest_text(loaded, max_len)
         say("compiling (takes a minute)" if backend == "compiled" else "checking")
@@ -97,6 +103,7 @@ def load_engine(
             fixed_rows=fixed_rows,
             backend=backend,
             row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
+            layers=layers,
         )
         _check_and_fix_shapes(executor)
         say("warming up")
@@ -188,10 +195,11 @@ def make_executor(
     fixed_rows: int | None = None,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
+    layers: Layers = (),
 ) -> Executor:
     """Make an executor and hold it to the model's own forward.
 
-    num_lanes, row_counts  as for `Executor`
+    num_lanes, row_counts, layers  as for `Executor`
     backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
              and agrees with it, else the reference
 
@@ -214,6 +222,7 @@ def make_executor(
                 fixed_rows=fixed_rows,
                 backend=name,
                 row_counts=row_counts,
+                layers=layers,
             )
             check_slot_attention(executor, plain)
         except ModelError as error:
@@ -226,7 +235,7 @@ def make_executor(
             executor.take_over()
             check_slot_attention(executor, plain)
             return executor
-    executor = Executor(loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows)
+    executor = Executor(loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows, layers=layers)
     check_slot_attention(executor, plain)
     return executor
 

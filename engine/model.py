@@ -59,6 +59,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
+    hidden_size: int
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
@@ -118,6 +119,7 @@ def load_model(
         max_model_len=max_model_len(name, text_config),
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
+        hidden_size=int(text_config.hidden_size),
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),

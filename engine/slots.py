@@ -141,19 +141,28 @@ class SlotMap(Generic[K]):
         return Feed(tuple(tokens), where, where, start, None, self.lane, before)
 
     def feed(
-        self, missing: Sequence[int], nodes: Sequence[tuple[K, K | None, int, int]] = ()
+        self,
+        missing: Sequence[int],
+        nodes: Sequence[tuple[K, K | None, int, int]] = (),
+        *,
+        num_again: int = 0,
     ) -> Feed:
         """Place the committed tokens that the cache lacks, then tree nodes, in one pass.
 
-        missing  committed tokens from position prefix_len on (few: they share the tree's mask)
-        nodes    (key, parent key or None for the last committed token, token, position),
-                 parents first
+        missing    committed tokens from position prefix_len on (few: they share the tree's mask)
+        nodes      (key, parent key or None for the last committed token, token, position),
+                   parents first
+        num_again  `missing` begins so many tokens before: rows that are written once more, where
+                   they are, because more is known of them now; the tree stays
 
         After the call all of them count as cached: the device works in order, so nothing that is
         launched later can see an unwritten slot.
         """
-        start, count = self.prefix_len, len(missing)
-        assert count == 0 or not self._places, "nodes exist although committed tokens are missing"
+        start, count = self.prefix_len - num_again, len(missing)
+        assert count >= num_again
+        assert count == num_again or not self._places, (
+            "nodes exist although committed tokens are missing"
+        )
         assert count or nodes, "a pass has no rows"
         assert count + len(nodes) <= self.num_tree_slots, "the rows of a pass share one mask word"
         masks = [(1 << (i + 1)) - 1 for i in range(count)]
@@ -169,6 +178,7 @@ class SlotMap(Generic[K]):
             tokens.append(token)
             positions.append(position)
             slots.append(place.slot)
+        assert max(masks).bit_length() <= NUM_TREE_SLOTS, "the rows of a pass share one mask word"
         rows = tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks)
         return Feed(*rows, self.lane, tuple(before))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import exp
 
-from proto.messages import MODEL_SOURCE, NGRAM_SOURCE
+from proto.messages import COPIES, MODEL_SOURCE
 
 PRIOR_TRIES = 4.0
 MAX_TRIES = 64.0  # beyond them older tries count less and less
@@ -11,15 +11,16 @@ PRIOR_OF_MODEL = 0.7
 
 Kind = tuple[int, int]
 """(source, rank): the first children of a model, of whatever score, have rank 0, and each child has
-that of its score besides; copies have the length of the n-gram that was found"""
+that of its score besides; all drafters are one source; copies have the length of the n-gram that
+was found"""
 
 FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
 SCORES_PER_NAT, NUM_SCORES = 4, 20
 
 
-def kind_of_score(score: float) -> Kind:
+def kind_of_score(score: float, source: int = MODEL_SOURCE) -> Kind:
     """What a model's child counts as by its score, which is an estimate of its chance."""
-    return MODEL_SOURCE, 1 + min(int(-score * SCORES_PER_NAT), NUM_SCORES - 1)
+    return source, 1 + min(int(-score * SCORES_PER_NAT), NUM_SCORES - 1)
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Acceptance:
 def _prior(kind: Kind) -> float:
     """Before anything is known: the longer an n-gram, the likelier."""
     source, rank = kind
-    if source == NGRAM_SOURCE:
+    if source in COPIES:
         return rank / (rank + 1)
     if rank == 0:
         return PRIOR_OF_MODEL

@@ -7,7 +7,7 @@ Every message of the coordinator comes through here, and nobody behind it asks a
     Open            closed for good, or not newer than the newest of its text  -> nothing
                     no room for it (below)                                     -> nothing
                     else its machine begins a life with it
-    Draft, Verdict  of a text that is open here                                -> its machine
+    Draft, Verdict, Features  of a text that is open here                      -> its machine
     Close           the text is closed for good, also if it was never open
     Heartbeat       open here and not listed: closed, until there is a newer Open
                     listed and not open here, or with another text             -> Send(Fault(gap))
@@ -29,7 +29,16 @@ from typing import Generic, Protocol, TypeVar
 
 from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
 from node.lanes import Lane, Lanes
-from proto.messages import Close, Draft, Heartbeat, Open, SessionMark, Verdict, Welcome
+from proto.messages import (
+    Close,
+    Draft,
+    Features,
+    Heartbeat,
+    Open,
+    SessionMark,
+    Verdict,
+    Welcome,
+)
 from proto.tree import SpeculationTree
 
 CLOSED = 1 << 32  # above every incarnation
@@ -97,7 +106,9 @@ class Follower(Generic[Text, Result, Action]):
                 return self._schedule.tick(self._texts, now)
             case Arrived(Open() as message):
                 return self._on_open(message, now)
-            case Arrived(Draft(session=session) | Verdict(session=session)):
+            case Arrived(
+                Draft(session=session) | Verdict(session=session) | Features(session=session)
+            ):
                 text = self._texts.get(session)
                 return () if text is None else text.handle(event, now)
             case Arrived(Close(session=session)):

@@ -7,6 +7,8 @@ import torch
 
 from engine.device_choice import Choice, chosen_there
 from engine.executor import Executor
+from engine.features import Layers
+from engine.forward import Output
 from engine.processors import ProcessorsByText
 from engine.slots import Feed
 from node.process import Heart
@@ -26,18 +28,23 @@ class Forwards:
         self._num_rows = 0
         self._processors = ProcessorsByText()
 
-    def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run a forward; returns the logits of the rows named in `asks`, feed by feed, on the
-        device: [sum of their lengths, V]."""
+    def run(
+        self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]], layers: Layers = ()
+    ) -> Output:
+        """Run a forward; what it returns is on the device, feed by feed.
+
+        asks    for each feed the rows whose logits are wanted: [sum of their lengths, V]
+        layers  whose hidden states are wanted, of all rows (`Executor.forward`)
+        """
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
         self._heart.watch.enter(Phase.PREPARE)
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
-        logits = self._executor.forward(laid_out).logits
+        out = self._executor.forward(laid_out, layers)
         self._heart.watch.enter(Phase.CHOOSE)
-        return logits
+        return out
 
     @property
     def can_chain(self) -> bool:

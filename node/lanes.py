@@ -8,7 +8,7 @@ lane whose last pass is still running.
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from engine.slots import SlotMap
+from engine.slots import NUM_TREE_SLOTS, SlotMap
 from node.events import CopyPrefix
 from proto.messages import SESSION_KEY_BYTES, Open
 from proto.tree import CommittedText
@@ -23,8 +23,8 @@ class Lane:
     text   whose first `slots.prefix_len` tokens are cached; that of the text that is open in it
     """
 
-    def __init__(self, number: int, num_slots: int) -> None:
-        self.slots: SlotMap[int] = SlotMap(num_slots, lane=number)
+    def __init__(self, number: int, num_slots: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
+        self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number)
         self.text = CommittedText(bytes(SESSION_KEY_BYTES))
 
     def num_cached_of(self, tokens: Sequence[int]) -> int:
@@ -77,8 +77,8 @@ def _has_elder(reader: Reader, readers: Sequence[Reader]) -> bool:
 class Lanes:
     """All lanes of a node."""
 
-    def __init__(self, count: int, num_slots: int) -> None:
-        self._lanes = [Lane(number, num_slots) for number in range(count)]
+    def __init__(self, count: int, num_slots: int, num_tree_slots: int = NUM_TREE_SLOTS) -> None:
+        self._lanes = [Lane(number, num_slots, num_tree_slots) for number in range(count)]
         self._taken: list[Lane] = []
 
     def __len__(self) -> int:

@@ -6,15 +6,18 @@ nothing, and knows of a Compute only that there is somebody who can run it.
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
+
+import torch
 
 from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
+from engine.heads.loading import LoadedHead, load_head_engine
 from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
-from node.follower import Follower, Machine
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
@@ -29,6 +32,8 @@ from proto.messages import (
     Heartbeat,
     Hello,
     Message,
+    Role,
+    SessionMark,
     Welcome,
 )
 from proto.node_config import NodeConfig
@@ -36,9 +41,10 @@ from proto.stopwatch import Phase
 
 IDLE_S = 1.0
 
-Text = TypeVar("Text", bound=Machine)
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Action_co = TypeVar("Action_co", covariant=True)
 
 
 class HasState(Protocol):
@@ -82,26 +88,62 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
         heart.state = state
 
     try:
-        engine = load_engine(
-            config.model,
-            revision=config.revision,
-            dtype=config.dtype,
-            device=config.device,
-            max_len=config.max_model_len,
-            num_lanes=config.max_num_seqs,
-            fixed_rows=config.fixed_rows or None,
-            warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],
-            say=say,
-            backend=config.backend,
-            row_counts=RECORDED_ROWS[config.role],
-            tensor_parallel_size=config.tensor_parallel_size,
-        )
+        engine = _load(config, say)
     except (OutOfMemory, RankError) as error:
         raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
     say("ready")
     return engine
+
+
+def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
+    if config.role is Role.DRAFTER and config.target:  # it is a head
+        return load_head_engine(
+            config.model,
+            revision=config.revision,
+            target=config.target,
+            target_revision=config.target_revision,
+            dtype=config.dtype,
+            device=config.device,
+            max_len=config.max_model_len,
+            num_lanes=config.max_num_seqs,
+            warm_rows=TIMED_ROWS[config.role],
+            say=say,
+        )
+    engine = load_engine(
+        config.model,
+        revision=config.revision,
+        dtype=config.dtype,
+        device=config.device,
+        max_len=config.max_model_len,
+        num_lanes=config.max_num_seqs,
+        fixed_rows=config.fixed_rows or None,
+        warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],
+        say=say,
+        backend=config.backend,
+        row_counts=RECORDED_ROWS[config.role],
+        tensor_parallel_size=config.tensor_parallel_size,
+        layers=config.layers,
+    )
+    if not config.heads:
+        return engine
+    say("loading heads")
+    num_threads = torch.get_num_threads()
+    heads = load_head_engine(
+        config.heads,
+        revision=config.heads_revision,
+        target=config.model,
+        target_revision=config.revision,
+        dtype="auto",
+        device=str(engine.loaded.device),
+        max_len=engine.max_len,
+        num_lanes=engine.executor.lanes.count,
+        warm_rows=TIMED_ROWS[Role.DRAFTER],
+        say=say,
+    )
+    torch.set_num_threads(num_threads)  # the target's, as they were timed
+    return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
 
 
 def introduce(
@@ -133,6 +175,10 @@ def introduce(
         backend=engine.executor.backend,
         simulated_us=round(config.simulated_ms * 1e3),
         simulated_us_per_row=round(config.simulated_ms_per_row * 1e3),
+        layers=loaded.layers if isinstance(loaded, LoadedHead) else (),
+        hidden_size=loaded.hidden_size,
+        num_layers=0 if isinstance(loaded, LoadedHead) else loaded.num_layers,
+        heads="" if engine.heads is None else engine.heads.executor.backend,
     )
     welcome = shake_hands(connection, hello, limit_s)
     if welcome.traced:
@@ -140,7 +186,18 @@ def introduce(
     return welcome
 
 
-class Loop(Generic[Text, Compute, Result]):
+class Handles(Protocol[Result_contra, Action_co]):
+    """A `Follower`, or what takes its place."""
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """How far every open text is here."""
+
+    def handle(self, event: Arrived | Tick | Result_contra, now: float, /) -> Sequence[Action_co]:
+        """The actions that an event asks for."""
+
+
+class Loop(Generic[Compute, Result]):
     """Gives the machines a clock, a socket and a model.
 
     compute  runs what the machine asks for; the result is its next event
@@ -151,7 +208,7 @@ class Loop(Generic[Text, Compute, Result]):
         connection: Connection,
         heart: Heart,
         executor: Executor,
-        follower: Follower[Text, Result, SharedAction | Compute],
+        follower: Handles[Result, SharedAction | Compute],
         compute: Callable[[Compute], Result],
     ) -> None:
         self.connection = connection

@@ -13,6 +13,8 @@ from node.costs import Costs, Passes
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
 REPLY_MARGIN = 4.0
 NUM_BETWEEN = 256  # passes with drafts in a row, at most
+USUALLY_RIGHT = 0.7  # a first child
+USUAL_TOKENS = 2.0  # of a pass with drafts
 
 
 def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
@@ -29,6 +31,16 @@ def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
     if is_ahead:
         limit_s = min(limit_s, wanted * costs.pass_s)
     return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
+
+
+def step_pays(chance: float, step_s: float, pass_s: float) -> bool:
+    """Whether a draft step is worth it where the target waits meanwhile.
+
+    chance  that the text comes to the node that is expanded
+
+    Its first child saves so much of a pass as a token usually takes, if it is right.
+    """
+    return chance * USUALLY_RIGHT * pass_s / USUAL_TOKENS > step_s
 
 
 def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:

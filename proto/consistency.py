@@ -31,8 +31,8 @@ def check(message: m.Message) -> None:
             if message.logprobs is not None:
                 _check_rows(message.logprobs, len(message.tokens))
         case m.Features():
-            if message.num_rows > message.end_len:
-                raise ValueError("more features than tokens")
+            if message.num_rows >= message.end_len:
+                raise ValueError("the first token has no feature before it")
             if len(message.data) % message.num_rows:
                 raise ValueError("the features differ in length")
         case m.PromptLogprobs():

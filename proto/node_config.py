@@ -39,6 +39,7 @@ class NodeConfig:
     dtype_on_cpu    instead of dtype, where the device is a CPU; for who starts the node
     target, target_revision  a drafter that is a head: where what its checkpoint lacks comes from
     heads, heads_revision    a target that drafts with heads of its own: which
+    heads_ms, heads_ms_per_row  a step of those takes so long, as for `simulated_ms`
     layers          a target: of which layers features will be wanted (`Open.layers`)
     public_key, secret_key, coordinator_key  of an encrypted link; empty: of none
     """
@@ -68,6 +69,8 @@ class NodeConfig:
     target_revision: str | None = None
     heads: str = ""
     heads_revision: str | None = None
+    heads_ms: float = 0.0
+    heads_ms_per_row: float = 0.0
     layers: tuple[int, ...] = ()
     public_key: str = ""
     secret_key: str = field(default="", repr=False)

@@ -9,7 +9,15 @@ depend on what is to be judged (docs/adr/0003).
 from collections.abc import Sequence
 
 from node.acceptance import FIRST_OF_MODEL, Kind, kind_of_score
-from proto.messages import NGRAM_SOURCE, Draft, Hit, Open, Rule
+from proto.messages import (
+    MODEL_SOURCE,
+    NGRAM_SOURCE,
+    OWN_SOURCES,
+    Draft,
+    Hit,
+    Open,
+    Rule,
+)
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import Chances, likeliest, likeliest_chain
 from target_node.known import Known
@@ -73,14 +81,16 @@ class Drafts:
         """What it counts as, when it is asked how often such drafts are right."""
         if node.source == NGRAM_SOURCE:
             return self._lookup.kind_of(node)
-        return kind_of_score(node.score) if self._is_coupled else FIRST_OF_MODEL
+        # All drafters count as one.
+        source = node.source if node.source in OWN_SOURCES else MODEL_SOURCE
+        return kind_of_score(node.score, source) if self._is_coupled else (source, 0)
 
     # -- facts ------------------------------------------------------------------------------------
 
     def heard(self, draft: Draft) -> None:
         """Drafts that may be judged have come."""
         self.tree.attach(Graft.of(draft))
-        if draft.done:
+        if draft.done and draft.source not in OWN_SOURCES:
             self._done_root = draft.parent_hash
 
     def at_hand(self, most: int) -> Chances:
@@ -117,7 +127,8 @@ class Drafts:
             children = [self.tree.nodes[key] for key in self.tree.children(parent)]
             for node in children:
                 add(self._kind_of(node), right=node.token == token)
-            if first := next((node for node in children if node.source != NGRAM_SOURCE), None):
+            first = next((node for node in children if node.source not in OWN_SOURCES), None)
+            if first is not None:
                 has_models = True
                 add(FIRST_OF_MODEL, right=first.token == token)
             here = self.tree.child(parent, token)

@@ -28,6 +28,7 @@ class Part:
     judge      classical rules: instead of choosing at every row, judge the drafts of the pass
     scored     in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
     parents    of each drafted row, which of the rows that are asked it follows; the root's is row 0
+    layers     of which the features of committed rows are wanted, and of those that are accepted
     """
 
     opened: Open
@@ -39,6 +40,7 @@ class Part:
     judge: Judge | None = None
     scored: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
     @property
     def drafted(self) -> tuple[int, ...]:
@@ -62,6 +64,20 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Features of rows that follow each other on a path; see `proto.messages.Features`."""
+
+    dtype: str
+    num_rows: int
+    data: bytes
+
+    def part(self, start: int, end: int) -> bytes:
+        """Of these rows."""
+        size = len(self.data) // self.num_rows
+        return self.data[start * size : end * size]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a pass has said about one of its texts.
 
@@ -70,11 +86,13 @@ class Outcome:
     num_accepted  of a judged pass
     logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
                   tokens that were to be scored
+    features      if they are wanted: of the committed rows, and of the drafts that are accepted
     """
 
     tokens: tuple[int, ...]
     num_accepted: int | None = None
     logprobs: Logprobs | None = None
+    features: FeatureRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""Reading the prompt: what is prefilled next, and what its rows say about the prompt (pure)."""
+"""Reading the prompt: what is prefilled next, and what rows of the text tell of it (pure)."""
 
 from collections.abc import Sequence
 
 from engine.slots import Feed, SlotMap
 from node.events import Send, SharedAction
-from proto.messages import Logprobs, Open, PromptLogprobs
+from proto.messages import MAX_FEATURE_BYTES, Features, Logprobs, Open, PromptLogprobs
+from proto.tree import CommittedText
+from target_node.events import FeatureRows
 
 
 def next_chunk(
@@ -36,3 +38,25 @@ def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Seq
         return ()
     start = prefix_len - len(logprobs) + 1
     return (Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs)),)
+
+
+def tell_features(
+    opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
+) -> list[SharedAction]:
+    """Send the features of rows that lie one behind another on the text, as far as it goes.
+
+    start  position of the first row; its feature is the one before the token at `start + 1`
+    """
+    if rows is None:
+        return []
+    num_rows = min(rows.num_rows, len(text) - start - 1)
+    most = max(1, MAX_FEATURE_BYTES * rows.num_rows // len(rows.data))
+    told: list[SharedAction] = []
+    for first in range(0, num_rows, most):
+        end = min(first + most, num_rows)
+        end_len, data = start + 1 + end, rows.part(first, end)
+        end_hash, number = text.path_hashes[end_len], end - first
+        session, incarnation = opened.session, opened.incarnation
+        message = Features(session, incarnation, end_len, end_hash, number, rows.dtype, data)
+        told.append(Send(message))
+    return told

@@ -39,13 +39,13 @@ from node.acceptance import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, gap
 from node.lanes import Lane
 from node.price import num_expected
-from proto.messages import Cause, Draft, Hit, Logprobs, Open, Rule, Verdict
+from proto.messages import OWN_SOURCES, Cause, Draft, Hit, Logprobs, Open, Rule, Verdict
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
 from target_node.events import Event, Judge, Outcome, Part
 from target_node.known import Known
-from target_node.reading import next_chunk, scored_by, tell_prompt
+from target_node.reading import next_chunk, scored_by, tell_features, tell_prompt
 from target_node.reports import Reports, missed_of, repeated
 from target_node.resting import Course
 from target_node.waiting import Waiting
@@ -58,6 +58,7 @@ class _Pass:
     nodes    the drafts in it, by row; None while prefilling
     parents  the rows that they follow; the root's is row 0
     num_first  drafts of the first token that were there
+    start    position of the first row
     """
 
     nodes: tuple[int, ...] | None
@@ -65,6 +66,7 @@ class _Pass:
     num_first: int
     cause: Cause
     started: float
+    start: int
 
 
 class Verifying:
@@ -130,7 +132,8 @@ class Verifying:
             return
         if self.course is not None:
             self.course.heard()
-        self._waiting.heard(message, now, first_of_life=first_of_life)
+        if message.source not in OWN_SOURCES:
+            self._waiting.heard(message, now, first_of_life=first_of_life)
         self.drafts.heard(message)
 
     def _on_confirmed(self, length: int) -> Sequence[SharedAction]:
@@ -279,7 +282,7 @@ class Verifying:
     ) -> Part:
         self._number += 1
         num_first = len(self.tree.children(self.tree.root))
-        self._running = _Pass(nodes, parents, num_first, cause, now)
+        self._running = _Pass(nodes, parents, num_first, cause, now, feed.positions[0])
         num_asked = 0 if nodes is None else 1 + len(nodes)
         return Part(
             self.opened,
@@ -291,6 +294,7 @@ class Verifying:
             judge,
             scored_by(feed, self.opened),
             parents,
+            self.opened.layers,
         )
 
     # -- the verdict ------------------------------------------------------------------------------
@@ -301,7 +305,10 @@ class Verifying:
         assert running is not None
         if running.nodes is None:
             self.ready_at = now
-            return tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs)
+            return (
+                *tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs),
+                *tell_features(self.opened, self.tree.text, running.start, outcome.features),
+            )
         nodes = [self.tree.nodes[key] for key in running.nodes]
         if outcome.num_accepted is None:
             drafted = [node.token for node in nodes]
@@ -309,7 +316,10 @@ class Verifying:
             tokens = tuple(outcome.tokens[row] for row in rows)
         else:
             rows, tokens = list(range(outcome.num_accepted + 1)), outcome.tokens
-        return self._commit(running, nodes, rows, tokens, outcome.logprobs, model_us, now)
+        said = self._commit(running, nodes, rows, tokens, outcome.logprobs, model_us, now)
+        # A head can do nothing with a verdict without them.
+        told = tell_features(self.opened, self.tree.text, running.start, outcome.features)
+        return (*told, *said)
 
     def _commit(
         self,

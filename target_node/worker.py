@@ -1,12 +1,14 @@
 """What a Compute means to the target: one pass, and what it chooses or judges by its logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NoReturn
 
 import torch
 
 from engine.coupling import choose
+from engine.features import as_bytes
 from engine.judging import judge, life_of
 from engine.loading import Engine
 from engine.logprobs import report
@@ -24,7 +26,7 @@ from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
 from target_node.accepting import walk
-from target_node.events import Action, Compute, Computed, Judge, Outcome, Part
+from target_node.events import Action, Compute, Computed, FeatureRows, Judge, Outcome, Part
 from target_node.known import Known
 from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
@@ -35,7 +37,7 @@ TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: carel
 def serve(
     config: NodeConfig,
     engine: Engine,
-    _welcome: Welcome,
+    welcome: Welcome,
     connection: Connection,
     heart: Heart,
     *,
@@ -52,7 +54,13 @@ def serve(
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
     worker = Worker(Forwards(executor, heart, device))
-    Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
+    if engine.heads is None:
+        Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
+    from target_node.heads import WithHeads  # it knows a drafter's machine, and this file
+
+    vocab_size, costs = welcome.vocab_size, known.costs
+    both = WithHeads(config, engine, engine.heads, follower, costs, worker, vocab_size, heart)
+    both.loop(connection, heart).run(has_lifeline=has_lifeline)
 
 
 class Worker:
@@ -65,13 +73,20 @@ class Worker:
         """Run a pass and choose, or judge, at the rows that it is asked for."""
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
-        logits = self.forwards.run([part.feed for part in parts], asks)
-        ends = list(accumulate(map(len, asks), initial=0))
-        outcomes = tuple(
-            self._outcome(part, logits[start:end])
-            for part, (start, end) in zip(parts, pairwise(ends), strict=True)
-        )
-        return Computed(action.ticket, outcomes, self.forwards.done())
+        layers = next((part.layers for part in parts if part.layers), ())
+        out = self.forwards.run([part.feed for part in parts], asks, layers)
+        ends = pairwise(accumulate(map(len, asks), initial=0))
+        outcomes = [
+            self._outcome(part, out.logits[start:end])
+            for part, (start, end) in zip(parts, ends, strict=True)
+        ]
+        if out.features is not None:
+            ends = pairwise(accumulate((len(part.feed.tokens) for part in parts), initial=0))
+            outcomes = [
+                _with_features(part, outcome, out.features[start:end])
+                for part, outcome, (start, end) in zip(parts, outcomes, ends, strict=True)
+            ]
+        return Computed(action.ticket, tuple(outcomes), self.forwards.done())
 
     def _outcome(self, part: Part, logits: torch.Tensor) -> Outcome:
         """What the rows of one text say, [n, V]."""
@@ -99,6 +114,21 @@ class Worker:
 def _rows_asked_of(part: Part) -> range:
     num_rows = len(part.feed.tokens)
     return range(0 if part.scored else num_rows - part.num_asked, num_rows)
+
+
+def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outcome:
+    """The outcome with the features [n, F] of those of its rows that lie on the text."""
+    if not part.layers:
+        return outcome
+    num_before = len(part.feed.tokens) - part.num_asked
+    rows = list(range(num_before))
+    if outcome.num_accepted is not None:
+        rows += range(num_before, num_before + outcome.num_accepted + 1)
+    elif part.num_asked:
+        rows += (num_before + row for row in walk(part.drafted, part.parents, outcome.tokens))
+    found = features[: len(rows)] if rows[-1] == len(rows) - 1 else features[rows]
+    dtype = str(features.dtype).removeprefix("torch.")
+    return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))
 
 
 def _judged(

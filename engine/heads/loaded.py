@@ -41,6 +41,11 @@ class LoadedHead:
     rank: Rank | None = None
 
     @property
+    def depth(self) -> int | None:
+        """Most tokens in a row that it drafts; None: any number."""
+        return self.module.num_heads if isinstance(self.module, Medusa) else None
+
+    @property
     def feature_size(self) -> int:
         """Numbers in the features that it is given of a token."""
         return len(self.layers) * self.hidden_size

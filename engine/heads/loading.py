@@ -16,6 +16,7 @@ from engine.heads.eagle_layer import EagleHead, read_eagle_head
 from engine.heads.layouts import LAST, read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
+from engine.heads.medusa_executor import MedusaExecutor
 from engine.heads.target import Target
 from engine.heads.tensors import FETCHED, HeadTensors
 from engine.loading import Engine
@@ -109,7 +110,7 @@ def load_head_engine(
     say: Callable[[str], None],
     feature_dtype: str = "float32",
 ) -> Engine:
-    """Load an EAGLE head and warm it up; as `loading.load_engine` does with a model.
+    """Load a head and warm it up; as `loading.load_engine` does with a model.
 
     dtype    as for `load_head`; FASTEST is auto
     max_len  most tokens of a text; 0: as many as the head can take and the memory holds
@@ -133,20 +134,16 @@ def load_head_engine(
         device=device,
         feature_dtype=feature_dtype,
     )
-    if not isinstance(loaded.module, EagleHead):
-        raise ModelError(
-            f"{name}: Medusa heads draft beside their target, and are no drafter of their own; "
-            "leave the drafter to the target, or use an EAGLE head"
-        )
     tokenizer.check_fits(loaded.vocab_size)
     # What a node reads of a model and of its executor, these have under the same names.
     like_a_model = cast(LoadedModel, loaded)
     if loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(like_a_model))
-    each = slot_bytes(loaded.module)
+    each = slot_bytes(loaded.module) if isinstance(loaded.module, EagleHead) else 1
     max_len = longest_text(like_a_model, max_len, each)
     num_lanes = num_lanes_that_fit(like_a_model, max_len, num_lanes, each)
-    executor = EagleExecutor(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
+    make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
+    executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
     return Engine(

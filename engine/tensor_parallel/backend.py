@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.device_choice import Choice
+from engine.features import Layers
 from engine.forward import Backend, Output, Spans
 from engine.tensor_parallel.calls import (
     Chain,
@@ -55,13 +56,13 @@ class LeadingBackend(Backend):
         *,
         num_visible: int,
         keep: torch.Tensor | None = None,
-        with_hidden: bool = False,
+        layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
         kept = None if keep is None else keep.numpy()
-        with self._followers.together(Forward(rows.numpy(), spans, num_visible, kept, with_hidden)):
+        with self._followers.together(Forward(rows.numpy(), spans, num_visible, kept, layers)):
             out = self._inner.forward(
-                rows, spans, num_visible=num_visible, keep=keep, with_hidden=with_hidden
+                rows, spans, num_visible=num_visible, keep=keep, layers=layers
             )
         self.num_uncaptured = self._inner.num_uncaptured
         return out

@@ -46,11 +46,12 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class MakeBackend:
-    """Make a backend, in the place of any before: as `engine.executor.make_backend`."""
+    """Make a backend, in the place of any before: as `engine.backends.make_backend`."""
 
     name: str
     lanes: Lanes
     row_counts: tuple[int, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Forward:
     spans: tuple[Span, ...]
     num_visible: int
     keep: "Int64s | None"
-    with_hidden: bool
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from engine.backends import make_backend
 from engine.device import pin
 from engine.errors import EngineError, ModelError
-from engine.executor import make_backend
 from engine.fastest import usual_num_threads
 from engine.forward import Backend
 from engine.model import LoadedModel, load_model
@@ -79,20 +79,20 @@ class Follower:
                     there = torch.from_numpy(ids).to(self._loaded.device)
                     self._loaded.model(there, use_cache=False)
                 return
-            case MakeBackend(name, lanes, row_counts):
+            case MakeBackend(name, lanes, row_counts, layers):
                 self._backend = None  # the next one needs the memory
-                self._backend = make_backend(name, self._loaded, lanes, row_counts)
+                self._backend = make_backend(name, self._loaded, lanes, row_counts, layers)
                 return
         if self._backend is None:
             raise EngineError(self._why)
         match call:
-            case Forward(rows, spans, num_visible, keep, with_hidden):
+            case Forward(rows, spans, num_visible, keep, layers):
                 self._backend.forward(
                     torch.from_numpy(rows),
                     spans,
                     num_visible=num_visible,
                     keep=None if keep is None else torch.from_numpy(keep),
-                    with_hidden=with_hidden,
+                    layers=layers,
                 )
             case Chain(steps, spans, num_visible, choice):
                 self._backend.chain(

@@ -22,6 +22,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_ALSO_IMPORT = {
     # What a head is called, which the coordinator knows too.
     **{f"engine/heads/{n}.py": {"proto"} for n in ("eagle_layer", "layouts", "loaded", "loading")},
+    # Heads at home are a drafter in the target's process.
+    "target_node/home.py": {"drafter_node"},
+    "target_node/heads.py": {"drafter_node"},
     "deploy/measurements/gpu.py": {"engine", "models"},
     "deploy/gpu_kit/steps/models.py": {"engine", "models"},
     **{
@@ -76,6 +79,8 @@ PURE = (
     "node/lanes.py",
     "drafter_node/drafting.py",
     "drafter_node/events.py",
+    "drafter_node/given.py",
+    "drafter_node/reading.py",
     "drafter_node/frontier.py",
     "drafter_node/known.py",
     "drafter_node/reminding.py",
@@ -83,6 +88,7 @@ PURE = (
     "drafter_node/scheduling.py",
     "target_node/verifying.py",
     "target_node/events.py",
+    "target_node/home.py",
     "target_node/known.py",
     "target_node/scheduling.py",
     "target_node/lookup.py",

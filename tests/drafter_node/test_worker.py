@@ -10,6 +10,7 @@ import torch
 from drafter_node.events import Compute, Part, Proposed
 from drafter_node.worker import Worker
 from engine.device_choice import Choice
+from engine.forward import Output
 from engine.slots import Feed
 from proto.messages import Rule
 from tests.policies import synchronous
@@ -26,11 +27,11 @@ class Model:
         self.can_chain = can_chain
         self.calls: list[int] = []  # rows, or steps below zero
 
-    def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+    def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Output:
         self.calls.append(len(feeds[0].tokens))
         logits = torch.zeros(1, VOCAB)
         logits[0, self.tokens.pop(0)] = 20.0
-        return logits
+        return Output(logits)
 
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor

@@ -159,19 +159,6 @@ def test_a_copied_prefix_is_as_good_as_its_own(backend: str, load: Load) -> None
     assert difference(got, want) < TOLERANCE
 
 
-@pytest.mark.parametrize("backend", ["reference", "fused"])
-def test_hidden_states_come_in_the_order_of_the_feeds(backend: str, load: Load) -> None:
-    executor = Executor(load("llama"), CAPACITY, num_lanes=2, backend=backend)
-    feeds = [Feed((5 + lane, 7), (0, 1), (0, 1), 0, (1, 3), lane) for lane in (1, 0)]
-    out = executor.forward(executor.lay_out(feeds, [(1, 0), (1,)]), with_hidden=True)
-    alone = [
-        executor.forward(executor.lay_out([feed], [ask]), with_hidden=True).hidden
-        for feed, ask in zip(feeds, [(1, 0), (1,)], strict=True)
-    ]
-    assert out.hidden is not None
-    assert difference(out.hidden, torch.cat([one for one in alone if one is not None])) < TOLERANCE
-
-
 def test_a_lane_twice_and_a_lane_that_is_not_there_are_refused(load: Load) -> None:
     executor = Executor(load("llama"), 64, num_lanes=2, backend="fused")
     row = Feed((5,), (0,), (0,), 0, (1,), 1)

@@ -13,8 +13,10 @@ from engine.loading import load_engine, make_executor
 from engine.model import load_model
 from engine.sampling import Sampling
 from engine.selfcheck import check_reproducible
+from engine.slots import SlotMap
 from tests.engine.test_device_choice import SETTINGS, some_logits
 from tests.engine.test_fused import save, session_differences
+from tests.engine.test_slot_cache import difference
 from tests.tiny_models import make_model
 
 pytestmark = [
@@ -59,6 +61,25 @@ def test_graphs_give_the_logits_of_the_reference(
 def test_a_row_of_a_reproducible_graph_has_the_same_bits_anywhere(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="bfloat16", device=GPU)
     check_reproducible(make_executor(loaded, 192, backend="graphs", fixed_rows=4))
+
+
+def test_recordings_hand_out_the_hidden_states_of_the_reference(tmp_path: Path) -> None:
+    folder, layers = save("llama", tmp_path, {}), (2, -1, 0)
+    loaded = load_model(str(folder), dtype="float32", device=GPU)
+    reference = make_executor(loaded, 400, backend="reference")
+    loaded = load_model(str(folder), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS, layers=layers)
+    graphs.warm_up((1,))
+    slots: SlotMap[int] = SlotMap(400)
+    for feed in (slots.feed_prefix(range(30)), slots.feed([30, 31, 32]), slots.feed([33])):
+        got, want = (
+            each.forward(each.lay_out([feed], [(0,)]), layers).features
+            for each in (graphs, reference)
+        )
+        assert got is not None
+        assert want is not None
+        assert difference(got, want) < TOLERANCES["float32"]
+    assert graphs.num_uncaptured == 0
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

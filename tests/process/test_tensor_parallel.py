@@ -9,12 +9,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from engine.model import load_model
 from engine.tensor_parallel.calls import Start
 from proto.errors import SlipstreamError
+from tests.engine.test_slot_cache import TOLERANCE, difference
 from tests.process.behaviours import CONFIG
 from tests.process.reference import (
     EVERY_POLICY,
@@ -36,6 +39,22 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=48, ign
 ENDLESS = SamplingParams(max_tokens=900, ignore_eos=True)
 PROMPT = (5, 6, 7)
 SYNC = SpeculationConfig(policy="sync", adaptive=False)
+LIMIT_S = 120.0
+# Hidden states of a prompt, written to a file by whoever is rank 0.
+FEATURES = """
+import sys
+import torch
+from engine.loading import load_engine
+from engine.slots import Feed
+
+model, device, made = sys.argv[1:]
+options = {"revision": None, "dtype": "float32", "max_len": 64, "fixed_rows": None}
+engine = load_engine(model, device=device, warm_rows=(1,), say=print, layers=(1, -1), **options)
+executor, where = engine.executor, tuple(range(30))
+out = executor.forward(executor.lay_out([Feed(where, where, where, 0, None)], [()]), (1, -1))
+torch.save(out.features, made)
+engine.loaded.rank.followers.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +168,20 @@ def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
         follower.wait(0.5)
     rank_0.close()
     assert follower.wait(10.0) == 0
+
+
+def test_hidden_states_of_two_ranks_are_those_of_the_whole(tmp_path: Path) -> None:
+    folder, made = str(make_model("llama", tmp_path / "model")), tmp_path / "made"
+    command = [sys.executable, "-c", FEATURES, folder, TWO, str(made)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    model = load_model(folder).model
+    with torch.inference_mode():
+        states = model(torch.arange(30)[None], output_hidden_states=True).hidden_states
+    want = torch.cat((states[1][0], states[-1][0]), dim=1)
+    assert difference(torch.load(made), want) < TOLERANCE
 
 
 @LONG

@@ -152,7 +152,7 @@ def features(draw: st.DrawFn) -> m.Features:
     return m.Features(
         session=draw(sessions),
         incarnation=draw(incarnations),
-        end_len=draw(st.integers(num_rows, m.MAX_TEXT_LEN)),
+        end_len=draw(st.integers(num_rows + 1, m.MAX_TEXT_LEN)),
         end_hash=draw(hashes),
         num_rows=num_rows,
         dtype=draw(texts(16)),

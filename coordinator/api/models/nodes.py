@@ -45,6 +45,8 @@ def _target(
         simulated_ms_per_row=config.simulate_target_ms_per_row,
         heads=heads,
         heads_revision=heads_revision,
+        heads_ms=config.simulate_draft_ms if heads else 0.0,
+        heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
         layers=config.layers if drafts else (),
     )
 

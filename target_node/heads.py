@@ -1,0 +1,80 @@
+"""What `ForHeads` means: heads beside the target's model, with what both need around them."""
+
+from drafter_node import events as drafter
+from drafter_node import worker as drafting
+from drafter_node.drafting import Drafting
+from drafter_node.known import Known
+from drafter_node.scheduling import Schedule
+from engine.loading import Engine
+from node.costs import Costs, Passes
+from node.events import CopyPrefix, MoveRows
+from node.follower import Follower
+from node.forwards import Forwards
+from node.lanes import Lanes
+from node.loop import Loop
+from node.process import Heart
+from node.rows import PREFILL_CHUNKS
+from node.simulated_device import SimulatedDevice
+from proto.links.transport import Connection
+from proto.messages import HEADS_SOURCE
+from proto.node_config import NodeConfig
+from target_node import events as target
+from target_node.home import Event, ForHeads, HeadsDone, Home, Targets
+from target_node.worker import Worker
+
+Work = target.Compute | ForHeads
+
+
+class WithHeads:
+    """A target and its heads, on one device.
+
+    follower  of both
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        engine: Engine,
+        heads: Engine,
+        targets: Targets,
+        costs: Costs,
+        worker: Worker,
+        vocab_size: int,
+        heart: Heart,
+    ) -> None:
+        device = SimulatedDevice(config.heads_ms / 1e3, config.heads_ms_per_row / 1e3)
+        self._engine = engine
+        self._targets = worker
+        self._executor = heads.executor
+        forwards = Forwards(heads.executor, heart, device)
+        self._heads = drafting.Worker(config, heads, forwards, vocab_size, lambda: False)
+        steps = Passes(device.at_least(heads.pass_s))
+        chunk = PREFILL_CHUNKS[heads.loaded.device.type]
+        about = drafting.about_head(heads)
+        known = Known(heads.max_len, HEADS_SOURCE, steps, chunk=chunk, **about)
+        count = engine.executor.lanes.count
+        lanes = Lanes(count, heads.executor.capacity, drafting.num_tree_slots(heads))
+        together = min(heads.executor.num_lanes_per_pass, count)
+        schedule = Schedule(lanes, known, num_per_pass=together)
+        follower: Follower[Drafting, drafter.Proposed, drafter.Action] = Follower(lanes, schedule)
+        layers = drafting.layers_of(heads)
+        self.follower = Home(targets, follower, known=known, costs=costs, layers=layers)
+
+    def compute(self, action: Work) -> Event:
+        """Run a pass of the target, or do what is asked of the heads."""
+        match action:
+            case ForHeads(drafter.Compute() as steps):
+                return HeadsDone(self._heads.compute(steps))
+            case ForHeads(MoveRows(moves)):
+                self._executor.move(*moves)
+                return HeadsDone()
+            case ForHeads(CopyPrefix(source, to, length)):
+                self._executor.copy_prefix(source, to, length)
+                return HeadsDone()
+            case target.Compute():
+                return self._targets.compute(action)
+        raise AssertionError(f"unknown action {action}")
+
+    def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
+        """The loop of the node."""
+        return Loop(connection, heart, self._engine.executor, self.follower, self.compute)

@@ -1,0 +1,251 @@
+"""Heads on the target's node: a drafter's machine beside the target's, in one process (pure).
+
+Theory of operation
+-------------------
+Whether a head drafts on a device of its own or here, it is the same machine (`drafter_node`) with
+the same messages. Here they cross no wire:
+
+    Verdict, Features of the target's machine   go to the coordinator, and to the heads as well
+    Draft of the heads                          goes to the target's machine, as it is
+    Open                                        opens the text as the target has it, at both
+    Tick                                        the heads draft first, then the target verifies
+
+Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
+go on for as long as a step costs less than it saves (`price.step_pays`), or under a policy without
+prices until a chain has as many drafts as a pass verifies; then it is the target's turn.
+
+What they do is asked for as `ForHeads`, and comes back as `HeadsDone`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drafter_node import events as drafter
+from drafter_node.drafting import Drafting
+from drafter_node.known import Known
+from node.costs import Costs
+from node.events import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+)
+from node.follower import Follower
+from node.price import step_pays
+from proto.messages import (
+    Close,
+    Draft,
+    Features,
+    Heartbeat,
+    Open,
+    Policy,
+    Rule,
+    SessionMark,
+    Verdict,
+    Welcome,
+)
+from target_node import events as target
+from target_node.verifying import Verifying
+
+
+@dataclass(frozen=True, slots=True)
+class ForHeads:
+    """Do this with the heads' model and cache."""
+
+    action: MoveRows | CopyPrefix | drafter.Compute
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsDone:
+    """It is done; what a Compute has brought."""
+
+    proposed: drafter.Proposed | None = None
+
+
+Event = Arrived | Tick | target.Computed | HeadsDone
+Action = target.Action | ForHeads
+Targets = Follower[Verifying, target.Computed, target.Action]
+Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
+
+
+class Home:
+    """The follower of a target with heads; see `node.follower.Follower`.
+
+    known, costs  what the heads' steps and the target's passes take
+    layers        whose features the heads read
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        heads: Heads,
+        *,
+        known: Known,
+        costs: Costs,
+        layers: tuple[int, ...],
+    ) -> None:
+        self._targets = targets
+        self._heads = heads
+        self._known = known
+        self._costs = costs
+        self._layers = layers
+        self._told: set[int] = set()  # texts whose features somebody else wants as well
+        self._is_busy = False  # a Compute has not come back
+
+    @property
+    def texts(self) -> Mapping[int, Verifying]:
+        """The target's."""
+        return self._targets.texts
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """How far every open text is here."""
+        return self._targets.marks
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        match event:
+            case Tick():
+                return () if self._is_busy else self._tick(now)
+            case HeadsDone(proposed):
+                if proposed is None:
+                    return ()
+                self._is_busy = False
+                return self._of_heads(self._heads.handle(proposed, now), now)
+            case target.Computed():
+                self._is_busy = False
+                return self._of_target(self._targets.handle(event, now), now)
+            case Arrived(Open() as message):
+                return self._on_open(message, now)
+            case Arrived(message) if isinstance(message, Close | Heartbeat | Welcome):
+                said = self._of_target(self._targets.handle(event, now), now)
+                return (*said, *self._of_heads(self._heads.handle(event, now), now))
+        return self._of_target(self._targets.handle(event, now), now)
+
+    # -- texts ------------------------------------------------------------------------------------
+
+    def _on_open(self, message: Open, now: float) -> Sequence[Action]:
+        session = message.session
+        if not self._drafts_for(message):
+            return self._of_target(self._targets.handle(Arrived(message), now), now)
+        if message.layers:
+            self._told.add(session)
+        else:
+            self._told.discard(session)
+        opened = replace(message, layers=self._layers)
+        actions = self._of_target(self._targets.handle(Arrived(opened), now), now)
+        text = self.texts.get(session)
+        if text is None or text.opened is not opened:
+            return actions  # it is not obeyed
+        return (*actions, *self._open_for_heads(text, now))
+
+    def _drafts_for(self, message: Open) -> bool:
+        """Whether the heads draft for a text: under a classical rule only where nobody else does.
+
+        A drafter that reads other features than they do has those to itself.
+        """
+        policy, is_coupled = message.policy, message.rule is Rule.COUPLED
+        if not policy.num_speculative_tokens or message.layers not in ((), self._layers):
+            return False
+        return is_coupled or not (policy.has_drafter or message.lookup is not None)
+
+    def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
+        """Tell the heads a text as the target has it."""
+        opened, tokens = text.opened, tuple(text.tree.text.tokens)
+        if len(tokens) >= opened.limits.max_len:
+            return ()
+        told = replace(
+            opened,
+            tokens=tokens,
+            policy=policy_at_home(opened.policy),
+            attempt=text.drafts.attempt,
+            lookup=None,
+            layers=(),
+        )
+        return self._of_heads(self._heads.handle(Arrived(told), now), now)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> Sequence[Action]:
+        """The heads draft, if that is worth it; else the target goes on."""
+        said: Sequence[Action] = ()
+        if self._is_heads_turn:
+            said = self._of_heads(self._heads.handle(Tick(), now), now)
+            if self._is_busy:
+                return said
+        return (*said, *self._of_target(self._targets.handle(Tick(), now), now))
+
+    @property
+    def _is_heads_turn(self) -> bool:
+        return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
+
+    def _is_worth_drafting(self, text: Drafting) -> bool:
+        """Whether one more step for a text pays; the first after a verdict is always made."""
+        if text.rests or not (tips := text.tips):
+            return False
+        served = self.texts.get(text.opened.session)
+        if served is None or served.finished:
+            return False
+        if tips[0].key == text.tree.root:
+            return True
+        if not served.opened.policy.rest_after and served.opened.policy.branches == 1:
+            return True  # up to its window
+        step_s, pass_s = self._known.steps.of(1), self._costs.pass_s
+        return step_pays(tips[0].chance, step_s, pass_s)
+
+    # -- what they say ----------------------------------------------------------------------------
+
+    def _of_target(self, actions: Iterable[target.Action], now: float) -> Sequence[Action]:
+        """What of it is for others; the heads hear it as well."""
+        done: list[Action] = []
+        for action in actions:
+            match action:
+                case Send(Verdict() | Features() as message):
+                    session = message.session
+                    if isinstance(message, Verdict) or session in self._told:
+                        done.append(action)
+                    done += self._of_heads(self._heads.handle(Arrived(message), now), now)
+                    continue
+                case target.Compute():
+                    self._is_busy = True
+            done.append(action)
+        return done
+
+    def _of_heads(self, actions: Iterable[drafter.Action], now: float) -> Sequence[Action]:
+        """What of it is for the target, or to be done."""
+        done: list[Action] = []
+        for action in actions:
+            match action:
+                case Send(Draft() as message):
+                    done += self._of_target(self._targets.handle(Arrived(message), now), now)
+                case Send() | Allocate() | WaitUntil():
+                    pass  # nothing is lost on the way, so nothing is repaired
+                case drafter.Compute():
+                    self._is_busy = True
+                    done.append(ForHeads(action))
+                case MoveRows() | CopyPrefix():
+                    done.append(ForHeads(action))
+        return done
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        self._targets.check()
+        self._heads.check()
+        for session, text in self._heads.texts.items():
+            if session in self.texts and not self.texts[session].finished:
+                assert text.tree.text.tokens == self.texts[session].tree.text.tokens
+
+
+def policy_at_home(policy: Policy) -> Policy:
+    """How heads draft for a target that waits for them: at most what a pass verifies."""
+    return replace(
+        policy,
+        window=max(1, policy.num_speculative_tokens),
+        launch_min=0,
+        launch_hit=0,
+        group=1,
+        rest_after=0,
+    )

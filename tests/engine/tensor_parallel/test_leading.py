@@ -1,0 +1,62 @@
+"""What rank 0 tells its followers, and what they make of it: here a thread for the other rank."""
+
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.executor import Executor
+from engine.model import LoadedModel
+from engine.tensor_parallel.backend import LeadingBackend
+from engine.tensor_parallel.calls import Call, Forward, MakeBackend
+from engine.tensor_parallel.follower import Follower
+from tests.engine.tensor_parallel.threads import LIMIT_S, Threads
+from tests.engine.test_features import LAYERS, OTHERS, check, transformers_own
+from tests.tiny_models import make_model
+
+
+class Told:
+    """In place of `Followers`: one, in a thread."""
+
+    def __init__(self, loaded: LoadedModel, pool: ThreadPoolExecutor) -> None:
+        self.calls: list[Call] = []
+        self._follower = Follower(loaded)
+        self._pool = pool
+
+    def tell(self, call: Call) -> "Future[None]":
+        """Let it begin with its part."""
+        self.calls.append(pickle.loads(pickle.dumps(call)))
+        return self._pool.submit(self._follower.answer, self.calls[-1])
+
+    @contextmanager
+    def together(self, call: Call) -> Iterator[None]:
+        """Until both have done their part."""
+        done = self.tell(call)
+        yield
+        done.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("backend", ["reference", "fused"])
+def test_the_hidden_states_of_rank_0_are_those_of_the_whole_model(
+    backend: str, tmp_path: Path
+) -> None:
+    folder = make_model("llama", tmp_path, scale=0.5)
+    first, second = Threads(folder, 2).loaded
+    assert first.rank is not None
+    with ThreadPoolExecutor(1) as pool:
+        told: Any = Told(second, pool)
+        loaded = replace(first, rank=replace(first.rank, followers=told))
+        executor = Executor(loaded, 128, backend=backend, layers=LAYERS)
+        assert isinstance(executor._backend, LeadingBackend)
+        executor.take_over()
+        check(executor, transformers_own(str(folder)))
+        check(executor, transformers_own(str(folder), OTHERS), OTHERS)
+    made = [call.layers for call in told.calls if isinstance(call, MakeBackend)]
+    asked = {call.layers for call in told.calls if isinstance(call, Forward)}
+    assert made == [LAYERS]
+    assert asked == {LAYERS, OTHERS, ()}
