@@ -163,8 +163,8 @@ class PairConfig(ModelsConfig):
     simulate_draft_ms: Annotated[
         Milliseconds,
         Field(
-            description="Simulate another device: a forward of the drafter takes so long, or, "
-            "where it has no process, a step of heads in the target's."
+            description="Simulate another device: a forward of the drafter takes so long, and so "
+            "does a step of heads in the target's process."
         ),
     ] = 0.0
     simulate_draft_ms_per_row: Annotated[

@@ -24,8 +24,6 @@ def _target(
     config: PairConfig, endpoint: str, outside: str, secret: str, *, drafts: bool
 ) -> NodeConfig:
     heads, heads_revision = (config.home_heads if drafts else None) or ("", None)
-    # Beside a drafter's process it is that which is simulated.
-    is_simulated = heads != "" and not config.has_draft_model
     return NodeConfig(
         role=Role.TARGET,
         endpoint=endpoint,
@@ -47,8 +45,6 @@ def _target(
         simulated_ms_per_row=config.simulate_target_ms_per_row,
         heads=heads,
         heads_revision=heads_revision,
-        heads_ms=config.simulate_draft_ms if is_simulated else 0.0,
-        heads_ms_per_row=config.simulate_draft_ms_per_row if is_simulated else 0.0,
         heads_ms=config.simulate_draft_ms if heads else 0.0,
         heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
         layers=config.layers if drafts else (),
