@@ -21,9 +21,8 @@ says nothing: the target takes its first draft after a rest as the sign that it 
 Which nodes come next, so that a tree grows or a chain, says `frontier.py`.
 
 Several queued verdicts are handled before tips are asked for, so only the last is expanded.
-Steps of a chain whose drafts would not be sent yet (`sync`: all of a round but the last) are asked
-for in one go, which ends when a message comes: what is decided between them takes as long as a
-third of a small model's step.
+Steps of a chain whose drafts would not be sent yet are asked for in one go, which ends when a
+message comes: what is decided between them takes a third of a small model's step.
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one

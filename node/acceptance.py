@@ -1,9 +1,9 @@
 """How often drafts are right, by who made them (pure): the one estimator of it on a node."""
 
 from dataclasses import dataclass
-from math import exp
+from math import ceil, exp
 
-from proto.messages import COPIES, MODEL_SOURCE
+from proto.messages import EARLIER_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 
 PRIOR_TRIES = 4.0
 MAX_TRIES = 64.0  # beyond them older tries count less and less
@@ -12,15 +12,26 @@ PRIOR_OF_MODEL = 0.7
 Kind = tuple[int, int]
 """(source, rank): the first children of a model, of whatever score, have rank 0, and each child has
 that of its score besides; all drafters are one source; copies have the length of the n-gram that
-was found"""
+was found, those of earlier texts the power of two in it, and how many of the places it was found at
+go on like this"""
 
 FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
 SCORES_PER_NAT, NUM_SCORES = 4, 20
+NUM_SHARES = 4
 
 
 def kind_of_score(score: float, source: int = MODEL_SOURCE) -> Kind:
     """What a model's child counts as by its score, which is an estimate of its chance."""
     return source, 1 + min(int(-score * SCORES_PER_NAT), NUM_SCORES - 1)
+
+
+def kind_of_earlier(match_len: int, share: float) -> Kind:
+    """What a copy from earlier texts counts as.
+
+    match_len  so many tokens before it are the same there
+    share      of the places that its parent came from, those where it follows; above 0
+    """
+    return EARLIER_SOURCE, NUM_SHARES * match_len.bit_length() + ceil(NUM_SHARES * share) - 1
 
 
 @dataclass(slots=True)
@@ -69,8 +80,12 @@ class Acceptance:
 def _prior(kind: Kind) -> float:
     """Before anything is known: the longer an n-gram, the likelier."""
     source, rank = kind
-    if source in COPIES:
+    if source == NGRAM_SOURCE:
         return rank / (rank + 1)
+    if source == EARLIER_SOURCE:
+        num_bits, share = divmod(rank, NUM_SHARES)
+        match_len = 1 << (num_bits - 1)
+        return (share + 1) / NUM_SHARES * match_len / (match_len + 1)
     if rank == 0:
         return PRIOR_OF_MODEL
     return exp(-(rank - 0.5) / SCORES_PER_NAT)  # as the score says

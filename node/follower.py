@@ -8,7 +8,7 @@ Every message of the coordinator comes through here, and nobody behind it asks a
                     no room for it (below)                                     -> nothing
                     else its machine begins a life with it
     Draft, Verdict, Features  of a text that is open here                      -> its machine
-    Close           the text is closed for good, also if it was never open
+    Close           its machine is told; the text is closed for good, also if it was never open
     Heartbeat       open here and not listed: closed, until there is a newer Open
                     listed and not open here, or with another text             -> Send(Fault(gap))
                     listed with a beginning of ours             -> Confirmed, to its machine
@@ -112,6 +112,8 @@ class Follower(Generic[Text, Result, Action]):
                 text = self._texts.get(session)
                 return () if text is None else text.handle(event, now)
             case Arrived(Close(session=session)):
+                if (text := self._texts.get(session)) is not None:
+                    text.handle(event, now)
                 self._close(session)
                 self._remember(session, CLOSED)
                 return ()

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-import torch
-
 from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
 from engine.heads.loading import LoadedHead, load_head_engine
@@ -129,7 +127,6 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     if not config.heads:
         return engine
     say("loading heads")
-    num_threads = torch.get_num_threads()
     heads = load_head_engine(
         config.heads,
         revision=config.heads_revision,
@@ -141,8 +138,8 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         num_lanes=engine.executor.lanes.count,
         warm_rows=TIMED_ROWS[Role.DRAFTER],
         say=say,
+        is_alone=False,
     )
-    torch.set_num_threads(num_threads)  # the target's, as they were timed
     return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
 
 

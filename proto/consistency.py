@@ -53,6 +53,8 @@ def check(message: m.Message) -> None:
             lookup = message.lookup
             if lookup is not None and lookup.ngram_min > lookup.ngram_max:
                 raise ValueError("ngram_min is above ngram_max")
+            if lookup is not None and lookup.remember and message.rule is not m.Rule.COUPLED:
+                raise ValueError("copies of earlier texts need coupled verification")
         case _:
             pass
 

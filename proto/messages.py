@@ -140,7 +140,8 @@ class Lookup:
 
     ngram_min, ngram_max  how many of the last tokens must have been there, the most first
     reference             a text to copy from, besides the one that is written
-    remember              copy from earlier texts as well, and keep this one for later ones
+    remember              copy from earlier texts as well (engine/earlier.py), and keep this one for
+                          later ones; only if COUPLED
     """
 
     ngram_min: int

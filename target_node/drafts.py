@@ -2,22 +2,14 @@
 
 They come from drafters, or are copied from earlier text right when a pass starts (`lookup.py`), and
 hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score, of a
-copy by the length of its n-gram. Under the classical rules scores are left alone: there nothing may
-depend on what is to be judged (docs/adr/0003).
+copy by the length of what it follows. Under the classical rules scores are left alone: there
+nothing may depend on what is to be judged (docs/adr/0003).
 """
 
 from collections.abc import Sequence
 
 from node.acceptance import FIRST_OF_MODEL, Kind, kind_of_score
-from proto.messages import (
-    MODEL_SOURCE,
-    NGRAM_SOURCE,
-    OWN_SOURCES,
-    Draft,
-    Hit,
-    Open,
-    Rule,
-)
+from proto.messages import COPIES, MODEL_SOURCE, OWN_SOURCES, Draft, Hit, Open, Rule
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import Chances, likeliest, likeliest_chain
 from target_node.known import Known
@@ -37,7 +29,6 @@ class Drafts:
     """
 
     def __init__(self, opened: Open, tokens: Sequence[int], known: Known) -> None:
-        self._opened = opened
         self._known = known
         self._is_coupled = opened.rule is Rule.COUPLED
         self.tree: SpeculationTree = SpeculationTree(
@@ -45,7 +36,10 @@ class Drafts:
         )
         self.received = Received()
         self.attempt = opened.attempt
-        self._lookup = LookupSource(known.acceptance, opened, tokens)
+        self._is_tree = self._is_coupled and opened.policy.subtree and known.fixed_rows is None
+        self._lookup = LookupSource(
+            known.acceptance, opened, tokens, known.earlier, is_tree=self._is_tree
+        )
         self._done_root = 0  # root under which the drafter has nothing more
         self._stale_reported = 0  # <= tree.num_stale
 
@@ -79,7 +73,7 @@ class Drafts:
 
     def _kind_of(self, node: Node) -> Kind:
         """What it counts as, when it is asked how often such drafts are right."""
-        if node.source == NGRAM_SOURCE:
+        if node.source in COPIES:
             return self._lookup.kind_of(node)
         # All drafters count as one.
         source = node.source if node.source in OWN_SOURCES else MODEL_SOURCE
@@ -96,8 +90,7 @@ class Drafts:
     def at_hand(self, most: int) -> Chances:
         """The drafts that a pass of at most so many verifies now, copies included."""
         self._lookup.grow(self.tree, most)
-        is_subtree = self._opened.policy.subtree and self._is_coupled
-        find = likeliest if is_subtree and self._known.fixed_rows is None else likeliest_chain
+        find = likeliest if self._is_tree else likeliest_chain
         return find(self.tree, most, self._chance)
 
     def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
@@ -146,6 +139,10 @@ class Drafts:
             num_dead += self.tree.clear()
             self.attempt += 1
         return path, num_dead
+
+    def end(self) -> None:
+        """The text has ended, or is closed."""
+        self._lookup.end()
 
     def take_num_stale(self) -> int:
         """How many have come too late since the last call."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from engine.earlier import EarlierTexts
 from node.acceptance import Acceptance
 from node.costs import Costs
 from node.rows import PREFILL_CHUNK
@@ -15,6 +16,7 @@ class Known:
     fixed_rows  reproducible mode: every decoding pass has at most so many rows of a text (the
                 engine pads them to exactly as many), the prompt is prefilled alone, and no other
                 text's cache is used
+    earlier  texts that others may be copied from, where that is asked for
     chunk       most tokens of a prompt that are read at once
     """
 
@@ -22,4 +24,5 @@ class Known:
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
     courses: Courses = field(default_factory=Courses)
+    earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK

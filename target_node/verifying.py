@@ -6,6 +6,7 @@ The target holds its own copy of the speculation tree, so it starts a pass witho
 When that is, and with which others, is decided by `scheduling.py`; here is what a text has to say:
 
     Arrived(Draft)   its nodes join the tree, or wait for their parent, or are stale
+    Arrived(Close)   what may be copied of it is complete
     chunk            the prompt, or what is missing of a text, to be prefilled next
     reason           why a pass should start now, or None: wait until `deadline`
     launch           the text's part of a pass                              -> Part
@@ -39,7 +40,17 @@ from node.acceptance import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, gap
 from node.lanes import Lane
 from node.price import num_expected
-from proto.messages import OWN_SOURCES, Cause, Draft, Hit, Logprobs, Open, Rule, Verdict
+from proto.messages import (
+    OWN_SOURCES,
+    Cause,
+    Close,
+    Draft,
+    Hit,
+    Logprobs,
+    Open,
+    Rule,
+    Verdict,
+)
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
@@ -120,6 +131,8 @@ class Verifying:
         match event:
             case Arrived(Draft() as message):
                 self._on_draft(message, now)
+            case Arrived(Close()):
+                self.drafts.end()
             case Confirmed(length):
                 return self._on_confirmed(length)
         return ()
@@ -344,6 +357,8 @@ class Verifying:
         self.finished = reason is not None
         is_new_attempt = self.opened.rule is not Rule.COUPLED and len(accepted) < len(nodes)
         path, num_dead = self.drafts.advance(tokens, is_new_attempt=is_new_attempt)
+        if self.finished:
+            self.drafts.end()
         move = self.slots.advance(path, self.tree.nodes)
         if is_new_attempt:
             # The last token is always fed again, also if it is the draft that was rejected.

@@ -289,6 +289,13 @@ class SpeculationConfig(Frozen):
         str,
         Field(description="N-gram drafts: a text to copy from, besides prompt and answer."),
     ] = ""
+    remember: Annotated[
+        bool,
+        Field(
+            description="N-gram drafts, and copies of earlier texts that were written with this "
+            "setting: the target remembers the latest 262,144 tokens."
+        ),
+    ] = False
 
     @property
     def drafts(self) -> bool:
@@ -300,13 +307,18 @@ class SpeculationConfig(Frozen):
         """How drafts are verified."""
         return Rule[self.verify.upper()]
 
+    @property
+    def also_copies(self) -> bool:
+        """Whether the target drafts by itself also where there is a draft model."""
+        return self.also_ngram or self.remember
+
     def uses_ngrams(self, pair: PairConfig) -> bool:
         """Whether the target copies what was written before."""
-        return self.drafts and (self.also_ngram or pair.drafter == NGRAM)
+        return self.drafts and (self.also_copies or pair.drafter == NGRAM)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
         """How it does that, as the target reads it."""
-        return Lookup(self.ngram_min, self.ngram_max, reference)
+        return Lookup(self.ngram_min, self.ngram_max, reference, self.remember)
 
     def _drafters(self, pair: PairConfig) -> list[str]:
         """Who would draft, of those that a text may have besides each other."""
@@ -327,6 +339,11 @@ class SpeculationConfig(Frozen):
             raise ConfigurationError(
                 f"{several[0]} beside {several[1]} needs coupled verification, not {self.verify}: "
                 "to choose between two drafters would bias the text"
+            )
+        if self.remember and self.verify != "coupled":
+            raise ConfigurationError(
+                f"remember needs coupled verification, not {self.verify}: an earlier text of the "
+                "same seed had the luck that its copies would be judged by"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(

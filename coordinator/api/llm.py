@@ -50,7 +50,8 @@ class LLM:
                         medusa, eagle or eagle3: "model" is such a head),
                         "num_speculative_tokens", "window", "adaptive", "verify", "model" as another
                         way to name the drafter; for n-gram drafts "prompt_lookup_max",
-                        "prompt_lookup_min", "reference", and "also_ngram" for both kinds
+                        "prompt_lookup_min", "reference", "remember" (earlier texts), and
+                        "also_ngram" for both kinds
     settings            any other field of PairConfig: "max_num_seqs", "drafter_home", "heads", ...
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.

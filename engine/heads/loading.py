@@ -109,11 +109,13 @@ def load_head_engine(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     feature_dtype: str = "float32",
+    is_alone: bool = True,
 ) -> Engine:
     """Load a head and warm it up; as `loading.load_engine` does with a model.
 
     dtype    as for `load_head`; FASTEST is auto
     max_len  most tokens of a text; 0: as many as the head can take and the memory holds
+    is_alone  False: beside its target, which has chosen cores and threads of this process
 
     The tokenizer is the target's. Executor and loaded head have what a node asks of those of a
     model: `feature_dtype` of `Engine.loaded` may still be set until features come.
@@ -122,7 +124,8 @@ def load_head_engine(
         ModelError: one line that says what is wrong and what to do.
     """
     started = time.monotonic()
-    pin(device)
+    if is_alone:
+        pin(device)
     tokenizer = fingerprint(target, target_revision)
     say("loading weights")
     loaded = load_head(
@@ -137,7 +140,7 @@ def load_head_engine(
     tokenizer.check_fits(loaded.vocab_size)
     # What a node reads of a model and of its executor, these have under the same names.
     like_a_model = cast(LoadedModel, loaded)
-    if loaded.device.type == "cpu":
+    if is_alone and loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(like_a_model))
     each = slot_bytes(loaded.module) if isinstance(loaded.module, EagleHead) else 1
     max_len = longest_text(like_a_model, max_len, each)

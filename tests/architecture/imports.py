@@ -70,6 +70,7 @@ PURE = (
     "proto/errors.py",
     "proto/heads.py",
     "proto/node_config.py",
+    "engine/earlier.py",
     "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",

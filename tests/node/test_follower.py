@@ -132,7 +132,9 @@ def test_what_belongs_to_no_open_text_reaches_nobody() -> None:
     assert entrance.passes(draft((1, 2), 3), verdict((1, 2), 3)) == []
     assert entrance.passes(text(2))
     assert entrance.passes(draft((1, 2), 3), verdict((1, 2), 3)) == []
-    assert entrance.passes(Close(2, "stop"), verdict((1, 2), 3)) == []
+    closing = Close(2, "stop")
+    assert entrance.passes(closing, verdict((1, 2), 3)) == [Arrived(closing)], "it hears of its end"
+    assert entrance.passes(closing) == []
 
 
 def test_ticks_and_results_go_to_the_schedule_with_all_texts() -> None:

@@ -254,10 +254,11 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     recorded: list[bool] = []
     heart: Any = SimpleNamespace(record=lambda: recorded.append(True))
     loaded = SimpleNamespace(eos_token_ids=(), vocab_size=9, dtype="torch.float32")
-    loaded.num_parameters = 9
+    loaded.num_parameters, loaded.hidden_size, loaded.num_layers = 9, 4, 1
     lanes = SimpleNamespace(lanes=SimpleNamespace(count=1), backend="fused")
     engine: Any = SimpleNamespace(
         loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes, device="cpu"
     )
+    engine.heads = None
     introduce(CONFIG, cast(Any, None), engine, heart)
     assert recorded == [True] * traced

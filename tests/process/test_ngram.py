@@ -1,4 +1,4 @@
-"""N-gram drafts in real processes: fewer passes, the same text.
+"""N-gram drafts and copies of earlier texts in real processes: fewer passes, the same text.
 
 The embedded target is too small to copy from its prompt as a large model does; asked to go on after
 an edited function it repeats a few words of its own. Both are what n-gram drafts are for.
@@ -77,6 +77,20 @@ def test_a_reference_with_one_name_changed_is_copied(
     file.write_text(text.replace(name, "another_name", 1), encoding="utf-8")
     copying = COPYING.model_copy(update={"reference": str(file)})
     assert passes_saved(plain, generate(alone, prompt, copying, params)) >= 2.0
+
+
+@pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "sampled"])
+def test_a_text_that_is_written_again_is_copied_from_memory(
+    alone: Pair, params: SamplingParams
+) -> None:
+    prompt = alone.encode("class Queue:\n" if params is GREEDY else "class Stack:\n")
+    plain = generate(alone, prompt, PLAIN, params)
+    remembering = COPYING.model_copy(update={"remember": True})
+    first = generate(alone, prompt, remembering, params)
+    assert first.tokens == plain.tokens
+    assert passes_saved(plain, generate(alone, prompt, remembering, params)) >= 3.0
+    stream, _ = alone.generate(prompt, remembering, params)
+    assert "draft:earlier" in {origin for emit in stream for origin in origins(emit)}
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])

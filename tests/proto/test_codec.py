@@ -37,6 +37,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Features(1, 1, 9, 7, 2, "bfloat16", bytes(16)),
     PROMPT,
     m.TracePart(1, 0, bytes(m.TRACE_RECORD_BYTES)),
+    m.Features(1, 2, 9, 77, 2, "bfloat16", bytes(8)),
 )
 OPTIONAL = {"lookup"}
 NAMES = [type(example).__name__ for example in EXAMPLES]
@@ -173,6 +174,12 @@ def test_the_longest_text_fits_into_a_frame() -> None:
     "message",
     [
         broken(OPEN, lookup=m.Lookup(0, 4)),
+        broken(
+            OPEN,
+            lookup=m.Lookup(2, 4, remember=True),
+            rule=m.Rule.TOKEN,
+            sampling=m.SamplingSpec(temperature=1.0),
+        ),
         broken(OPEN, lookup=m.Lookup(5, 4)),
         broken(OPEN, lookup=m.Lookup(2, m.MAX_NGRAM + 1)),
         broken(OPEN, lookup=m.Lookup(2, 4, (0,) * (m.MAX_REFERENCE_LEN + 1))),

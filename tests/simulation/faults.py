@@ -302,10 +302,9 @@ def the_drafter_ignores_its_window(patch: Patch) -> None:
     tips = Frontier.tips
 
     def wide(self: Frontier) -> list[Tip]:
-        policy = replace(self._opened.policy, window=64)
-        narrow, self._opened = self._opened, replace(self._opened, policy=policy)
+        narrow, self._window = self._window, 64
         found = tips(self)
-        self._opened = narrow
+        self._window = narrow
         return found
 
     patch.setattr(Frontier, "tips", wide)

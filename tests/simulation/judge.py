@@ -28,6 +28,8 @@ from node.events import Arrived
 from node.price import WAIT_S_MAX
 from proto import codec
 from proto.messages import (
+    COPIES,
+    EARLIER_SOURCE,
     NGRAM_SOURCE,
     Close,
     Draft,
@@ -305,9 +307,12 @@ class Judge:
         """What the target drafts by itself stands somewhere in what was written, or given to it."""
         lookup = self.scenario.lookup
         for key, node in machine.tree.nodes.items():
-            if node.source == NGRAM_SOURCE and key not in truth.paths:
+            if node.source in COPIES and key not in truth.paths:
                 assert lookup is not None, "the target drafts by itself without being told to"
                 known = {*machine.tree.text.tokens, *lookup.reference}
+                if node.source == EARLIER_SOURCE:
+                    assert lookup.remember, "the target copies texts that are none of its business"
+                    known = {token for other in self.truths.values() for token in other.tokens}
                 assert node.token in known, "the target copies what is not there"
                 digest, length = truth.paths[node.parent]
                 truth.paths[key] = fold(digest, node.token), length + 1
@@ -340,6 +345,8 @@ class Judge:
         assert len(verdict.sources) in (0, verdict.num_accepted)
         if NGRAM_SOURCE in verdict.sources:
             self.stats["copied"] += 1
+        if EARLIER_SOURCE in verdict.sources:
+            self.stats["copied from earlier texts"] += 1
         self.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
             come = self._come[verdict.session][ack.incarnation]

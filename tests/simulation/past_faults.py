@@ -58,7 +58,8 @@ def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
     send_unsent = Drafting._send_unsent
 
     def wait(self: Drafting, now: float) -> Sequence[Any]:
-        return send_unsent(self, now) if self._is_launch_met() else ()
+        is_launch_met = len(self._first_chain()) == self._num_wanted()
+        return send_unsent(self, now) if is_launch_met else ()
 
     patch.setattr(Drafting, "_send_unsent", wait)
 

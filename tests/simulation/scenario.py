@@ -4,14 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from node.price import WAIT_S_MAX
-from proto.messages import (
-    MAX_WINDOW,
-    Limits,
-    Lookup,
-    Policy,
-    Role,
-    Rule,
-)
+from proto.messages import MAX_WINDOW, Limits, Lookup, Policy, Role, Rule
 from proto.policies import REST_AFTER, as_chain, without_drafter
 from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting
 from rehearsal.setting import Text as Text
@@ -287,7 +280,9 @@ def _with_lookup(scenario: Scenario, random: Random) -> Scenario:
         rate = random.choice((0.0, 0.05, 0.2))
         reference = tuple(0 if random.random() < rate else token for token in said)
     ngram_min = random.randint(1, 3)
-    lookup = Lookup(ngram_min, ngram_min + random.randint(0, 3), reference)
+    ngram_max = ngram_min + random.randint(0, 3)
+    remember = scenario.rule is Rule.COUPLED and random.random() < 0.5
+    lookup = Lookup(ngram_min, ngram_max, reference, remember)
     policy = without_drafter(scenario.policy) if is_alone else scenario.policy
     return replace(scenario, lookup=lookup, policy=policy)
 

@@ -12,7 +12,7 @@ from tests.simulation.faults import BAD_CACHE, NOT_THE_TEXT, Fault, Patch
 
 def all_texts_lie_in_one_lane(patch: Patch) -> None:
     begin = Lane.__init__
-    patch.setattr(Lane, "__init__", lambda self, number, num_slots: begin(self, 0, num_slots))
+    patch.setattr(Lane, "__init__", lambda self, number, *sizes: begin(self, 0, *sizes))
 
 
 def a_lane_that_is_taken_is_given_away(patch: Patch) -> None:

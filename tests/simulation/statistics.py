@@ -10,7 +10,7 @@ is what the planted mistakes in `test_statistics.py` show: every one of them is 
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -55,6 +55,7 @@ class Case:
         """For people."""
         words = [self.rule.name.lower(), self.policy.name]
         words += ["ngram"] if self.lookup is not None else []
+        words += ["earlier"] if self.lookup is not None and self.lookup.remember else []
         words += ["alone"] if not self.policy.has_drafter else []
         words += ["dear rows"] if self.row_s > 0.002 else []
         return " ".join(words + ["faults"] * self.faulty)
@@ -83,6 +84,8 @@ CASES += [
 TREE = with_options(TABLE_OF["tree"].make(3, 6), {"branches": 2, "width": 4})
 CASES += [Case(Rule.COUPLED, TREE, faulty) for faulty in (False, True)]
 CASES += [Case(Rule.COUPLED, TREE, True, COPIES)]
+# What texts said is offered to those that come after them.
+CASES += [Case(Rule.COUPLED, TREE, True, replace(COPIES, remember=True))]
 
 # Where rows are dear, drafts that are at hand are not all verified.
 DEAR_S = 0.03

@@ -67,6 +67,15 @@ def test_every_policy_writes_the_same_text(policy: str) -> None:
     assert seen_in(range(10), policy)["texts"] > 20
 
 
+def test_texts_are_copied_from_each_other() -> None:
+    lookups = {seed: draw(seed).lookup for seed in range(200)}
+    remembering = [seed for seed, lookup in lookups.items() if lookup and lookup.remember]
+    seen: Counter[str] = Counter()
+    for seed in remembering[:12]:
+        seen += simulate(seed)
+    assert seen["copied from earlier texts"] > 0
+
+
 def test_many_texts_wait_for_others_and_many_have_two_drafters() -> None:
     scenarios = [draw(seed) for seed in range(200)]
     assert sum(one.num_drafters == 2 for one in scenarios) > 30

@@ -14,8 +14,10 @@ from tests.simulation.faults import BAD_CACHE, NO_SPEED, NOT_THE_TEXT, Fault, Pa
 def a_sibling_is_seen_by_a_row(patch: Patch) -> None:
     feed = SlotMap.feed
 
-    def wide(self: SlotMap[int], missing: Sequence[int], nodes: Sequence[tuple] = ()) -> Feed:
-        fed = feed(self, missing, nodes)
+    def wide(
+        self: SlotMap[int], missing: Sequence[int], nodes: Sequence[tuple] = (), **more: int
+    ) -> Feed:
+        fed = feed(self, missing, nodes, **more)
         assert fed.masks is not None
         if len(nodes) < 2:
             return fed

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 from tests.theory.oracle import (
@@ -112,6 +112,19 @@ def chance_if_unlikely_drafts_are_left_out() -> Fraction:
     return q[0] * offered + q[1] * p[0]
 
 
+def chance_of_the_middle_if_luck_is_used_twice() -> Fraction:
+    """Of the second of three equal symbols, where a text is offered what its seed said before.
+
+    Both were chosen with one luck: the first by p, the correction by (p - q)+, symbol by symbol.
+    """
+    p, chance = Fraction(1, 3), ZERO
+    for low, high in pairwise((ZERO, p, Fraction(1, 2), 2 * p, ONE)):
+        copied = int(low / p)
+        corrected = [symbol for symbol in range(3) if symbol != copied][int(2 * low)]
+        chance += (high - low) * (p * (copied == 1) + (1 - p) * (corrected == 1))
+    return chance
+
+
 def measured(row: str) -> Fraction:
     """A figure of the table in models/README.md."""
     text = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
@@ -214,6 +227,8 @@ def _randomness() -> list[str]:
     return [
         f"off by {block}, or {decimal(block)}, of a text of three symbols",
         f"the chance {left_out} instead of {TWO_P(())[0]}",
+        "of three equal symbols the one in the middle gets the chance "
+        f"{chance_of_the_middle_if_luck_is_used_twice()}",
     ]
 
 

@@ -164,7 +164,7 @@ def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str,
 
 def _can_be_predicted(arm: Arm) -> bool:
     has_drafts = not arm.speculation.drafts or has_ranks(arm.pair)
-    is_plain = not arm.work.peer and not arm.speculation.also_ngram
+    is_plain = not arm.work.peer and not arm.speculation.also_copies
     return has_drafts and is_plain and arm.speculation.verify == "coupled"
 
 

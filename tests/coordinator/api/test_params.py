@@ -13,9 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import coordinator
 from coordinator import LLM, SamplingParams
-from coordinator.api.config import (
-    PairConfig,
-)
+from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.frozen import checked
 from coordinator.api.tokenization import Tokenization
 from coordinator.cli import flags
@@ -67,6 +65,7 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
             "the method ngram has no model",
         ),
         ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
+        ({"speculative_config": {"remember": True, "verify": "token"}}, "not token: an earlier"),
         ({"speculative_config": {"prompt_lookup_min": 5}}, "ngram_min is 5, which is above ngram"),
         ({"speculative_config": {"prompt_lookup_max": 17}}, "ngram_max: "),
         ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
@@ -186,3 +185,13 @@ def test_every_name_of_the_api_is_there_and_no_other() -> None:
     assert all(hasattr(coordinator, name) for name in coordinator.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Llm'"):
         coordinator.Llm  # noqa: B018
+
+
+def test_a_memory_comes_with_n_gram_drafts_whoever_drafts_besides() -> None:
+    speculation = SpeculationConfig(remember=True)
+    assert speculation.uses_ngrams(PairConfig())
+    assert speculation.uses_ngrams(PairConfig(drafter=NGRAM))
+    assert speculation.lookup(()).remember
+    assert not SpeculationConfig(policy="ar", remember=True).uses_ngrams(PairConfig())
+    assert not SpeculationConfig().uses_ngrams(PairConfig())
+    assert not SpeculationConfig(also_ngram=True).lookup(()).remember

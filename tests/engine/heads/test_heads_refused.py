@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.errors import ModelError
-from engine.heads.loading import load_head, load_head_engine
+from engine.heads.loading import LoadedHead, load_head, load_head_engine
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, LAYOUTS, VOCAB, checkpoint, medusa
 from tests.tiny_models import make_model
 
@@ -191,17 +191,19 @@ def test_what_is_no_head_is_refused(target: Path, tmp_path: Path) -> None:
     assert refusal(folder, target, dtype="int3").startswith("unknown dtype 'int3'")
 
 
-def test_medusa_heads_are_no_drafter_of_their_own(target: Path, tmp_path: Path) -> None:
+def test_medusa_heads_draft_as_deep_as_there_are_heads(target: Path, tmp_path: Path) -> None:
     folder = medusa().save(tmp_path)
-    with pytest.raises(ModelError, match="are no drafter of their own"):
-        load_head_engine(
-            str(folder),
-            revision=None,
-            target=str(target),
-            target_revision=None,
-            dtype="auto",
-            device="cpu",
-            max_len=64,
-            warm_rows=(1,),
-            say=lambda state: None,
-        )
+    engine = load_head_engine(
+        str(folder),
+        revision=None,
+        target=str(target),
+        target_revision=None,
+        dtype="auto",
+        device="cpu",
+        max_len=64,
+        warm_rows=(1,),
+        say=lambda state: None,
+    )
+    assert engine.executor.backend == "medusa"
+    assert isinstance(engine.loaded, LoadedHead)
+    assert engine.loaded.depth == 3
