@@ -100,7 +100,7 @@ class PairConfig(ModelsConfig):
             ge=2,
             le=1 << 20,
             description="Most tokens of prompt and answer; the cache is made for it. A drafter "
-            "that can take fewer drafts no further.",
+            "that can take fewer drafts no further; heads in the target's process limit it.",
         ),
     ] = 4096
     backend: Annotated[
@@ -162,7 +162,10 @@ class PairConfig(ModelsConfig):
     ] = 0.0
     simulate_draft_ms: Annotated[
         Milliseconds,
-        Field(description="Simulate another device: a forward of the drafter takes so long."),
+        Field(
+            description="Simulate another device: a forward of the drafter takes so long, and so "
+            "does a step of heads in the target's process."
+        ),
     ] = 0.0
     simulate_draft_ms_per_row: Annotated[
         Milliseconds, Field(description="And so much more for each of its rows.")

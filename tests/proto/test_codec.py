@@ -34,6 +34,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Welcome(100, 2, traced=True),
     HEARTBEAT,
     FAULT,
+    m.Features(1, 1, 9, 7, 2, "bfloat16", bytes(16)),
     PROMPT,
     m.TracePart(1, 0, bytes(m.TRACE_RECORD_BYTES)),
     m.Features(1, 2, 9, 77, 2, "bfloat16", bytes(8)),

@@ -42,7 +42,7 @@ class ModelsConfig(Frozen):
         Field(
             description="Where a head as --drafter runs: own (a process, on --drafter-device; what "
             "it reads comes over the wire) or target (in the target's process). Default: own for "
-            "EAGLE, target for Medusa, which knows no other."
+            "EAGLE, target for Medusa."
         ),
     ] = ""
     heads: Annotated[
@@ -120,11 +120,6 @@ class ModelsConfig(Frozen):
             raise ConfigurationError(
                 f"drafter_home says where a head ({KINDS}) runs, and the drafter, {self.drafter}, "
                 "is none; leave it out"
-            )
-        if self.drafter_home == "own" and self.drafter_head is HeadKind.MEDUSA:
-            raise ConfigurationError(
-                f"the drafter, {self.drafter}, is a Medusa head, which drafts in the target's "
-                "process only; leave out drafter_home"
             )
         if self.heads and self._drafts_at_home:
             raise ConfigurationError(

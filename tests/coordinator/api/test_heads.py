@@ -149,6 +149,7 @@ def test_medusa_is_at_home_in_the_target_and_eagle_in_a_process_of_its_own(
     assert three.keys() == {Role.TARGET}
     assert three[Role.TARGET].heads == models["eagle3"]
     assert three[Role.TARGET].layers == (2, 6, 9)
+    assert Role.DRAFTER in told(pair_of(models, "medusa", drafter_home="own"))
 
 
 def test_heads_beside_another_drafter_and_revisions_reach_the_nodes(
@@ -179,6 +180,24 @@ def test_the_numbers_of_a_head_are_not_chosen_by_timing(models: dict[str, str]) 
     assert types("eagle", drafter_dtype="bfloat16") == ("bfloat16", "")
 
 
+def test_steps_of_heads_at_home_are_simulated_as_those_of_a_drafter(
+    models: dict[str, str],
+) -> None:
+    def steps(drafter: str, heads: str = "", **settings: Any) -> dict[Role, tuple[float, float]]:
+        slow = {"simulate_draft_ms": 5.0, "simulate_draft_ms_per_row": 0.5}
+        nodes = told(pair_of(models, drafter, heads=heads, **slow, **settings))
+        return {
+            role: (one.simulated_ms, one.heads_ms + one.heads_ms_per_row)
+            for role, one in nodes.items()
+        }
+
+    assert steps("medusa") == steps("ngram", "medusa") == {Role.TARGET: (0.0, 5.5)}
+    assert steps("eagle", drafter_home="target") == {Role.TARGET: (0.0, 5.5)}
+    drafter = {Role.DRAFTER: (5.0, 0.0)}
+    assert steps("shallow", "medusa") == {Role.TARGET: (0.0, 5.5), **drafter}
+    assert steps("eagle") == {Role.TARGET: (0.0, 0.0), **drafter}
+
+
 @pytest.mark.parametrize(
     ("drafter", "heads", "waits", "copies"),
     [
@@ -206,7 +225,6 @@ def test_a_target_without_a_drafters_process_waits_for_nobody(
     [
         ("shallow", {"drafter_home": "target"}, "drafter_home says where a head (Medusa, EAGLE, "),
         ("ngram", {"drafter_home": "own"}, "the drafter, ngram, is none; leave it out"),
-        ("medusa", {"drafter_home": "own"}, "is a Medusa head, which drafts in the target's pro"),
         ("medusa", {"heads": "eagle"}, "would both run in the target's process; give one of them"),
         ("eagle", {"heads": "shallow"}, "shallow is none of Medusa, EAGLE, EAGLE-3; a draft model"),
         ("eagle", {"drafter_device": "cuda:0,cuda:1"}, "a head runs in one process; give it one"),
