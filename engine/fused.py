@@ -266,10 +266,7 @@ class FusedBackend(Backend):
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
         """Return memory for the features of so many rows."""
-        made: torch.Tensor = self._embeddings.new_empty(
-            num_rows, len(layers) * self._embeddings.shape[1]
-        )
-        return made
+        return self.cache.new_empty(num_rows, len(layers) * self._embeddings.shape[1])
 
     def make_split(self, shape: Shape) -> None:
         """See `LaneAttention.make_split`."""

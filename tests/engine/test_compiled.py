@@ -11,9 +11,11 @@ import engine.compiled
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.features import Layers
 from engine.loading import make_executor
 from engine.model import load_model
 from engine.selfcheck import check_reproducible
+from tests.engine.test_features import LAYERS, check, transformers_own
 from tests.engine.test_fused import TOLERANCES, save, session_differences
 from tests.tiny_models import make_model
 
@@ -23,11 +25,15 @@ needs_compiler = pytest.mark.skipif(
 ROW_COUNTS = (1, 4)
 
 
-def pair(folder: Path, dtype: str = "float32") -> tuple[Executor, Executor]:
+def pair(folder: Path, dtype: str = "float32", layers: Layers = ()) -> tuple[Executor, Executor]:
     """The reference, and programs for passes of 1 and of 4 rows."""
     reference = make_executor(load_model(str(folder), dtype=dtype), 320, backend="reference")
     compiled = make_executor(
-        load_model(str(folder), dtype=dtype), 320, backend="compiled", row_counts=ROW_COUNTS
+        load_model(str(folder), dtype=dtype),
+        320,
+        backend="compiled",
+        row_counts=ROW_COUNTS,
+        layers=layers,
     )
     return reference, compiled
 
@@ -36,12 +42,14 @@ def pair(folder: Path, dtype: str = "float32") -> tuple[Executor, Executor]:
 @pytest.mark.long
 def test_sessions_get_the_logits_of_the_reference_from_two_programs(tmp_path: Path) -> None:
     # Passes of up to 6 rows: some fit a program, some are filled up, some run without one.
-    reference, compiled = pair(make_model("llama", tmp_path, scale=0.5))
+    folder = make_model("llama", tmp_path, scale=0.5)
+    reference, compiled = pair(folder, layers=LAYERS)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for error in session_differences(reference, compiled, seed=0):
         assert error < TOLERANCES["float32"]
     backend = compiled._backend
     assert isinstance(backend, engine.compiled.CompiledBackend)
+    check(compiled, transformers_own(str(folder)))
     assert backend._made == set(ROW_COUNTS)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "made anew"
 

@@ -1,7 +1,5 @@
 """A forward hands out hidden states of all its rows, if asked: transformers' own."""
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from engine.features import LAST, Layers
 from engine.forward import Output
 from engine.fused import FAMILIES
 from engine.graphs import Compute, GraphBackend
-from engine.loading import load_engine, make_executor
+from engine.loading import Engine, load_engine, make_executor
 from engine.model import load_model
 from engine.slots import Feed
 from tests.engine.conftest import Load
@@ -234,16 +232,6 @@ def test_programs_hand_out_what_is_said_at_load(
     assert others == [LAYERS] + [OTHERS] * 6
 
 
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
-@pytest.mark.long
-def test_a_compiled_program_hands_them_out(load: Load) -> None:
-    loaded = load("llama")
-    compiled = Executor(loaded, 128, backend="compiled", row_counts=(4,), layers=LAYERS)
-    check(compiled, transformers_own(loaded.name))
-    assert isinstance(compiled._backend, CompiledBackend)
-    assert compiled._backend._made == {4}
-
-
 class Operators(TorchDispatchMode):
     """Lists the operators that run, and the shapes that they give."""
 
@@ -298,28 +286,27 @@ def test_layers_that_a_model_has_not_are_refused_with_a_line(
             make(loaded, 64, layers=layers)
     with pytest.raises(ModelError, match=words):
         forward(Executor(loaded, 64, backend="fused"), [rows(1)], [(0,)], layers)
-    options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 64}
     with pytest.raises(ModelError, match=words):
-        load_engine(  # type: ignore[call-arg]
-            loaded.name,
-            **options,  # type: ignore[arg-type]
-            fixed_rows=None,
-            warm_rows=(1,),
-            say=print,
-            layers=layers,
-        )
+        engine_for(loaded.name, layers)
+
+
+def engine_for(folder: str, layers: Layers) -> Engine:
+    """Load a model for texts of 64 tokens."""
+    return load_engine(
+        folder,
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        max_len=64,
+        fixed_rows=None,
+        warm_rows=(1,),
+        say=print,
+        layers=layers,
+    )
 
 
 def test_an_engine_is_loaded_for_them(load: Load) -> None:
     loaded = load("llama")
-    options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 64}
-    made = load_engine(
-        loaded.name,
-        **options,  # type: ignore[arg-type]
-        fixed_rows=None,
-        warm_rows=(1,),
-        say=print,
-        layers=LAYERS,
-    )
+    made = engine_for(loaded.name, LAYERS)
     assert made.executor.layers == LAYERS
     check(made.executor, transformers_own(loaded.name))

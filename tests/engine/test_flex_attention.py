@@ -103,7 +103,7 @@ def test_one_recording_for_each_number_of_rows_serves_all_lengths(
     assert len(recordings) == recorded
     assert not split, "in place of these"
     assert graphs.num_uncaptured == 0
-    lengths = [length for _, length in graphs_of(graphs)._recorded]
+    lengths = [length for _, length, _ in graphs_of(graphs)._recorded]
     assert lengths == [EVERY_LENGTH] * len(ROW_COUNTS)
 
 
@@ -136,7 +136,7 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
     assert asked == [NUM_SLOTS, 256] * len(ROW_COUNTS)
     graphs.warm_up((1,))
     recorded = len(split)
-    lengths = {length for _, length in graphs_of(graphs)._recorded}
+    lengths = {length for _, length, _ in graphs_of(graphs)._recorded}
     assert lengths == {256, EVERY_LENGTH}
     prefill(reference, graphs)
     for start in (0, 200, 252, 253, 380):
@@ -163,7 +163,7 @@ def test_where_the_mask_is_faster_nothing_is_split(
     monkeypatch.setattr(engine.flex_choice, "quickest", always("masked"))
     _, graphs = pair(make_model("llama", tmp_path))
     graphs.warm_up((1,))
-    lengths = {length for _, length in graphs_of(graphs)._recorded}
+    lengths = {length for _, length, _ in graphs_of(graphs)._recorded}
     assert lengths == {256, 384, NUM_SLOTS}
 
 
