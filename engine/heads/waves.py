@@ -73,6 +73,8 @@ class Slots:
         Returns also the slots of the cache that hold something from now on and did not, and those
         that did and do not. The pass has to be run before another is laid out.
         """
+        if len(feeds) == 1 and len(feeds[0].tokens) == 1:
+            return self._only_row(feeds[0], len(asks[0]))
         laid, place = [], 0
         for feed, ask in zip(feeds, asks, strict=True):
             first_slot = self._lanes.first_slot(feed.lane)
@@ -88,6 +90,27 @@ class Slots:
         last = max(max(one.waves) for one in laid)
         made = [_wave(laid, number) for number in range(last + 1)]
         return made, written[changed & hold], written[changed & ~hold]
+
+    def _only_row(self, feed: Feed, num_asked: int) -> tuple[list[Wave], Integers, Integers]:
+        """The same of the usual step of a drafter: what it costs on the host is felt."""
+        first_slot, (slot,), (before,) = self._lanes.first_slot(feed.lane), feed.slots, feed.before
+        given = feed.features[0] if feed.features else b""
+        is_known = bool(given) or (given is not None and bool(self.are_held[first_slot + before]))
+        holds, written = before >= 0 and is_known, np.array((first_slot + slot,))
+        changed = written if bool(self.are_held[written[0]]) != holds else written[:0]
+        self.are_held[written] = holds
+        if not holds:
+            return [], written[:0], changed
+        wave = Wave(
+            rows=rows_of(feed, first_slot),
+            spans=(Span(first_slot, 1),),
+            before=np.array((0 if given else first_slot + before,)),
+            given=(0,) if given else (),
+            features=given or b"",
+            wanted=(0,) * num_asked,
+            places=range(num_asked),
+        )
+        return [wave], changed, written[:0]
 
     def _waves_of(self, feed: Feed, first_slot: int) -> list[int]:
         """The wave of each row, or ABSENT.
