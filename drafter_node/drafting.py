@@ -170,10 +170,11 @@ class Drafting:
     @property
     def tips(self) -> Sequence[Tip]:
         """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
+        found = self.frontier.tips()
         if not self._reading.is_ready:
-            return (Tip(self.tree.root, 1.0),) if self.chunk else ()
+            return found[:1] if self.chunk else ()
         num_children = (self.tree.max_nodes - len(self.tree.nodes)) // self.opened.policy.branches
-        return self.frontier.tips()[: min(num_children, self.slots.num_free)]
+        return found[: min(num_children, self.slots.num_free)]
 
     @property
     def chunk(self) -> Sequence[int]:

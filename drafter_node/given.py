@@ -38,9 +38,6 @@ class Given:
         self._early: deque[Features] = deque(maxlen=MAX_EARLY)
         self.has_verdict = False
 
-    def __contains__(self, position: int) -> bool:
-        return position in self._rows
-
     def heard(self, message: Features) -> None:
         """A message has come."""
         if message.end_len > len(self._text):

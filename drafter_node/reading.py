@@ -79,8 +79,8 @@ class HeadReading(Reading):
 
     @property
     def is_ready(self) -> bool:
-        length = len(self._text)
-        return self._slots.fed_len == length or length - 1 in self._given
+        start, length = self._slots.fed_len, len(self._text)
+        return start == length or self._given.readable_len(start) == length
 
     def heard(self, message: Features) -> None:
         self._given.heard(message)

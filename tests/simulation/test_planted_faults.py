@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.head_faults import HEAD_FAULTS
 from tests.simulation.past_faults import PAST_FAULTS
 from tests.simulation.routing_faults import ROUTING_FAULTS
 from tests.simulation.run import SimulationFailure, simulate
@@ -14,7 +15,7 @@ from tests.simulation.scheduling_faults import SCHEDULING_FAULTS
 from tests.simulation.tree_faults import TREE_FAULTS
 
 NUM_SEEDS = 400
-ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS + TREE_FAULTS
+ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS + TREE_FAULTS + HEAD_FAULTS
 
 
 @cache
