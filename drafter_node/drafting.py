@@ -173,8 +173,8 @@ class Drafting:
         found = self.frontier.tips()
         if not self._reading.is_ready:
             return found[:1] if self.chunk else ()
-        num_children = (self.tree.max_nodes - len(self.tree.nodes)) // self.opened.policy.branches
-        return found[: min(num_children, self.slots.num_free)]
+        num_nodes, branches = len(self.tree.nodes), self.opened.policy.branches
+        return found[: min((self.tree.max_nodes - num_nodes) // branches, self.slots.num_free)]
 
     @property
     def chunk(self) -> Sequence[int]:

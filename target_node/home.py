@@ -121,6 +121,8 @@ class Home:
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(message) if isinstance(message, Close | Heartbeat | Welcome):
+                if isinstance(message, Close):
+                    self._told.discard(message.session)
                 said = self._of_target(self._targets.handle(event, now), now)
                 return (*said, *self._of_heads(self._heads.handle(event, now), now))
         return self._of_target(self._targets.handle(event, now), now)
@@ -129,12 +131,12 @@ class Home:
 
     def _on_open(self, message: Open, now: float) -> Sequence[Action]:
         session = message.session
-        if not self._drafts_for(message):
-            return self._of_target(self._targets.handle(Arrived(message), now), now)
         if message.layers:
             self._told.add(session)
         else:
             self._told.discard(session)
+        if not self._drafts_for(message):
+            return self._of_target(self._targets.handle(Arrived(message), now), now)
         opened = replace(message, layers=self._layers)
         actions = self._of_target(self._targets.handle(Arrived(opened), now), now)
         text = self.texts.get(session)

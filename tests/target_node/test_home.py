@@ -1,0 +1,244 @@
+"""Heads at home: the target's machine and a drafter's in one process, in virtual time."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from drafter_node import events as drafter
+from drafter_node import scheduling as drafting
+from drafter_node.known import Known as HeadsKnown
+from node.costs import Costs, Passes
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil
+from node.follower import Follower
+from node.lanes import Lanes
+from proto.messages import (
+    HEADS_SOURCE,
+    Close,
+    Draft,
+    Features,
+    Limits,
+    Open,
+    Policy,
+    Rule,
+    SamplingSpec,
+    Verdict,
+)
+from proto.policies import POLICIES, as_chain, without_drafter
+from rehearsal.cache import VirtualCache
+from rehearsal.head_cache import HeadCache
+from rehearsal.node import with_features
+from target_node import events as target
+from target_node import scheduling as verifying
+from target_node.home import ForHeads, HeadsDone, Home
+from target_node.known import Known
+from tests.simulation.models import Deterministic
+from tests.simulation.toys import ToyModel
+
+MODEL = ToyModel(salt=3, vocab_size=7, agreement=0.8, num_children=3)
+PROMPT = tuple(range(7)) * 4
+MAX_LEN = 80
+CAPACITY = MAX_LEN + 64
+TREE = without_drafter(POLICIES["tree"].make())
+PASS_S, STEP_S = 1.0, 0.1
+
+
+@dataclass
+class Node:
+    """A target with heads: its machines, its caches, and a clock that forwards move on."""
+
+    step_s: float = STEP_S
+    num_lanes: int = 2
+    now: float = 0.0
+    said: list[Any] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.models = Deterministic(MODEL)
+        known = Known(costs=Costs({1: PASS_S}))
+        lanes = Lanes(self.num_lanes, CAPACITY)
+        targets = Follower(lanes, verifying.Schedule(lanes, known, num_per_pass=self.num_lanes))
+        of_heads = HeadsKnown(CAPACITY, HEADS_SOURCE, Passes({1: self.step_s}), is_head=True)
+        lanes = Lanes(self.num_lanes, CAPACITY, is_head=True)
+        schedule = drafting.Schedule(lanes, of_heads, num_per_pass=self.num_lanes)
+        heads: Any = Follower(lanes, schedule)
+        costs = known.costs
+        self.home = Home(targets, heads, known=of_heads, costs=costs, layers=(-1,))
+        self.caches = [VirtualCache(CAPACITY) for _ in range(self.num_lanes)]
+        self.heads = [HeadCache(CAPACITY) for _ in range(self.num_lanes)]
+
+    def handle(self, event: Any) -> bool:
+        """Returns whether anything was computed."""
+        has_worked = False
+        for action in self.home.handle(event, self.now):
+            has_worked |= self._perform(action)
+        self.home.check()
+        return has_worked
+
+    def run(self, limit: int = 2000) -> None:
+        """Until there is nothing to do."""
+        for _ in range(limit):
+            if not self.handle(Tick()):
+                return
+        raise AssertionError("it never ends")
+
+    def _perform(self, action: Any) -> bool:
+        match action:
+            case Send(message):
+                self.said.append(message)
+            case MoveRows(moves):
+                for move in moves:
+                    self.caches[move.lane].move(move)
+            case CopyPrefix(source, to, length):
+                self.caches[to].copy(self.caches[source], length)
+            case ForHeads(MoveRows(moves)):
+                for move in moves:
+                    self.heads[move.lane].move(move)
+                self.handle(HeadsDone())
+            case ForHeads(CopyPrefix(source, to, length)):
+                self.heads[to].copy(self.heads[source], length)
+                self.handle(HeadsDone())
+            case ForHeads(drafter.Compute(ticket, parts)):
+                self.turns.append("heads")
+                self.now += self.step_s
+                children = []
+                for part in parts:
+                    seen = self.heads[part.feed.lane].run(part.feed)
+                    asked = seen[len(seen) - part.num_asked :]
+                    children.append(self.models.draft(part, asked, 0))
+                self.handle(HeadsDone(drafter.Proposed(ticket, tuple(children), 1)))
+                return True
+            case target.Compute(ticket, parts):
+                self.turns.append("target")
+                self.now += PASS_S
+                outcomes = []
+                for part in parts:
+                    seen = self.caches[part.feed.lane].run(part.feed)
+                    outcome = self.models.verify(part, seen[len(seen) - part.num_asked :])
+                    outcomes.append(with_features(part, outcome, seen))
+                self.handle(target.Computed(ticket, tuple(outcomes), 1))
+                return True
+            case Allocate() | WaitUntil():
+                pass
+            case _:
+                raise AssertionError(f"unknown action {action}")
+        return False
+
+    def verdicts(self, session: int = 1) -> list[Verdict]:
+        """What was said of a text."""
+        found = [one for one in self.said if isinstance(one, Verdict) and one.session == session]
+        assert not any(isinstance(one, Draft) for one in self.said), "drafts leave the process"
+        return found
+
+    def text(self, session: int = 1) -> tuple[int, ...]:
+        """All tokens of a text behind its prompt."""
+        return tuple(token for verdict in self.verdicts(session) for token in verdict.tokens)
+
+
+def opening(session: int = 1, policy: Policy = TREE, **changes: Any) -> Open:
+    """A text."""
+    limits = Limits(MAX_LEN, ())
+    key = bytes(15) + bytes([session])
+    spec = SamplingSpec(0.0, 0, 1.0, 0, 0)
+    made = Open(session, 1, key, PROMPT, len(PROMPT), spec, policy, limits)
+    return replace(made, **changes)
+
+
+def truth(model: ToyModel = MODEL) -> tuple[int, ...]:
+    """What the target alone writes."""
+    return model.complete(PROMPT, Limits(MAX_LEN, ()))[0][len(PROMPT) :]
+
+
+def written(*openings: Open, **settings: Any) -> Node:
+    """A node that has written these texts."""
+    node = Node(**settings)
+    for one in openings:
+        node.handle(Arrived(one))
+    node.run()
+    return node
+
+
+@pytest.mark.parametrize("name", ["auto", "sync", "pipelined", "amusd", "pearl", "ssd", "tree"])
+def test_the_text_is_the_targets_and_drafts_are_accepted(name: Any) -> None:
+    node = written(opening(policy=without_drafter(POLICIES[name].make())))
+    assert node.text() == truth()
+    accepted = [verdict for verdict in node.verdicts() if verdict.num_accepted]
+    assert len(accepted) > 3
+    assert {source for verdict in accepted for source in verdict.sources} == {HEADS_SOURCE}
+
+
+def test_the_heads_draft_first_and_then_it_is_the_targets_turn() -> None:
+    node = written(opening())
+    first = node.turns.index("heads")
+    turns = node.turns[first:]
+    assert turns.count("heads") > turns.count("target") > 5
+    pairs = list(zip(turns, turns[1:], strict=False))
+    assert ("target", "target") not in pairs[:-2], "a pass begins before the heads have drafted"
+
+
+def test_steps_that_cost_more_than_they_save_are_not_made() -> None:
+    cheap, dear = written(opening()), written(opening(), step_s=0.9 * PASS_S)
+    assert dear.text() == cheap.text() == truth()
+    per_pass = [node.turns.count("heads") / node.turns.count("target") for node in (cheap, dear)]
+    assert per_pass[0] > 2 * per_pass[1] > 0
+    # The first step behind a verdict is always made.
+    assert dear.turns.count("heads") >= dear.turns.count("target") - 2
+
+
+def test_features_leave_the_process_only_if_somebody_asks_for_them() -> None:
+    alone, asked = written(opening()), written(opening(layers=(-1,)))
+    assert not any(isinstance(one, Features) for one in alone.said)
+    assert any(isinstance(one, Features) for one in asked.said)
+    assert alone.text() == asked.text() == truth()
+
+
+def test_other_features_are_somebody_elses_and_the_heads_stay_away() -> None:
+    node = written(opening(layers=(1, 2)))
+    assert node.text() == truth()
+    assert "heads" not in node.turns
+    assert any(isinstance(one, Features) for one in node.said)
+
+
+def test_without_drafts_the_heads_have_nothing_to_do() -> None:
+    node = written(opening(policy=POLICIES["ar"].make()))
+    assert node.text() == truth()
+    assert "heads" not in node.turns
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_under_a_classical_rule_they_draft_where_nobody_else_does(rule: Rule) -> None:
+    model = replace(MODEL, num_children=1)
+    sampled = SamplingSpec(1.0, 0, 1.0, 0, 0)
+    chain = as_chain(POLICIES["pipelined"].make())
+    node = Node()
+    node.models = Deterministic(model)
+    node.handle(Arrived(opening(policy=without_drafter(chain), rule=rule, sampling=sampled)))
+    node.run()
+    assert node.text() == truth(model)
+    assert sum(verdict.num_accepted for verdict in node.verdicts()) > 5
+    other = Node()
+    other.handle(Arrived(opening(policy=chain, rule=rule, sampling=sampled)))
+    other.handle(Tick())
+    assert "heads" not in other.turns
+
+
+def test_several_texts_and_the_same_one_opened_anew() -> None:
+    node = Node()
+    for session in (1, 2):
+        node.handle(Arrived(opening(session)))
+    for _ in range(12):
+        node.handle(Tick())
+    so_far = PROMPT + node.text(1)
+    node.handle(Arrived(opening(1, tokens=so_far[: len(PROMPT) + 2], incarnation=7)))
+    node.run()
+    repeated = {v.base_len: v for v in node.verdicts(1)}  # what is said again is the same
+    assert node.text(2) == truth()
+    tokens = list(PROMPT)
+    for verdict in sorted(repeated.values(), key=lambda one: one.base_len):
+        tokens[verdict.base_len :] = verdict.tokens
+    assert tuple(tokens[len(PROMPT) :]) == truth()
+    node.handle(Arrived(Close(1, "")))
+    node.handle(Arrived(opening(3)))
+    node.run()
+    assert node.text(3) == truth()
+    assert sum(verdict.num_accepted for verdict in node.verdicts(3)) > 5
