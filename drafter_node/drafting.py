@@ -12,8 +12,7 @@ When it computes, and for which texts, `scheduling.py` decides; here is what a t
     idle              nothing to expand, and no answer: say it again, in time -> WaitUntil
     Arrived(Verdict)  move the root along the committed tokens; all else dies -> MoveRows
 
-It is made with the Open that begins one life of the text. What is not of the present life never
-comes this far (`node/follower.py`).
+It is made with the Open that begins a life of the text; of others nothing comes this far.
 
 It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
 credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING) and
