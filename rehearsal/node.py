@@ -20,8 +20,7 @@ from node.lanes import Lanes
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role
-from rehearsal.cache import CacheError, VirtualCache
-from rehearsal.head_cache import HeadCache, feature_of
+from rehearsal.cache import CacheError, HeadCache, VirtualCache, feature_of
 from target_node import events as target
 from target_node import known as target_known
 from target_node import scheduling as target_scheduling

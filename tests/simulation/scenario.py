@@ -102,9 +102,14 @@ class Scenario:
         )
 
     @property
+    def longest(self) -> int:
+        """Most tokens of any text."""
+        return max(text.limits.max_len for text in self.texts)
+
+    @property
     def capacity(self) -> int:
         """Slots of a cache that is large enough."""
-        return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS
+        return self.longest + NUM_TREE_SLOTS
 
     @property
     def is_oracle(self) -> bool:
@@ -230,6 +235,7 @@ def draw(
         temperature=0.0,
         blocking=random.random() < 0.5,
         submit_every_s=None,
+        is_head=not plain and Random(f"head {seed}").random() < 0.25,
     )
     classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
     if classical is not Rule.COUPLED:
@@ -240,13 +246,10 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
-    if not plain and Random(f"head {seed}").random() < 0.25:
-        scenario = replace(scenario, is_head=True)
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:
-        longest = max(text.limits.max_len for text in texts)
-        return replace(scenario, drafter_max_len=random.randint(2, longest))
+        return replace(scenario, drafter_max_len=random.randint(2, scenario.longest))
     return scenario
 
 

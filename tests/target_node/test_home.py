@@ -1,6 +1,7 @@
 """Heads at home: the target's machine and a drafter's in one process, in virtual time."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,8 +26,7 @@ from proto.messages import (
     Verdict,
 )
 from proto.policies import POLICIES, as_chain, without_drafter
-from rehearsal.cache import VirtualCache
-from rehearsal.head_cache import HeadCache
+from rehearsal.cache import HeadCache, VirtualCache
 from rehearsal.node import with_features
 from target_node import events as target
 from target_node import scheduling as verifying
@@ -172,7 +172,7 @@ def test_the_heads_draft_first_and_then_it_is_the_targets_turn() -> None:
     first = node.turns.index("heads")
     turns = node.turns[first:]
     assert turns.count("heads") > turns.count("target") > 5
-    pairs = list(zip(turns, turns[1:], strict=False))
+    pairs = list(pairwise(turns))
     assert ("target", "target") not in pairs[:-2], "a pass begins before the heads have drafted"
 
 
