@@ -18,12 +18,12 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.errors import ModelError
+from engine.features import LAST
 from engine.heads.target import Target
 from engine.model import max_model_len
 from engine.model_files import Object, one_line, shown
 from proto.heads import HeadKind
 
-LAST = -1  # the state after the target's last norm, where a layer is named
 # What a configuration of the llama family means that does not say.
 _EPSILON, _POSITIONS = 1e-6, 2048
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")

@@ -11,9 +11,10 @@ from engine.device import claim, cpu_is_fast_in, pin
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.fastest import FASTEST, usual_num_threads
+from engine.features import LAST
 from engine.heads.eagle import EagleExecutor, slot_bytes
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
-from engine.heads.layouts import LAST, read_eagle_config
+from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor

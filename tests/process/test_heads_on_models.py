@@ -58,7 +58,7 @@ def test_heads_change_no_text_of_other_models(
             assert_same_but_for_near_ties(reference, PROMPT, want, got.tokens, what)
             also = generate(pair, PROMPT, speculation, SAMPLED)
             assert also.tokens == sampled, what
-            num_drafted += also.metrics.num_drafted_tokens
+            num_drafted += also.metrics.num_draft_tokens
             num_accepted += also.metrics.num_accepted_tokens
     assert num_drafted > 50
     assert num_accepted > 0, "speculation is dead"

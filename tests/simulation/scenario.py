@@ -102,14 +102,9 @@ class Scenario:
         )
 
     @property
-    def longest(self) -> int:
-        """Most tokens of any text."""
-        return max(text.limits.max_len for text in self.texts)
-
-    @property
     def capacity(self) -> int:
         """Slots of a cache that is large enough."""
-        return self.longest + NUM_TREE_SLOTS
+        return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS
 
     @property
     def is_oracle(self) -> bool:
@@ -235,7 +230,6 @@ def draw(
         temperature=0.0,
         blocking=random.random() < 0.5,
         submit_every_s=None,
-        is_head=not plain and Random(f"head {seed}").random() < 0.25,
     )
     classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
     if classical is not Rule.COUPLED:
@@ -249,12 +243,13 @@ def draw(
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:
-        return replace(scenario, drafter_max_len=random.randint(2, scenario.longest))
+        longest = max(text.limits.max_len for text in texts)
+        return replace(scenario, drafter_max_len=random.randint(2, longest))
     return scenario
 
 
 def _at_once(scenario: Scenario, random: Random) -> Scenario:
-    """How many texts are open at once, when they come, and how many drafters there are."""
+    """How many texts are open at once, when they come, and how many drafters, of which kind."""
     max_num_seqs = random.randint(1, MAX_TEXTS)
     apart = Random(f"lanes {scenario.seed}")
     scenario = replace(
@@ -262,6 +257,7 @@ def _at_once(scenario: Scenario, random: Random) -> Scenario:
         max_num_seqs=max_num_seqs,
         drafter_lanes=max_num_seqs if apart.random() < 0.8 else apart.randint(1, max_num_seqs),
         num_per_pass=apart.choice((64, 64, 64, 1, 2)),
+        is_head=Random(f"head {scenario.seed}").random() < 0.25,
         submit_every_s=random.choice((None, 0.0, 5 * random.random())),
     )
     if random.random() > 0.25:
