@@ -40,7 +40,7 @@ def make_pair(folder: Path) -> PairConfig:
     )
 
 
-def joint_of(config: PairConfig) -> Joint:
+def joint_of(config: PairConfig, prompt: tuple[int, ...] = PROMPT) -> Joint:
     """The exact chance of every text."""
     model = Reference(Path(config.target)).model
     chances: Joint = {(): 1.0}
@@ -48,7 +48,7 @@ def joint_of(config: PairConfig) -> Joint:
         longer: Joint = {}
         for text, chance in chances.items():
             with torch.inference_mode():
-                logits = model(torch.tensor([[*PROMPT, *text]])).logits[0, -1:]
+                logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1:]
             p = process(logits, Sampling(TEMPERATURE, TOP_K)).double().softmax(dim=1)[0]
             for token in torch.nonzero(p)[:, 0].tolist():
                 longer[(*text, token)] = chance * float(p[token])
@@ -58,7 +58,10 @@ def joint_of(config: PairConfig) -> Joint:
 
 
 def sample(
-    pair: Pair, speculation: SpeculationConfig, seeds: range
+    pair: Pair,
+    speculation: SpeculationConfig,
+    seeds: range,
+    prompt: tuple[int, ...] = PROMPT,
 ) -> tuple[Counter[tuple[int, ...]], float, float]:
     """A text of each seed, the share of drafts that were accepted, and how many a text had.
 
@@ -77,7 +80,7 @@ def sample(
                 max_tokens=LENGTH,
                 ignore_eos=True,
             )
-            streams.append(pair.generate(PROMPT, speculation, request)[0])
+            streams.append(pair.generate(prompt, speculation, request)[0])
             continue
         stream = streams.popleft()
         counts[tuple(token for emit in stream for token in emit.tokens)] += 1
