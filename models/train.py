@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.corpus import library_texts, package_texts
@@ -84,6 +84,7 @@ DRAFTER = Recipe("drafter", 128, 384, 2, 4, 2, lr_max=4e-3, lr_restart=1e-3)
 SHALLOW_DRAFTER = Recipe("drafter-shallow", 128, 384, 1, 4, 2, lr_max=4e-3, lr_restart=1.5e-3)
 DRAFTERS = {recipe.name: recipe for recipe in (DRAFTER, SHALLOW_DRAFTER)}
 LossAt = Callable[[LlamaForCausalLM, int], Tensor]  # of a model at a step
+LossAfter = Callable[[int, float], Tensor]  # at a step, when this part of the budget is spent
 
 
 def prepare() -> None:
@@ -103,6 +104,11 @@ def prepare() -> None:
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     tokenizer.save(str(WORK / "tokenizer.json"))
+    store_corpus(tokenizer, library)
+
+
+def store_corpus(tokenizer: Tokenizer, library: list[str]) -> None:
+    """Store the library's training files and the other parts of the corpus as tokens."""
     held_out = library_texts(held_out=True)
     for name, texts in (
         ("library", library),
@@ -212,7 +218,7 @@ def computing_s() -> float:
     return time.process_time() / torch.get_num_threads()
 
 
-def optimizer_for(model: LlamaForCausalLM, lr: float) -> torch.optim.AdamW:
+def optimizer_for(model: nn.Module, lr: float) -> torch.optim.AdamW:
     groups = [
         {"params": [p for p in model.parameters() if p.ndim == ndim], "weight_decay": decay}
         for ndim, decay in ((2, 0.1), (1, 0.0))
@@ -228,10 +234,17 @@ def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) ->
         start_from(model, init)
     lr_max = recipe.lr_max if init is None else recipe.lr_restart
     model.compile()  # in place: the names of the parameters stay as they are
+    descend(model, recipe.checkpoint, lr_max, minutes, lambda step, _: loss_at(model, step))
+
+
+def descend(
+    model: nn.Module, checkpoint: Path, lr_max: float, minutes: float, loss_at: LossAfter
+) -> None:
+    """Train a model until it has had `minutes` of computing, those before `checkpoint` included."""
     optimizer = optimizer_for(model, lr_max)
     step, spent_s, budget_s = 0, 0.0, minutes * 60
-    if recipe.checkpoint.exists():
-        state = torch.load(recipe.checkpoint, map_location=DEVICE)
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=DEVICE)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, spent_s = state["step"], state["spent_s"]
@@ -239,14 +252,14 @@ def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) ->
     def save() -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"step": step, "spent_s": spent_s}
-        replace(recipe.checkpoint, lambda path: torch.save(state, path))
+        replace(checkpoint, lambda path: torch.save(state, path))
 
     while spent_s < budget_s:
         started = computing_s()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(lr_max, step, spent_s / budget_s)
         with BFLOAT16:
-            loss = loss_at(model, step)
+            loss = loss_at(step, spent_s / budget_s)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -254,7 +267,7 @@ def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) ->
         step += 1
         spent_s += computing_s() - started
         if step % 10 == 0:
-            print(f"{recipe.name} {step=} {spent_s=:.0f} loss={loss.item():.3f}", flush=True)
+            print(f"{checkpoint.stem} {step=} {spent_s=:.0f} loss={loss.item():.3f}", flush=True)
         if step % 50 == 0:
             save()
     save()

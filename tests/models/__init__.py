@@ -1,0 +1,1 @@
+"""The training of the embedded models, and the heads that came of it."""
