@@ -42,7 +42,6 @@ from models.heads import (
 )
 from models.train import (
     BFLOAT16,
-    CONTEXT,
     DEVICE,
     HAS_BFLOAT16,
     HERE,

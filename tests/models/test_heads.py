@@ -1,6 +1,6 @@
 """Which feature meets which token: an error there would show only as drafts that are rejected."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,10 +57,9 @@ def text() -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _plain_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _plain_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling would take longer than the tests."""
     monkeypatch.setattr(train_heads, "distance_of", train_heads.distance)
-    yield
 
 
 def widened(name: str, target: LlamaForCausalLM) -> Head:
