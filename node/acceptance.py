@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, exp
 
-from proto.messages import EARLIER_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
+from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 
 PRIOR_TRIES = 4.0
 MAX_TRIES = 64.0  # beyond them older tries count less and less
@@ -16,6 +16,7 @@ was found, those of earlier texts the power of two in it, and how many of the pl
 go on like this"""
 
 FIRST_OF_MODEL: Kind = (MODEL_SOURCE, 0)
+FIRST_OF_HEADS: Kind = (HEADS_SOURCE, 0)
 SCORES_PER_NAT, NUM_SCORES = 4, 20
 NUM_SHARES = 4
 

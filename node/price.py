@@ -43,6 +43,17 @@ def step_pays(chance: float, step_s: float, pass_s: float) -> bool:
     return chance * USUALLY_RIGHT * pass_s / USUAL_TOKENS > step_s
 
 
+def drafting_pays(p: float, step_s: float, token_s: float) -> bool:
+    """Whether the first draft step after a verdict is worth it where the target waits meanwhile.
+
+    p        chance that its first child is right
+    token_s  seconds that a token takes now, with drafts or without
+
+    The same threshold from both sides: (1 + p) tokens in a pass and a step against one in a pass.
+    """
+    return p * token_s > step_s
+
+
 def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
     """Whether waiting for `wanted` drafts writes more tokens a second than going on alone.
 
@@ -117,10 +128,10 @@ def verifying_pays(p: float, num_drafts: int, num_texts: int, passes: Passes) ->
     """
     alone_s = passes.of(num_texts)
     more_s = passes.of(num_texts + num_drafts) - alone_s
-    return (num_expected(p, num_drafts) - 1.0) * _token_s(alone_s, num_texts, passes) >= more_s
+    return (num_expected(p, num_drafts) - 1.0) * token_s(alone_s, num_texts, passes) >= more_s
 
 
-def _token_s(alone_s: float, num_texts: int, passes: Passes) -> float:
+def token_s(alone_s: float, num_texts: int, passes: Passes) -> float:
     """Seconds of a token: at most those of a pass without drafts, which are always to be had."""
     least_s = alone_s / num_texts
     return min(passes.token.value or least_s, least_s)
@@ -158,13 +169,13 @@ def rows_worth(
         return lengths
     if passes.num_since_plain >= NUM_BETWEEN:
         return [0] * len(chances)
-    token_s = _token_s(alone_s, num_texts, passes)
+    each_s = token_s(alone_s, num_texts, passes)
     by_chance = sorted(
         ((chance, which) for which, drafts in enumerate(chances) for chance in drafts),
         key=lambda pair: -pair[0],
     )
     values = [
-        gain - passes.of(num_fixed + k) / token_s
+        gain - passes.of(num_fixed + k) / each_s
         for k, gain in enumerate(accumulate((chance for chance, _ in by_chance), initial=0.0))
     ]
     best = max(range(len(values)), key=values.__getitem__)

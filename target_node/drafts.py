@@ -8,8 +8,8 @@ nothing may depend on what is to be judged (docs/adr/0003).
 
 from collections.abc import Sequence
 
-from node.acceptance import FIRST_OF_MODEL, Kind, kind_of_score
-from proto.messages import COPIES, MODEL_SOURCE, OWN_SOURCES, Draft, Hit, Open, Rule
+from node.acceptance import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score
+from proto.messages import COPIES, HEADS_SOURCE, MODEL_SOURCE, OWN_SOURCES, Draft, Hit, Open, Rule
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import Chances, likeliest, likeliest_chain
 from target_node.known import Known
@@ -124,6 +124,9 @@ class Drafts:
             if first is not None:
                 has_models = True
                 add(FIRST_OF_MODEL, right=first.token == token)
+            first = next((node for node in children if node.source == HEADS_SOURCE), None)
+            if first is not None:
+                add(FIRST_OF_HEADS, right=first.token == token)
             here = self.tree.child(parent, token)
             if here is None:
                 break

@@ -6,7 +6,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
 from engine.loading import Engine
-from node.costs import Costs, Passes
+from node.costs import Passes
 from node.events import CopyPrefix, MoveRows
 from node.follower import Follower
 from node.forwards import Forwards
@@ -20,6 +20,7 @@ from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
 from target_node import events as target
 from target_node.home import Event, ForHeads, HeadsDone, Home, Targets
+from target_node.known import Known as TargetKnown
 from target_node.worker import Worker
 
 Work = target.Compute | ForHeads
@@ -37,7 +38,7 @@ class WithHeads:
         engine: Engine,
         heads: Engine,
         targets: Targets,
-        costs: Costs,
+        of_target: TargetKnown,
         worker: Worker,
         vocab_size: int,
         heart: Heart,
@@ -58,7 +59,7 @@ class WithHeads:
         schedule = Schedule(lanes, known, num_per_pass=together)
         follower: Follower[Drafting, drafter.Proposed, drafter.Action] = Follower(lanes, schedule)
         layers = drafting.layers_of(heads)
-        self.follower = Home(targets, follower, known=known, costs=costs, layers=layers)
+        self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
 
     def compute(self, action: Work) -> Event:
         """Run a pass of the target, or do what is asked of the heads."""

@@ -12,7 +12,9 @@ the same messages. Here they cross no wire:
 
 Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
 go on for as long as a step costs less than it saves (`price.step_pays`), or under a policy without
-prices until a chain has as many drafts as a pass verifies; then it is the target's turn.
+prices until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads that
+are hardly ever right do not draft at all (`price.drafting_pays`), but for a step now and then,
+which would show that this has changed.
 
 What they do is asked for as `ForHeads`, and comes back as `HeadsDone`.
 """
@@ -23,7 +25,7 @@ from dataclasses import dataclass, replace
 from drafter_node import events as drafter
 from drafter_node.drafting import Drafting
 from drafter_node.known import Known
-from node.costs import Costs
+from node.acceptance import FIRST_OF_HEADS
 from node.events import (
     Allocate,
     Arrived,
@@ -34,7 +36,7 @@ from node.events import (
     WaitUntil,
 )
 from node.follower import Follower
-from node.price import step_pays
+from node.price import drafting_pays, step_pays, token_s
 from proto.messages import (
     Close,
     Draft,
@@ -48,7 +50,11 @@ from proto.messages import (
     Welcome,
 )
 from target_node import events as target
+from target_node.known import Known as TargetKnown
 from target_node.verifying import Verifying
+
+
+TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,9 @@ Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
 class Home:
     """The follower of a target with heads; see `node.follower.Follower`.
 
-    known, costs  what the heads' steps and the target's passes take
-    layers        whose features the heads read
+    known      figures of the heads
+    of_target  figures of the target, with how often whose drafts are right
+    layers     whose features the heads read
     """
 
     def __init__(
@@ -84,15 +91,17 @@ class Home:
         heads: Heads,
         *,
         known: Known,
-        costs: Costs,
+        of_target: TargetKnown,
         layers: tuple[int, ...],
     ) -> None:
         self._targets = targets
         self._heads = heads
         self._known = known
-        self._costs = costs
+        self._costs = of_target.costs
+        self._acceptance = of_target.acceptance
         self._layers = layers
         self._told: set[int] = set()  # texts whose features somebody else wants as well
+        self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
         self._is_busy = False  # a Compute has not come back
 
     @property
@@ -123,6 +132,7 @@ class Home:
             case Arrived(message) if isinstance(message, Close | Heartbeat | Welcome):
                 if isinstance(message, Close):
                     self._told.discard(message.session)
+                    self._drafted_at.pop(message.session, None)
                 said = self._of_target(self._targets.handle(event, now), now)
                 return (*said, *self._of_heads(self._heads.handle(event, now), now))
         return self._of_target(self._targets.handle(event, now), now)
@@ -185,18 +195,33 @@ class Home:
         return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
 
     def _is_worth_drafting(self, text: Drafting) -> bool:
-        """Whether one more step for a text pays; the first after a verdict is always made."""
+        """Whether one more step for a text pays."""
         if text.rests or not (tips := text.tips):
             return False
         served = self.texts.get(text.opened.session)
         if served is None or served.finished:
             return False
+        policy, step_s = served.opened.policy, self._known.steps.of(1)
         if tips[0].key == text.tree.root:
-            return True
-        if not served.opened.policy.rest_after and served.opened.policy.branches == 1:
+            return not policy.rest_after or self._drafting_pays(served, step_s)
+        if not policy.rest_after and policy.branches == 1:
             return True  # up to its window
-        step_s, pass_s = self._known.steps.of(1), self._costs.pass_s
-        return step_pays(tips[0].chance, step_s, pass_s)
+        return step_pays(tips[0].chance, step_s, self._costs.pass_s)
+
+    def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
+        """Whether the heads are right often enough, or have not been tried for long."""
+        session, length = text.opened.session, len(text.tree.text)
+        num_texts = sum(not other.finished for other in self.texts.values())
+        passes = self._costs.passes(num_texts)
+        each_s = token_s(passes.of(num_texts), num_texts, passes)
+        p = self._acceptance.chance(FIRST_OF_HEADS)
+        drafted_at = self._drafted_at.get(session, length - TRY_AGAIN_AFTER)
+        # A text that is opened anew may be shorter than it was.
+        is_tried = 0 < length - drafted_at < TRY_AGAIN_AFTER
+        if is_tried and not drafting_pays(p, step_s, num_texts * each_s):
+            return False
+        self._drafted_at[session] = length
+        return True
 
     # -- what they say ----------------------------------------------------------------------------
 

@@ -58,8 +58,8 @@ def serve(
         Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
     from target_node.heads import WithHeads  # it knows a drafter's machine, and this file
 
-    vocab_size, costs = welcome.vocab_size, known.costs
-    both = WithHeads(config, engine, engine.heads, follower, costs, worker, vocab_size, heart)
+    vocab_size = welcome.vocab_size
+    both = WithHeads(config, engine, engine.heads, follower, known, worker, vocab_size, heart)
     both.loop(connection, heart).run(has_lifeline=has_lifeline)
 
 
