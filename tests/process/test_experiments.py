@@ -106,6 +106,7 @@ def test_every_arm_writes_what_the_target_alone_writes_with_drafts_accepted(
     assert {"summary.csv", "speedup.png", "report.html"} <= made
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_with_the_same_rows(
     whole: tuple[Path, list[Row]], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,15 +26,18 @@ AR = SpeculationConfig(policy="ar")
 TREE = SpeculationConfig(policy="tree", adaptive=False)
 PLACES = [
     (MEDUSA, "target"),
-    (EAGLE, "target"),
     (EAGLE, "own"),
     (EAGLE3, "target"),
-    (EAGLE3, "own"),
 ]
+OTHER_PLACES = [(EAGLE, "target"), (EAGLE3, "own")]  # take as long again
 NUM_KILLS = 10
 
 
-@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0][-6:]} {place[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[*PLACES, *(pytest.param(place, marks=pytest.mark.slow) for place in OTHER_PLACES)],
+    ids=lambda place: f"{Path(place[0]).name} {place[1]}",
+)
 def headed(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A pair whose drafter is a head, in one of its homes."""
     drafter, home = request.param

@@ -234,6 +234,7 @@ def test_the_drafter_is_there_again_when_its_host_is(
     assert "draft:2" in made["token_origins"][-20:], running.said  # the drafter after the first
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_across_hosts_and_says_which_rows_came_from_where(
     hosts: Hosts, cluster: Path
 ) -> None:

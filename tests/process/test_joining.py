@@ -129,6 +129,7 @@ def test_a_node_that_loses_its_coordinator_waits_for_the_next(
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_node_without_the_right_keys_is_refused_and_the_text_goes_on(
     model: str, keys: str, tmp_path: Path
 ) -> None:

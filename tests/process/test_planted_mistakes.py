@@ -29,7 +29,14 @@ def joint(models: PairConfig) -> Joint:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bias", [bias.__name__ for bias in BIASES])
+@pytest.mark.parametrize(
+    "bias",
+    # One of them has the time of `make long`.
+    [
+        pytest.param(bias.__name__, marks=pytest.mark.slow if number else ())
+        for number, bias in enumerate(BIASES)
+    ],
+)
 def test_a_mistake_of_the_target_is_seen(
     models: PairConfig, joint: Joint, bias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
