@@ -188,7 +188,8 @@ def test_heads_that_are_never_right_are_tried_and_then_hardly_ever() -> None:
     for name in ("auto", "tree"):
         policy = without_drafter(POLICIES[name].make())
         good, bad = (written(opening(policy=policy), model=m, step_s=0.3) for m in (MODEL, poor))
-        assert good.text() == truth() and bad.text() == truth(poor)
+        assert good.text() == truth()
+        assert bad.text() == truth(poor)
         first = bad.turns.index("heads")
         assert bad.turns[first : first + 8].count("heads") >= 4, "it is not tried"
         num_first_steps = sum(pair == ("target", "heads") for pair in pairwise(good.turns))
