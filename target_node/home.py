@@ -53,7 +53,6 @@ from target_node import events as target
 from target_node.known import Known as TargetKnown
 from target_node.verifying import Verifying
 
-
 TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
 
 

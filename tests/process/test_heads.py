@@ -10,7 +10,7 @@ import pytest
 from coordinator.api.config import MODELS, NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.text.origins import HEADS, MODEL, origins
+from coordinator.text.origins import EARLIER, HEADS, MODEL, origins
 from coordinator.text.origins import NGRAM as COPIED
 from proto.messages import Role
 from tests.process.reference import EVERY_POLICY, generate
@@ -77,14 +77,29 @@ def test_a_head_saves_passes_and_its_home_says_whose_its_drafts_are(headed: Pair
     assert bool(headed.hello(Role.TARGET).heads) == is_at_home
 
 
-@pytest.mark.parametrize(("drafter", "other"), [(FLOAT32.drafter, MODEL), (NGRAM, COPIED)])
-def test_heads_join_the_drafts_of_a_model_and_of_ngrams(drafter: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "changes", "others"),
+    [
+        (FLOAT32.drafter, {}, {MODEL}),
+        (NGRAM, {}, {COPIED}),
+        (FLOAT32.drafter, {"also_ngram": True, "remember": True}, {MODEL, COPIED, EARLIER}),
+    ],
+    ids=["model", "ngram", "model, ngram and earlier texts"],
+)
+def test_heads_join_the_drafts_of_others(
+    drafter: str, changes: dict[str, bool], others: set[str]
+) -> None:
+    speculation = TREE.model_copy(update=changes)
     with Pair(FLOAT32.model_copy(update={"heads": MEDUSA, "drafter": drafter})) as pair:
         prompt = pair.encode(PROMPT * 2)
-        plain = generate(pair, prompt, AR, GREEDY)
-        assert generate(pair, prompt, TREE, GREEDY).tokens == plain.tokens
-        # A token that both have drafted is whose that came first.
-        assert HEADS in sources(pair, prompt, TREE) <= {HEADS, other}
+        for params in (GREEDY, SAMPLED):
+            plain = generate(pair, prompt, AR, params)
+            assert generate(pair, prompt, speculation, params).tokens == plain.tokens
+        # A token that several have drafted is whose that came first.
+        found = sources(pair, prompt, speculation)
+        assert HEADS in found
+        assert len(found) > 1
+        assert found <= {HEADS, *others}
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])
