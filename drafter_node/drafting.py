@@ -80,6 +80,7 @@ class Drafting:
         self._num_ahead = 0  # steps that may follow it at once
         self._forwards = 0  # made in this life
         self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
+        self._has_drafted = False  # and said so, in this life
         self._number = 0  # of the last draft sent in this life
         self._acked = 0  # <= _number; every draft up to it has arrived
         self._suspect = 0  # <= _number; lost, if the next verdict does not acknowledge it
@@ -268,8 +269,7 @@ class Drafting:
         return self._send_unsent(now)
 
     def _follow(self, key: int | None, followed: Sequence[Children]) -> None:
-        """Each step that followed at once has fed the child of the one before, of which `key` is
-        the first."""
+        """Each step that followed at once has fed the child of the one before, `key` the first."""
         num_ahead, self._num_ahead = self._num_ahead, 0
         for index in range(num_ahead):
             chosen = followed[index] if index < len(followed) else None
@@ -346,11 +346,10 @@ class Drafting:
         """
         opened = self.opened
         is_judged = opened.rule is not Rule.COUPLED
-        return self._number == 0 or is_judged or opened.policy.prices_waits
+        return not self._has_drafted or is_judged or opened.policy.prices_waits
 
     def _holds_back(self) -> bool:
-        """Whether the target can do nothing with the unsent drafts yet; nor while the drafter
-        rests, when it writes alone."""
+        """Whether the target can do nothing with the unsent drafts yet, or writes alone."""
         if self.rests or self._sends_at_once:
             return self.rests
         chain = self._first_chain()
@@ -367,6 +366,7 @@ class Drafting:
     def _draft(self, now: float, said: Said, first_number: int, *, done: bool) -> Send:
         self._reminder.said(now)
         self._number += 1
+        self._has_drafted |= bool(said.nodes)
         self._unsent = []
         num_steps, self._num_steps = self._num_steps, 0
         model_us, self._model_us = self._model_us, 0

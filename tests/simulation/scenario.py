@@ -151,6 +151,8 @@ class Scenario:
         policy, pass_s, step_s = self.policy, self.costs.pass_s, self.step_s
         if not policy.has_drafter or step_s >= pass_s:
             return False
+        if self.drafter_lanes < self.at_once:
+            return False  # a text may have no room at the drafter until another ends
         if policy.window <= self.num_wanted:
             return self.round_trip_s + self.num_wanted * step_s < WAIT_S_MAX
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
