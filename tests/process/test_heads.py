@@ -111,21 +111,26 @@ def test_the_classical_rules_judge_the_drafts_of_a_head(headed: Pair, verify: st
 
 
 def check_a_kill(seed: int) -> None:
-    """A text whose head is killed after a few passes is complete, and no other than it would be."""
-    update = {"drafter": EAGLE, "drafter_restarts": 0, "simulate_target_ms": 10.0}
+    """A text whose head is killed while its drafts are accepted is complete, and no other than it
+    would be."""
+    update = {"drafter": EAGLE, "drafter_restarts": 0, "simulate_target_ms": 30.0}
     params = SAMPLED.model_copy(update={"seed": seed})
     with Pair(FLOAT32.model_copy(update=update)) as pair:
         prompt = pair.encode(PROMPT)
         plain = generate(pair, prompt, AR, params).tokens
         stream, _ = pair.generate(prompt, TREE, params)
         emits = iter(stream)
-        tokens = [token for _ in range(4 + seed % 4) for token in next(emits).tokens]
+        tokens: list[int] = []
+        num_drafted = 0
+        while num_drafted <= seed % 4:
+            emit = next(emits)
+            tokens += emit.tokens
+            num_drafted += any(origin.startswith("draft:") for origin in origins(emit))
         os.kill(pair.pids()["drafter"], signal.SIGKILL)
         tokens += [token for emit in emits for token in emit.tokens]
         assert tokens == plain
         assert stream.result is not None
         metrics = stream.result.metrics
-        assert metrics.num_accepted_tokens > 0, "it was dead before"
         assert 0 < (metrics.drafter_lost_at or 0) < len(plain)
         assert generate(pair, prompt, TREE, params).tokens == plain
 
