@@ -13,9 +13,9 @@ GOES_ON = "\\"
 # Each with its argument, if it has one, and what it does.
 COMMANDS = {
     "help": ("", "this list"),
-    "reset": ("", "forget what was said; the system message stays (also /clear)"),
-    "system": ("TEXT", 'set the system message; without TEXT show it, with "" take it away'),
-    "drop": ("", "forget the oldest turn; if a message did not fit, as many as it takes to ask it"),
+    "reset": ("", "forget all but the system message (also /clear)"),
+    "system": ("TEXT", 'set the system message, or show it; with "" there is none'),
+    "drop": ("", "forget the oldest turn, or as many as a message needs to fit"),
     "quit": ("", "end (also /exit, Ctrl-D, or Ctrl-C twice)"),
 }
 ALSO = {"clear": "reset", "exit": "quit", "bye": "quit", "?": "help"}

@@ -19,10 +19,12 @@ from coordinator.text.metrics import Metrics
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.messages import FinishReason, Role
 
-WHAT_TO_DO = (
-    "nothing is lost: /drop forgets the oldest turns and asks again, /reset forgets all; or start "
-    "with a larger --max-model-len, or --drop-oldest"
+FOR_GOOD = "or start with a larger --max-model-len, or --drop-oldest"
+NOTHING_IS_LOST = (
+    "nothing is lost: /drop forgets the oldest turns and asks again, /reset forgets all; "
+    + FOR_GOOD
 )
+FULL = f"the conversation is full: /drop forgets the oldest turn, /reset all; {FOR_GOOD}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class Chat:
         except TooLongError as error:
             self._unanswered = text
             has_turns = self._conversation.num_turns > 0 and not self._settings.drops
-            raise TooLongError(f"{error}; {WHAT_TO_DO if has_turns else _MESSAGE}") from error
+            raise TooLongError(f"{error}; {NOTHING_IS_LOST if has_turns else _MESSAGE}") from error
         finally:
             if answer is None:
                 self._conversation.withdraw()
@@ -196,7 +198,7 @@ class Chat:
             self._screen.note("stopped; what was written stays part of the conversation")
         elif made.finish_reason == FinishReason.LENGTH.value:
             if length >= self._max_model_len:
-                self._screen.note(f"the conversation is full here: {WHAT_TO_DO}")
+                self._screen.note(FULL)
             else:
                 self._screen.note("the answer ends at --max-tokens; ask it to go on")
         if self._screen.is_person and made.metrics is not None:

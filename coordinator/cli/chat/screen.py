@@ -5,7 +5,7 @@ Answers go to standard output and nothing else does. All else goes to standard e
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
 from rich.console import Console
@@ -14,21 +14,20 @@ from rich.text import Text
 from coordinator.cli.chat.interrupts import Interrupts, LineInterruptedError
 from proto.errors import ConfigurationError, OutputError
 
-try:
-    # `input` edits lines and remembers them with it.
-    from readline import get_line_buffer as typed
-except ImportError:
-
-    def typed() -> str:
-        """What has been typed of the line that is read: that cannot be said here."""
-        return ""
-
+with suppress(ImportError):
+    import readline  # noqa: F401 - `input` edits lines and remembers them with it
 
 PROMPT, MORE = "> ", "... "
 MAX_LINE = 1 << 24  # characters
 # Nothing is lost of what is no UTF-8, so that it can be named when it is refused.
 ERRORS = "surrogateescape"
 TWICE = "Ctrl-C again or Ctrl-D ends the conversation; /help lists what can be typed"
+
+
+def typed() -> str:
+    """What has been typed of the line that is read; empty where that cannot be said."""
+    module = sys.modules.get("readline")
+    return module.get_line_buffer() if module is not None else ""
 
 
 class Screen(Protocol):
@@ -137,7 +136,7 @@ class Pipe:
             raise ConfigurationError("standard input is closed; a conversation reads it")
         sys.stdin.reconfigure(encoding="utf-8", errors=ERRORS)  # type: ignore[union-attr]
 
-    def read(self, *, is_more: bool) -> str | None:
+    def read(self, *, is_more: bool) -> str | None:  # noqa: ARG002 - nobody is asked
         line = sys.stdin.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
             raise ConfigurationError(
@@ -145,10 +144,10 @@ class Pipe:
             )
         return _stripped(line)
 
-    def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
-        return nullcontext()
+    def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()  # Ctrl-C ends the program, as ever
 
-    def waiting(self, words: str) -> AbstractContextManager[object]:
+    def waiting(self, words: str) -> AbstractContextManager[object]:  # noqa: ARG002
         return nullcontext()
 
     def write(self, text: str) -> None:
