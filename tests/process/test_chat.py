@@ -179,24 +179,20 @@ def test_in_a_pipe_every_line_is_a_turn_and_only_answers_go_to_standard_output(
     assert "tokens/s" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--chat-template-kwargs", "[1]"], 'expected a JSON object like {"enable_thinking"'),
-        (["--chat-template-kwargs", "{"], 'expected a JSON object like {"enable_thinking"'),
-        (["--chat-template-kwargs", '{"messages": []}'], "messages is the conversation's own"),
-        (["--target", "{no_tokenizer}"], "has no tokenizer.json, and a conversation is text"),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_started(
-    folders: tuple[Path, Path], tmp_path: Path, arguments: list[str], line: str
+def test_a_target_without_a_tokenizer_is_refused_before_anything_is_started(
+    folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    arguments = [argument.replace("{no_tokenizer}", str(tmp_path)) for argument in arguments]
     done = subprocess.run(
-        command(folders, *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+        command(folders, "--target", str(tmp_path)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr == (
+        f"error: {tmp_path} has no tokenizer.json, and a conversation is text; give a target that "
+        "has one\n"
+    )

@@ -21,7 +21,7 @@ from coordinator.cli.chat.screen import Pipe, Screen, Terminal, typed
 from coordinator.cli.display import Progress, engines
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 
 MAX_TOKENS = 4096
 # A model without a template goes on writing both parts of a plain transcript.
@@ -64,7 +64,7 @@ def chat(
 ) -> None:
     """Talk to the target: at a terminal, or with a turn on each line of standard input."""
     speculation.check(pair)
-    arguments = _arguments(chat_template_kwargs)
+    arguments = template_arguments(chat_template_kwargs)
     template = _template(pair, system, arguments)
     if template.is_plain:
         request = request.model_copy(update={"stop": (*request.stop, NEXT_QUESTION)})
@@ -89,8 +89,8 @@ def chat(
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
 
 
-def _arguments(text: str | None) -> dict[str, Any]:
-    """Raises ConfigurationError."""
+def template_arguments(text: str | None) -> dict[str, Any]:
+    """What is given to the chat template besides the conversation. Raises ConfigurationError."""
     flag = "--chat-template-kwargs"
     try:
         arguments = {} if text is None else json.loads(text)
@@ -98,7 +98,7 @@ def _arguments(text: str | None) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise ConfigurationError(
-            f'{flag}: expected a JSON object like {{"enable_thinking": false}}, got {text!r}'
+            f'{flag}: expected a JSON object like {{"enable_thinking": false}}, got {shown(text)}'
         )
     if taken := [name for name in OF_THE_CONVERSATION if name in arguments]:
         raise ConfigurationError(f"{flag}: {taken[0]} is the conversation's own; leave it out")
