@@ -151,7 +151,7 @@ def test_ctrl_c_empties_the_line_and_the_end_of_the_target_ends_the_program(
     assert wait_for(lambda: not slow_chat.left(), 5.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_in_a_pipe_every_line_is_a_turn_and_only_answers_go_to_standard_output(
     folders: tuple[Path, Path],
 ) -> None:
