@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
@@ -21,6 +22,8 @@ _GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
 _END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
 
 Messages = Sequence[Mapping[str, Any]]
+Arguments = Mapping[str, Any]
+NO_ARGUMENTS: Arguments = MappingProxyType({})
 
 # How a template fails on a conversation that it was not made for.
 REFUSALS = (
@@ -66,17 +69,16 @@ class ChatTemplate:
         source = _in_config(config) if path is None else _read_text(path)
         return cls(source, _special_tokens(config), model)
 
-    def render(self, messages: Messages) -> str:
-        """The prompt, up to where the answer begins. Raises ConfigurationError."""
+    def render(self, messages: Messages, arguments: Arguments = NO_ARGUMENTS) -> str:
+        """The prompt, up to where the answer begins. Raises ConfigurationError.
+
+        arguments  of the template, such as enable_thinking; one that it does not read is nothing
+        """
         _check(messages, is_plain=self.is_plain)
+        given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
+        given |= {"messages": [dict(message) for message in messages]}
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
+            return self._template.render(given, add_generation_prompt=True)
         except REFUSALS as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from coordinator.api import prompts
-from coordinator.api.chat import ChatTemplate, Messages
+from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
 from coordinator.api.models.nodes import node_configs
@@ -179,10 +179,15 @@ class Pair:
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
         return self._tokenizer().encode(prompt)
 
-    def encode_chat(self, messages: Messages) -> tuple[str, tuple[int, ...]]:
-        """A conversation as a prompt and its token ids. Raises ConfigurationError, ModelError."""
+    def encode_chat(
+        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
+    ) -> tuple[str, tuple[int, ...]]:
+        """A conversation as a prompt and its token ids; `arguments` are the template's.
+
+        Raises ConfigurationError, ModelError.
+        """
         tokenizer, template = self._tokenizer(), self.chat_template
-        prompt = template.render(messages)
+        prompt = template.render(messages, arguments)
         # A template writes the special tokens itself.
         return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
 

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from coordinator.cli.chat.command import chat
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.keys import keys
@@ -49,7 +50,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
         no_args_is_help=True,
     )
     app.callback()(root)
-    commands: list[Command] = [generate, verify_lossless, *measurements]
+    commands: list[Command] = [generate, chat, verify_lossless, *measurements]
     for command in commands:
         app.command()(command)
     app.add_typer(keys, name="keys")

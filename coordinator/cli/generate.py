@@ -63,7 +63,7 @@ def generate(
     )
     with Progress(Console(stderr=True)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
-        launcher = _launcher(launch, pair, context.obj, with_drafter=with_drafter)
+        launcher = launcher_for(launch, pair, context.obj, with_drafter=with_drafter)
         config = _with_room_for(len(asked) * request.n, pair)
         started = Pair(
             config,
@@ -124,10 +124,10 @@ OF_THE_NODES = (
 )
 
 
-def _launcher(
+def launcher_for(
     launch: LaunchConfig, pair: PairConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
 ) -> MakeLauncher:
-    """Raises ConfigurationError."""
+    """Who starts the nodes. Raises ConfigurationError."""
     devices = {Role.TARGET: pair.target_device}
     if with_drafter:
         devices[Role.DRAFTER] = pair.drafter_device

@@ -119,6 +119,8 @@ PURE = (
     "coordinator/cluster/registry.py",
     "coordinator/cluster/round_trips.py",
     "coordinator/cluster/routing.py",
+    "coordinator/cli/chat/conversation.py",
+    "coordinator/cli/chat/entries.py",
     "coordinator/launching/restarts.py",
     "coordinator/tracing/arrows.py",
     "coordinator/tracing/chrome.py",

@@ -60,6 +60,8 @@ class Reference:
         with torch.inference_mode():
             text = self.model.generate(
                 torch.tensor([prompt]),
+                # Otherwise it is guessed, and a prompt with a token 0 is read as if that were none.
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=num_tokens,
                 do_sample=False,
                 eos_token_id=None,

@@ -48,6 +48,14 @@ def test_templates_render_as_in_transformers(source: str) -> None:
     assert ChatTemplate(source, TOKENS, "test").render(MESSAGES) == want[0]
 
 
+def test_a_template_reads_its_arguments_and_not_those_of_the_conversation() -> None:
+    source = "{{ bos_token }}{{ messages | length }}{{ brief }}{{ add_generation_prompt }}"
+    arguments = {"brief": "!", "other": 1, "messages": [], "bos_token": "<b>"}
+    want = ChatTemplate(source, TOKENS, "test").render(MESSAGES, arguments)
+    assert want == "<b>4!True"
+    assert ChatTemplate(source, TOKENS, "test").render(MESSAGES) == "<s>4True"
+
+
 def test_a_model_without_a_template_gets_a_plain_one(tmp_path: Path) -> None:
     template = ChatTemplate.of_model(str(tmp_path), None)
     assert template.is_plain

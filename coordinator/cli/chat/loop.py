@@ -1,0 +1,235 @@
+"""A conversation on warm nodes: what was typed is answered, as long as lines come."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.request import Request
+from coordinator.cli.chat.answer import Answer
+from coordinator.cli.chat.conversation import Conversation, Message, Rendered, TooLongError
+from coordinator.cli.chat.entries import Command, Entry, Lines, Say, Unknown, help_lines
+from coordinator.cli.chat.interrupts import LineInterruptedError
+from coordinator.cli.chat.screen import TWICE, Screen
+from coordinator.text.detokenization import REPLACEMENT
+from coordinator.text.metrics import Metrics
+from proto.errors import ConfigurationError, OutputError, SlipstreamError
+from proto.messages import FinishReason, Role
+
+FOR_GOOD = "or start with a larger --max-model-len, or --drop-oldest"
+NOTHING_IS_LOST = (
+    "nothing is lost: /drop forgets the oldest turns and asks again, /reset forgets all; "
+    + FOR_GOOD
+)
+FULL = f"the conversation is full: /drop forgets the oldest turn, /reset all; {FOR_GOOD}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a conversation is held.
+
+    drops      the oldest turns go where the conversation has become too long
+    arguments  of the chat template
+    """
+
+    speculation: SpeculationConfig
+    params: SamplingParams
+    drops: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Chat:
+    """One conversation, from its first line to its last."""
+
+    def __init__(
+        self, pair: Pair, conversation: Conversation, settings: Settings, screen: Screen
+    ) -> None:
+        self._pair = pair
+        self._conversation = conversation
+        self._settings = settings
+        self._screen = screen
+        self._lines = Lines()
+        self._unanswered: str | None = None  # the last message, if it did not fit
+
+    def run(self) -> None:
+        """Until there are no more lines. Raises SlipstreamError: what has ended the nodes; and of
+        what cannot be answered, where nobody is there to be told."""
+        may_end = False  # the last thing that was typed was Ctrl-C, on an empty line
+        while True:
+            try:
+                line = self._screen.read(is_more=self._lines.is_open)
+            except LineInterruptedError as interrupted:
+                was_empty = interrupted.line == "" and not self._lines.is_open
+                self._lines.discard()
+                if was_empty and may_end:
+                    return
+                may_end = was_empty
+                if was_empty:
+                    self._screen.note(TWICE)
+                continue
+            may_end = False
+            entry = self._lines.finish() if line is None else self._lines.push(line)
+            if entry is not None and not self._handle(entry):
+                return
+            if line is None:
+                return
+
+    def _handle(self, entry: Entry) -> bool:
+        """Whether the conversation goes on."""
+        try:
+            match entry:
+                case Say(text):
+                    self._say(text)
+                case Command("quit"):
+                    return False
+                case Command(name, argument):
+                    self._obey(name, argument)
+                case Unknown(name):
+                    raise ConfigurationError(
+                        f"there is no command /{name}; /help lists them, and with a space before "
+                        "the / the line is a message"
+                    )
+        except ConfigurationError as error:
+            if not self._screen.is_person:
+                raise
+            self._screen.note(str(error))
+        return True
+
+    def _obey(self, name: str, argument: str) -> None:
+        conversation, note = self._conversation, self._screen.note
+        match name:
+            case "help":
+                for line in help_lines():
+                    note(line)
+            case "reset":
+                conversation.reset()
+                self._unanswered = None
+                note("the conversation begins anew")
+            case "system" if argument:
+                conversation.system = "" if argument in ('""', "''") else argument
+                note("from the next answer on; /reset forgets what was said before")
+            case "system":
+                note(conversation.system or "there is no system message")
+            case "drop":
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._unanswered is not None:
+            self._say(self._unanswered, drops=True)
+        elif self._conversation.drop_oldest():
+            self._screen.note(f"forgotten; {_turns(self._conversation.num_turns)} left")
+        else:
+            self._screen.note("there is no turn to forget")
+
+    # -- an answer --------------------------------------------------------------------------------
+
+    def _say(self, text: str, *, drops: bool = False) -> None:
+        """Raises ConfigurationError: then it is as if nothing had been asked."""
+        self._unanswered = None
+        self._conversation.ask(text)
+        answer = None
+        try:
+            rendered = self._rendered(drops=drops or self._settings.drops)
+            answer = self._answered(rendered)
+        except TooLongError as error:
+            self._unanswered = text
+            has_turns = self._conversation.num_turns > 0 and not self._settings.drops
+            raise TooLongError(f"{error}; {NOTHING_IS_LOST if has_turns else _MESSAGE}") from error
+        finally:
+            if answer is None:
+                self._conversation.withdraw()
+            else:
+                self._conversation.answered(answer)
+
+    def _rendered(self, *, drops: bool) -> Rendered:
+        max_len = self._max_model_len
+        if not drops:
+            return self._conversation.rendered(self._encode, max_len)
+        max_tokens = self._settings.params.max_tokens
+        rendered, num_dropped = self._conversation.shortened(self._encode, max_len, max_tokens)
+        if num_dropped:
+            self._screen.note(f"the oldest {_turns(num_dropped)} forgotten, to make room")
+        return rendered
+
+    def _encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        return self._pair.encode_chat(messages, self._settings.arguments)
+
+    @property
+    def _max_model_len(self) -> int:
+        return self._pair.hello(Role.TARGET).max_model_len
+
+    def _answered(self, rendered: Rendered) -> str | None:
+        """What was written; None: it was stopped before anything was."""
+        screen, settings = self._screen, self._settings
+        self._pair.check(rendered.ids)
+        request = Request(
+            self._pair, settings.speculation, rendered.prompt, rendered.ids, settings.params
+        )
+        answer = Answer(self._pair, request)
+        text = ""
+        with screen.answering(answer.stop), ExitStack() as until_text:
+            until_text.enter_context(screen.waiting(f"reading {len(rendered.ids)} tokens"))
+            try:
+                for piece in _pieces(answer):
+                    until_text.close()
+                    screen.write(piece)
+                    text += piece
+            except OutputError:
+                raise
+            except (SlipstreamError, KeyboardInterrupt):
+                if text and screen.is_person:
+                    screen.end_answer(is_empty=False)  # what is said next has a line of its own
+                raise
+        screen.end_answer(is_empty=not text)
+        if not answer.is_complete:
+            screen.note("stopped before the first token; the message is not part of what was said")
+            return None
+        self._tell(answer, request, len(rendered.ids))
+        return text
+
+    def _tell(self, answer: Answer, request: Request, num_prompt: int) -> None:
+        """How it ended, and its figures."""
+        made = request.whole().outputs[0]
+        length = num_prompt + answer.num_tokens
+        if answer.was_stopped:
+            self._screen.note("stopped; what was written stays part of the conversation")
+        elif made.finish_reason == FinishReason.LENGTH.value:
+            if length >= self._max_model_len:
+                self._screen.note(FULL)
+            else:
+                self._screen.note("the answer ends at --max-tokens; ask it to go on")
+        if self._screen.is_person and made.metrics is not None:
+            fill = f"{length} of {self._max_model_len} tokens"
+            self._screen.note(f"{figures(made.metrics)}; {fill}")
+
+
+_MESSAGE = "shorten it, or start with a larger --max-model-len"
+
+
+def _pieces(answer: Answer) -> Iterator[str]:
+    """The text as it comes. A character that was stopped in its middle is left out."""
+    with closing(answer.steps()) as steps:
+        for step in steps:
+            piece = step.part.outputs[0].text
+            if step.is_last and answer.was_stopped:
+                piece = piece.rstrip(REPLACEMENT)
+            if piece:
+                yield piece
+
+
+def _turns(number: int) -> str:
+    return f"{number} turn{'' if number == 1 else 's'}"
+
+
+def figures(metrics: Metrics) -> str:
+    """Of one answer, in a line."""
+    words = [f"{metrics.tokens_per_second:.1f} tokens/s"]
+    if metrics.num_draft_tokens:
+        words += [
+            f"{metrics.mean_acceptance_length:.2f} a pass",
+            f"{metrics.acceptance_rate:.0%} accepted",
+        ]
+    return ", ".join([*words, f"first after {metrics.time_to_first_token_s * 1e3:.0f} ms"])
