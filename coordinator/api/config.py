@@ -179,7 +179,7 @@ class PairConfig(ModelsConfig):
         AfterValidator(_check_links),
         Field(
             description="Simulate a link between hosts, in each direction. "
-            "drafter:delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit (also target:...; `,reorder` "
+            "drafter:delay=5ms,jitter=1ms,loss=1% (also target:...; bandwidth=100Mbit; reorder "
             "lets messages overtake each other; to-drafter:... or from-drafter:... for one "
             "direction). May be given once for each node or direction."
         ),

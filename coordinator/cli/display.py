@@ -16,18 +16,21 @@ WIDTH = 80
 def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:
     """The figures of one text, in lines of at most 80 columns.
 
-    Two lines, a third if the drafter was lost, and what says that hardware is simulated. `verbose`:
-    all the others too.
+    Two lines, a third for a long seed or if the drafter was lost, and what says that hardware is
+    simulated. `verbose`: all the others too.
     """
     m = metrics
     # Whoever drafted nothing is not faster or slower than plain decoding: he is it.
     worth = [f"{m.speedup:.1f} x plain"] if m.speedup and m.num_draft_tokens else []
-    lines = [
-        ", ".join((_tokens(m.num_tokens), *_speed(m), *worth, *_accepted(m), *_seed(seed))),
-        ", ".join((_reading(m), *_writing(m))),
-    ]
-    if m.drafter_lost_at is not None:
-        lines.append(f"the drafter was lost after {_tokens(m.drafter_lost_at)}")
+    words = [_tokens(m.num_tokens), *_speed(m), *worth, *_accepted(m)]
+    lost = m.drafter_lost_at
+    more = [] if lost is None else [f"the drafter was lost after {_tokens(lost)}"]
+    # A seed that was drawn is long.
+    is_long = len(", ".join([*words, *_seed(seed)])) > WIDTH
+    (more if is_long else words).extend(_seed(seed))
+    lines = [", ".join(words), ", ".join((_reading(m), *_writing(m)))]
+    if more:
+        lines.append(", ".join(more))
     if verbose:
         lines += _details(m, policy)
     if m.simulated is not None:

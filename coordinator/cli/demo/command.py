@@ -6,7 +6,7 @@ what is shown then is the middle one of each.
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Annotated
 
@@ -41,8 +41,8 @@ PROMPT = '''def parse_header(line):
     if'''
 TEMPERATURE, SEED, MAX_TOKENS = 0.5, 19, 97
 PACE_S = 0.08
-NUM_TAKES = 3  # of each, after one that is not counted
-ENOUGH_S = 6.0  # of measuring; then no further take is begun
+NUM_WARM, NUM_TAKES = 1, 3  # of each: those that are not counted, and those that are, at most
+ENOUGH_S = 6.0  # of measuring; then no further round is begun
 EXIT_DIFFERS = 1
 BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
@@ -94,16 +94,18 @@ def demo(
         ids = running.encode(text)
         running.check(ids)
         typer.echo("measuring both, in alternation", err=True)
-        plain, drafted = _measured(running, text, ids, request, (ALONE, speculation))
+        takes = _measured(running, text, ids, request, (ALONE, speculation))
     if pace is None:
         pace = PACE_S if sys.stdout.isatty() else 0.0
-    screen = Screen(text, slowdown(middle(plain), pace), in_colour=wants_colour(sys.stdout))
-    screen.show("The target alone", "", middle(plain), lambda step: step.part.outputs[0].text)
+    plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
+    screen = Screen(text, slowdown(plain, pace), in_colour=wants_colour(sys.stdout))
+    screen.show("The target alone", "", plain, lambda step: step.part.outputs[0].text)
     view = SpeculationView(running.decoder(ids), in_colour=screen.in_colour)
-    explained = legend(in_colour=screen.in_colour, drafter_only=not running.config.heads)
-    screen.show("The same with drafts", explained, middle(drafted), _shown_by(view))
-    difference = first_difference([*plain, *drafted])
-    screen.end(verdict(middle(plain), middle(drafted), difference))
+    drafter_only = pair.has_draft_model and not pair.heads
+    explained = legend(in_colour=screen.in_colour, drafter_only=drafter_only)
+    screen.show("The same with drafts", explained, drafted, _shown_by(view))
+    difference = first_difference([take for found in takes for take in found])
+    screen.end(verdict(plain, drafted, difference))
     if difference is not None:
         raise typer.Exit(EXIT_DIFFERS)
 
@@ -113,19 +115,16 @@ def _measured(
     text: str,
     ids: tuple[int, ...],
     request: SamplingParams,
-    ways: Iterable[SpeculationConfig],
+    ways: Sequence[SpeculationConfig],
 ) -> list[list[Take]]:
-    """The takes of each way. The first is not among them: it also warms up.
+    """The takes of each way, in alternation. The first `NUM_WARM` of each warm up.
 
     Raises NodeError, ConfigurationError.
     """
-    ways = tuple(ways)
-    for way in ways:
-        _take(pair, way, text, ids, request)
     takes: list[list[Take]] = [[] for _ in ways]
     until = time.monotonic() + ENOUGH_S
-    for number in range(NUM_TAKES):
-        if number > 0 and time.monotonic() > until:
+    for number in range(NUM_WARM + NUM_TAKES):
+        if number > NUM_WARM and time.monotonic() > until:
             break
         for way, found in zip(ways, takes, strict=True):
             found.append(_take(pair, way, text, ids, request))

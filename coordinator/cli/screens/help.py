@@ -110,7 +110,7 @@ def _table(rows: list[Row]) -> RenderableType:
             shown = Text("")
         line = Table.grid(padding=(0, 1, 0, 0))
         line.add_column(width=FLAG_WIDTH, no_wrap=True)
-        line.add_column()
+        line.add_column(overflow="fold")
         line.add_row(shown, told)
         drawn.append(line)
     return Group(*drawn)
