@@ -85,8 +85,8 @@ def _details(m: Metrics, policy: str) -> list[str]:
     ]
     if m.num_draft_tokens:
         lines.append(
-            f"{1 + m.num_accepted_tokens / m.num_target_passes:.2f} tokens a pass, "
-            f"{m.num_accepted_tokens} of {m.num_draft_tokens} drafts accepted"
+            f"{1 + m.num_accepted_tokens / m.num_target_passes:.2f} tokens a pass "
+            f"({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
     lines += _by_source(m.accepted_by_source, m.hits_by_source)
     if m.speculative_decoding is not None:

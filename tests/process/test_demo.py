@@ -35,9 +35,9 @@ def test_the_demo_ends_with_what_drafts_brought_and_that_the_text_is_the_same() 
     text = alone[alone.index("def ") : alone.rindex("]") + 1]
     assert text.startswith("def parse_header(line):")
     assert text in shown
-    assert [line.split()[0] for line in done.stderr.splitlines()] == [
-        *("target", "drafter", "measuring")
-    ]
+    # Who takes long to load says so in between.
+    ready = [line.split()[0] for line in done.stderr.splitlines() if "ready after" in line]
+    assert ready == ["target", "drafter"]
 
 
 def test_a_text_has_two_lines_of_figures_and_all_of_them_with_verbose() -> None:
