@@ -5,8 +5,6 @@ RUN := $(VENV)/bin/python
 SEED ?= 1
 JOBS ?= 2
 
-PROMPT ?= def read_lines(path, encoding="utf-8"):
-
 # Of the kit for a GPU machine: prompts to bring in place of the project's own.
 PROMPTS ?= deploy/experiments/prompts.jsonl
 KIT ?= gpu-kit
@@ -27,7 +25,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN) -m coordinator generate '$(PROMPT)'
+	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
 
 # Tests of real processes run one by one: each has the machine for itself.
 test: setup

@@ -67,17 +67,19 @@ class PairConfig(ModelsConfig):
     target_device: Annotated[
         str,
         Field(
-            description="cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those); cuda:0-3 or "
-            "cpu:0,cpu:1: a part of the model on each. "
+            description="Where the target runs. cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those); "
+            "cuda:0-3 or cpu:0,cpu:1: a part of the model on each. "
             "Default: a GPU each, or both the only one; without a GPU one core for the drafter, "
             "all others for the target."
         ),
     ] = ""  # chosen by `devices.default_devices`
-    drafter_device: Annotated[str, Field(description="As --target-device.")] = ""
+    drafter_device: Annotated[
+        str, Field(description="Where the drafter runs. As --target-device.")
+    ] = ""
     tensor_parallel_size: Annotated[
         NumRanks,
         Field(
-            description="Processes that share the target: so many GPUs from the one of "
+            description="Processes that share the target. They have so many GPUs from the one of "
             "--target-device on, or its cores divided. Default: as many as it names."
         ),
     ] = 1
@@ -85,12 +87,13 @@ class PairConfig(ModelsConfig):
         NumRanks, Field(description="Processes that share the draft model.")
     ] = 1
     dtype: Annotated[
-        Dtype, Field(description="auto (the checkpoint's), float32, bfloat16 or float16.")
+        Dtype,
+        Field(description="Number type. auto (the checkpoint's), float32, bfloat16 or float16."),
     ] = "auto"
     drafter_dtype: Annotated[
         Dtype | Literal["", "fastest"],
         Field(
-            description="As --dtype, or fastest: by timing (it does not decide the text). "
+            description="The drafter's, or fastest: by timing. It does not decide the text. "
             "Default: fastest on a CPU, of a head and on a GPU --dtype."
         ),
     ] = ""
@@ -106,7 +109,8 @@ class PairConfig(ModelsConfig):
     backend: Annotated[
         Backend,
         Field(
-            description="fused (our own forward: llama, mistral, qwen2, qwen3), graphs (the same "
+            description="Which forward runs. fused (our own: llama, mistral, qwen2, qwen3), "
+            "graphs (the same "
             "as CUDA graphs), compiled (the same as one program: faster on a CPU, a minute to "
             "load, needs g++), reference (transformers' own), or auto: fused, on a GPU graphs, "
             "where that agrees with the reference."
@@ -114,12 +118,12 @@ class PairConfig(ModelsConfig):
     ] = "auto"
     reproducible: Annotated[
         bool,
-        Field(description="Same seed, same text in bfloat16 too, whatever the policy (slower)."),
+        Field(description="Same seed, same text in bfloat16 too. Whatever the policy; slower."),
     ] = False
     max_num_seqs: Annotated[
         Annotated[int, Field(ge=1, le=MAX_SESSIONS)] | None,
         Field(
-            description="Most texts at once: passes read the weights once for all of them. "
+            description="Most texts at once. Passes read the weights once for all of them. "
             f"Default: {NUM_SEQS}, with --reproducible {REPRODUCIBLE_NUM_SEQS}; at most what fits "
             "into memory."
         ),
@@ -132,8 +136,8 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=6,
-            description="A drafter that had worked and ended is started again so many times in a "
-            "row, later each time. The texts go on meanwhile.",
+            description="How often a drafter that ended is started again. In a row, if it had "
+            "worked, and later each time; the texts go on meanwhile.",
         ),
     ] = 3
     busy_poll_us: Annotated[
@@ -141,8 +145,8 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=10_000,
-            description="Every process asks for messages without pause for so many microseconds "
-            "before it sleeps: a shorter way, where each process has a core to burn.",
+            description="Microseconds of polling before a process sleeps. A shorter way for "
+            "messages, where each process has a core to burn.",
         ),
     ] = 0
     max_draft_candidates: Annotated[
@@ -150,7 +154,7 @@ class PairConfig(ModelsConfig):
         Field(
             ge=1,
             le=MAX_CANDIDATES,
-            description="--verify token and block: most tokens that a draft is sampled from.",
+            description="Most tokens that a draft is sampled from. For --verify token and block.",
         ),
     ] = 64
     simulate_target_ms: Annotated[
@@ -163,8 +167,8 @@ class PairConfig(ModelsConfig):
     simulate_draft_ms: Annotated[
         Milliseconds,
         Field(
-            description="Simulate another device: a forward of the drafter takes so long, and so "
-            "does a step of heads in the target's process."
+            description="Simulate another device: a draft step takes so long. So does a step of "
+            "heads in the target's process."
         ),
     ] = 0.0
     simulate_draft_ms_per_row: Annotated[
@@ -174,8 +178,8 @@ class PairConfig(ModelsConfig):
         tuple[str, ...],
         AfterValidator(_check_links),
         Field(
-            description="Simulate a link between hosts, in each direction: "
-            "drafter:delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit (also target:...; `,reorder` "
+            description="Simulate a link between hosts, in each direction. "
+            "drafter:delay=5ms,jitter=1ms,loss=1% (also target:...; bandwidth=100Mbit; reorder "
             "lets messages overtake each other; to-drafter:... or from-drafter:... for one "
             "direction). May be given once for each node or direction."
         ),
@@ -228,7 +232,7 @@ class PairConfig(ModelsConfig):
 
 def _policies() -> str:
     *others, last = (f"{row.name} ({row.summary})" for row in TABLE)
-    return f"{', '.join(others)} or {last}."
+    return f"How drafts are made and verified. {', '.join(others)} or {last}."
 
 
 def _check_options(options: dict[str, float], info: ValidationInfo) -> dict[str, float]:
@@ -248,33 +252,35 @@ class SpeculationConfig(Frozen):
     policy: Annotated[PolicyName, Field(description=_policies())] = "auto"
     num_speculative_tokens: Annotated[
         int | None,
-        Field(ge=1, le=48, description="K: most drafted tokens in one target pass; by policy."),
+        Field(ge=1, le=48, description="K: most drafts in a target pass. Default: by policy."),
     ] = None
     window: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_WINDOW,
-            description="Most tokens the drafter may be ahead of the last verdict; by policy.",
+            description="Most tokens that the drafter may be ahead. Of the last verdict; default: "
+            "by policy.",
         ),
     ] = None
     policy_option: Annotated[
         dict[str, float],
         AfterValidator(_check_options),
-        Field(description=f"Other numbers of the policy: {', '.join(OPTIONS)}."),
+        Field(description=f"Other numbers of the policy. {', '.join(OPTIONS)}."),
     ] = Field(default_factory=dict)
     adaptive: Annotated[
         bool,
         Field(
-            description="auto, pipelined: let measured prices decide how much is drafted and "
-            "verified, and let the drafter rest where the target is faster alone."
+            description="Measured prices decide how much is drafted. And verified, and whether "
+            "the drafter rests where the target is faster alone (auto, pipelined)."
         ),
     ] = True
     verify: Annotated[
         VerifyName,
         Field(
-            description="coupled (drafter and target share their noise; the seed decides the "
-            "text), or by the ratio of their probabilities: token (Leviathan) or block (Sun)."
+            description="How drafts are judged. coupled: drafter and target share their noise, and "
+            "the seed decides the text. By the ratio of their probabilities: token (Leviathan) or "
+            "block (Sun)."
         ),
     ] = "coupled"
     also_ngram: Annotated[
@@ -282,18 +288,18 @@ class SpeculationConfig(Frozen):
     ] = False
     ngram_max: Annotated[
         NgramLen,
-        Field(description="N-gram drafts: so many of the last tokens are looked up first."),
+        Field(description="N-gram drafts: most of the last tokens that must match."),
     ] = 4
-    ngram_min: Annotated[NgramLen, Field(description="N-gram drafts: and so many at last.")] = 2
+    ngram_min: Annotated[NgramLen, Field(description="N-gram drafts: and fewest.")] = 2
     reference: Annotated[
         str,
-        Field(description="N-gram drafts: a text to copy from, besides prompt and answer."),
+        Field(description="N-gram drafts: a text to copy from. Besides prompt and answer."),
     ] = ""
     remember: Annotated[
         bool,
         Field(
-            description="N-gram drafts, and copies of earlier texts that were written with this "
-            "setting: the target remembers the latest 262,144 tokens."
+            description="N-gram drafts, and copies of earlier texts. Those that were written with "
+            "this setting: the target remembers the latest 262,144 tokens."
         ),
     ] = False
 

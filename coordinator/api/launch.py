@@ -29,12 +29,12 @@ class LaunchConfig(Frozen):
         str,
         AfterValidator(_check_ray_address),
         Field(
-            description="Start the nodes on a Ray cluster: auto or HOST:PORT (docs/cluster.md). "
+            description="Start the nodes on a Ray cluster. auto or HOST:PORT (docs/cluster.md). "
             "Default: on this machine, without Ray."
         ),
     ] = ""
     ray_pack: Annotated[
-        bool, Field(description="Both nodes on one host of the cluster, although there are two.")
+        bool, Field(description="Both nodes on one host of the cluster. Although there are two.")
     ] = False
     nodes: Annotated[
         Literal["local", "remote"],
@@ -46,13 +46,11 @@ class LaunchConfig(Frozen):
     listen: Annotated[
         str,
         AfterValidator(_check_listen),
-        Field(description="With --nodes remote: tcp://ADDRESS:PORT of this host that they join."),
+        Field(description="With --nodes remote: where they join. tcp://ADDRESS:PORT of this host."),
     ] = ""
     keys: Annotated[
         Path | None,
-        Field(
-            description="With --nodes remote: folder of keys (python -m coordinator keys new DIR)."
-        ),
+        Field(description="With --nodes remote: folder of keys. `keys new DIR` makes one."),
     ] = None
 
     @model_validator(mode="after")

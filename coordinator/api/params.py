@@ -51,7 +51,7 @@ class SamplingParams(Frozen):
         Field(
             ge=0,
             le=1,
-            description="Only tokens with this share of the largest probability; 0: off.",
+            description="Only tokens with this share of the largest chance; 0: off.",
         ),
     ] = 0.0
     repetition_penalty: Annotated[
@@ -116,7 +116,7 @@ class SamplingParams(Frozen):
     logprobs: Annotated[
         NumLogprobs,
         Field(
-            description="With --json: log-probability of each token and of so many alternatives."
+            description="With --json: log-probability of each token. And of so many alternatives."
         ),
     ] = None
     prompt_logprobs: Annotated[

@@ -11,14 +11,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from coordinator.cli.chat.command import chat
+from coordinator.cli.demo.command import demo
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.keys import keys
+from coordinator.cli.screens.help import Command as HelpfulCommand
+from coordinator.cli.screens.help import examples
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
 
 VERSION = "0.1.0"
+PROGRAM = "python -m coordinator"
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -43,16 +47,17 @@ def root(
 def command_line(measurements: Sequence[Command]) -> typer.Typer:
     """All commands, each called like its function."""
     app = typer.Typer(
-        name="python -m coordinator",
+        name=PROGRAM,
         add_completion=False,
-        rich_markup_mode=None,
+        rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         no_args_is_help=True,
     )
     app.callback()(root)
-    commands: list[Command] = [generate, chat, verify_lossless, *measurements]
+    commands: list[Command] = [demo, generate, chat, verify_lossless, *measurements]
     for command in commands:
-        app.command()(command)
+        name = command.__name__.replace("_", "-")
+        app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)
     app.add_typer(keys, name="keys")
     return app
 

@@ -1,82 +1,97 @@
-"""What a person sees around the text, on stderr: progress while the nodes load, and the summary."""
+"""What a person sees behind the text, on stderr: its figures. docs/screens.md has every word."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
-from types import TracebackType
 
-from rich.console import Console
-from rich.status import Status
-
+from coordinator.cli.screens.loading import Progress as Progress
 from coordinator.cluster.registry import Node
 from coordinator.text.metrics import Metrics
 from coordinator.text.origins import MODEL, TITLES
 from coordinator.text.simulated import Simulated
-from proto.messages import Role
 
 WIDTH = 80
 
 
-class Progress:
-    """What the nodes are doing: one live line on a terminal, a line per change elsewhere."""
+def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:
+    """The figures of one text, in lines of at most 80 columns.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = None
-        self._said: dict[Role, str] = {}
-
-    def __enter__(self) -> "Progress":
-        if self._console.is_terminal:
-            self._status = self._console.status("starting two processes")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, states: dict[Role, str]) -> None:
-        """Show what has changed."""
-        if states == self._said:
-            return
-        line = ", ".join(f"{role}: {state}" for role, state in states.items())
-        if self._status is not None:
-            self._status.update(line)
-        else:
-            for role, state in states.items():
-                if self._said.get(role) != state:
-                    self._console.print(f"{role}: {state}", markup=False, highlight=False)
-        self._said = dict(states)
-
-
-def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
-    """The figures of one text in a few lines of at most 80 columns."""
+    Two lines, a third for a long seed or if the drafter was lost, and what says that hardware is
+    simulated. `verbose`: all the others too.
+    """
     m = metrics
-    worth = f" ({m.speedup:.2f} x plain)" if m.speedup and m.num_draft_tokens else ""
+    # Whoever drafted nothing is not faster or slower than plain decoding: he is it.
+    worth = [f"{m.speedup:.1f} x plain"] if m.speedup and m.num_draft_tokens else []
+    words = [_tokens(m.num_tokens), *_speed(m), *worth, *_accepted(m)]
+    lost = m.drafter_lost_at
+    more = [] if lost is None else [f"the drafter was lost after {_tokens(lost)}"]
+    # A seed that was drawn is long.
+    is_long = len(", ".join([*words, *_seed(seed)])) > WIDTH
+    (more if is_long else words).extend(_seed(seed))
+    lines = [", ".join(words), ", ".join((_reading(m), *_writing(m)))]
+    if more:
+        lines.append(", ".join(more))
+    if verbose:
+        lines += _details(m, policy)
+    if m.simulated is not None:
+        lines.append(simulation(m.simulated))
+    return "\n".join(lines)
+
+
+def rounded(number: float) -> str:
+    """Three digits, or all of a larger number."""
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
+
+
+def shown_time(seconds: float) -> str:
+    """A duration: 31 ms, 1.24 s."""
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{rounded(seconds)} s"
+
+
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number} tokens"
+
+
+def _speed(m: Metrics) -> list[str]:
+    """None where all tokens came at once."""
+    return [f"{rounded(m.writing_tokens_per_second)} tokens/s"] if m.writing_s > 0 else []
+
+
+def _accepted(m: Metrics) -> list[str]:
+    return [f"{m.acceptance_rate * 100:.0f} % of drafts accepted"] if m.num_draft_tokens else []
+
+
+def _seed(seed: int | None) -> list[str]:
+    return [] if seed is None else [f"seed {seed}"]
+
+
+def _reading(m: Metrics) -> str:
+    took = shown_time(m.time_to_first_token_s)
+    return f"prompt: {_tokens(m.num_prompt_tokens)} in {took}" + (
+        f" ({rounded(m.prompt_tokens_per_second)} tokens/s)" if m.prompt_tokens_per_second else ""
+    )
+
+
+def _writing(m: Metrics) -> list[str]:
+    passes = "1 pass" if m.num_target_passes == 1 else f"{m.num_target_passes} passes"
+    return [f"text: {passes} in {shown_time(m.writing_s)}"] if m.writing_s > 0 else []
+
+
+def _details(m: Metrics, policy: str) -> list[str]:
+    """What only --verbose shows."""
     lines = [
-        f"{m.num_tokens} tokens in {m.elapsed_s:.2f} s: {m.tokens_per_second:.1f} tokens/s{worth}, "
-        f"first after {m.time_to_first_token_s * 1e3:.0f} ms",
-        f"policy {policy}: {m.num_target_passes} target passes, target busy "
-        f"{m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
+        f"in all {m.tokens_per_second:.1f} tokens/s in {m.elapsed_s:.2f} s, policy {policy}",
+        f"target busy {m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
     ]
     if m.num_draft_tokens:
         lines.append(
-            f"{m.mean_acceptance_length:.2f} tokens a pass, acceptance rate "
-            f"{m.acceptance_rate:.0%} ({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
+            f"{1 + m.num_accepted_tokens / m.num_target_passes:.2f} tokens a pass "
+            f"({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
     lines += _by_source(m.accepted_by_source, m.hits_by_source)
     if m.speculative_decoding is not None:
         lines.append("; ".join(_what_failed(m)))
-    if seed is not None:
-        lines.append(f"seed {seed}")
-    if m.simulated is not None:
-        lines.append(simulation(m.simulated))
-    return "\n".join(lines)
+    return lines
 
 
 def engines(nodes: Iterable[Node]) -> str:
@@ -107,8 +122,6 @@ def _what_failed(m: Metrics) -> list[str]:
     words = [f"hit rate {m.hit_rate:.0%}" + (f", misses: {misses}" if misses else "")]
     if fallbacks := ", ".join(f"{number} {cause}" for cause, number in m.fallbacks.items()):
         words.append(fallbacks)
-    if m.drafter_lost_at is not None:
-        words.append(f"drafter lost after {m.drafter_lost_at} tokens")
     if m.num_reopened:
         words.append(f"{m.num_reopened} reopened")
     return words
@@ -131,34 +144,30 @@ def heading(index: int, total: int, prompt: str | None) -> str:
 
 
 def figures_in_short(metrics: Metrics) -> str:
-    """The figures of one prompt of several, in a line."""
-    line = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.1f} tokens/s"
-    if metrics.num_draft_tokens:
-        line += f", mean acceptance length {metrics.mean_acceptance_length:.2f}"
-    return line
+    """The figures of one text of several, in a line."""
+    return ", ".join((_tokens(metrics.num_tokens), *_speed(metrics), *_accepted(metrics)))
 
 
-def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
-    """The figures of several prompts of one call together, from its start."""
+def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = False) -> str:
+    """The figures of several texts of one call together, from its start."""
     num_tokens = sum(m.num_tokens for m in done)
     num_passes = sum(m.num_target_passes for m in done)
     # Several are written at once. All were queued at the same time.
     elapsed_s = max(m.queued_s + m.elapsed_s for m in done) - min(m.queued_s for m in done)
-    line = (
-        f"{len(done)} texts, {num_tokens} tokens in {elapsed_s:.2f} s: "
-        f"{num_tokens / elapsed_s:.1f} tokens/s, policy {policy}"
-    )
     accepted, drafted = (
         sum(m.num_accepted_tokens for m in done),
         sum(m.num_draft_tokens for m in done),
     )
+    line = f"{len(done)} texts, {num_tokens} tokens, {rounded(num_tokens / elapsed_s)} tokens/s"
+    if drafted:
+        line += f", {accepted / drafted * 100:.0f} % of drafts accepted"
     if num_lost := sum(m.drafter_lost_at is not None for m in done):
         line += f"\nthe drafter was lost: {num_lost} texts were without it"
+    line += f"\nall of it, prompts and texts, in {shown_time(elapsed_s)}"
     if drafted:
-        line += (
-            f"\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
-            f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
-        )
+        line += f" ({accepted} of {drafted} drafts)"
+    if verbose:
+        line += f"\npolicy {policy}, {num_passes} target passes"
         accepted_by, hits_by = Counter[str](), Counter[str]()
         for one in done:
             accepted_by.update(one.accepted_by_source)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.api.frozen import checked
+from coordinator.cli.screens.panels import default_of, metavar_of, panel_of, place_of
 from proto.errors import ConfigurationError
 
 Command = Callable[..., None]  # what typer makes a command of
@@ -75,11 +76,6 @@ SIMULATION = (
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),
     *("link", "link_seed"),
 )
-# Of interest to few: at the end of the help.
-LAST = (
-    *("max_draft_candidates", "start_timeout_s", "busy_poll_us"),
-    *SIMULATION,
-)
 
 
 class Flags:
@@ -99,7 +95,7 @@ class Flags:
         for name in self._fields(kind):
             field = kind.model_fields[name]
             default = self._defaults.get(name, field.get_default(call_default_factory=True))
-            yield _parameter(name, field, default)
+            yield _parameter(kind.__name__, name, field, default)
 
     def read(self, kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
         """The config of what was given, which is taken out of `values`.
@@ -142,7 +138,7 @@ def with_settings(command: Command) -> Command:
         made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
         command(**values, **made)
 
-    parameters.sort(key=lambda parameter: parameter.name in LAST)
+    parameters.sort(key=_place)
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -152,7 +148,14 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _parameter(name: str, field: FieldInfo, default: object) -> inspect.Parameter:
+def _place(parameter: inspect.Parameter) -> int:
+    """The place of its panel; settings and other options of one are together."""
+    marks = get_args(parameter.annotation)[1:]
+    panels = (getattr(mark, "rich_help_panel", None) for mark in marks)
+    return place_of(next((panel for panel in panels if panel), ""))
+
+
+def _parameter(config: str, name: str, field: FieldInfo, default: object) -> inspect.Parameter:
     form = FORMS.get(name)
     if isinstance(default, tuple | dict):
         default = None
@@ -160,8 +163,9 @@ def _parameter(name: str, field: FieldInfo, default: object) -> inspect.Paramete
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if default is True else flag,
         help=field.description,
-        metavar=form.metavar if form else None,
-        show_default=default not in (None, "") and default is not False,
+        metavar=form.metavar if form else metavar_of(name, field.annotation),
+        show_default=default_of(default),
+        rich_help_panel=panel_of(config, name) or None,
     )
     written = _written(field.annotation)
     return inspect.Parameter(

@@ -23,6 +23,7 @@ from coordinator.api.request import Request
 from coordinator.cli import options
 from coordinator.cli.display import Progress, engines
 from coordinator.cli.flags import Flags, parse_ids, with_settings
+from coordinator.cli.screens.loading import models_of
 from coordinator.cli.turns import Turns
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
@@ -49,6 +50,7 @@ def generate(
     launch: LaunchConfig,
     as_json: options.Json = False,
     show_speculation: options.ShowSpeculation = False,
+    verbose: options.Verbose = False,
     trace: options.Trace = None,
 ) -> None:
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
@@ -59,9 +61,13 @@ def generate(
         check_writable(trace)
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     writer = _writer(
-        speculation.policy, request, as_json=as_json, show_speculation=show_speculation
+        speculation.policy,
+        request,
+        as_json=as_json,
+        show_speculation=show_speculation,
+        verbose=verbose,
     )
-    with Progress(Console(stderr=True)) as progress:
+    with Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = launcher_for(launch, pair, context.obj, with_drafter=with_drafter)
         config = _with_room_for(len(asked) * request.n, pair)
@@ -83,7 +89,7 @@ def generate(
         finally:
             if trace is not None:
                 running.write_trace(trace)
-        if not as_json:
+        if verbose and not as_json:
             typer.echo(engines(running.service.registry.nodes), err=True)
         if trace is not None:
             typer.echo(f"trace: {trace} (for ui.perfetto.dev, or trace-summary)", err=True)
@@ -102,7 +108,12 @@ def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
 
 
 def _writer(
-    policy: str, request: SamplingParams, *, as_json: bool, show_speculation: bool
+    policy: str,
+    request: SamplingParams,
+    *,
+    as_json: bool,
+    show_speculation: bool,
+    verbose: bool,
 ) -> Writer:
     """Raises ConfigurationError."""
     if as_json:
@@ -111,7 +122,7 @@ def _writer(
         return JsonWriter(policy)
     if (request.logprobs, request.prompt_logprobs) != (None, None):
         raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
-    return TextWriter(policy, request, show_speculation=show_speculation)
+    return TextWriter(policy, request, show_speculation=show_speculation, verbose=verbose)
 
 
 # What a node that was started by hand has been told itself.

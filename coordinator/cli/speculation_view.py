@@ -8,15 +8,18 @@
       heads             magenta
     rejected drafts     red, struck out     [-text-]
     target's own        blue                {+text+}
+    between passes      │ (not at the ends of lines)
 
 A rejected newline or tab shows as a sign, so that the layout stays that of the text itself. In
-plain text the marks end at every newline for the same reason.
+plain text the marks end at every newline for the same reason, and the target's own tokens share
+theirs, whichever passes they are of: they close when something else comes, or with the text.
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
+from typing import Protocol
 
 from coordinator.text.detokenization import Decoder
 from coordinator.text.origins import (
@@ -32,6 +35,7 @@ from coordinator.text.session import Emit
 
 RESET = "\x1b[0m"
 NEWLINE_SIGN, TAB_SIGN = "⏎", "⇥"
+PASS_SIGN = "│"
 
 
 class Kind(Enum):
@@ -46,6 +50,7 @@ class Kind(Enum):
     FORESEEN = ("\x1b[35m", "", "")
     REJECTED = ("\x1b[31;9m", "[-", "-]")
     OWN = ("\x1b[94m", "{+", "+}")
+    BOUNDARY = ("\x1b[2m", "", "")  # between two passes
 
     def __init__(self, colour: str, before: str, after: str) -> None:
         self.colour = colour
@@ -53,6 +58,7 @@ class Kind(Enum):
         self.after = after
 
 
+BESIDES = (Kind.REJECTED, Kind.BOUNDARY)  # what is shown, but is no part of the text
 # Of accepted drafts, by source; those of a second drafter are a draft model's as well.
 ACCEPTED = {
     MODEL: Kind.ACCEPTED,
@@ -79,26 +85,34 @@ class SpeculationView:
 
     def __init__(self, decoder: Decoder, *, in_colour: bool) -> None:
         self._decoder = decoder
-        self._in_colour = in_colour
+        self._pen: Pen = ColourPen() if in_colour else MarkPen()
         self._last = Kind.OWN  # of the last token: whose text the decoder holds back
         self._waiting: deque[Segment] = deque()
 
     def push(self, emit: Emit, text: str) -> str:
         """What a pass shows, given what it adds to the text."""
+        self._waiting.append(Segment(Kind.BOUNDARY, PASS_SIGN))
         self._waiting.extend(self._segments(emit))
-        return self._rendered(self._released(len(text)))
+        return self._drawn(len(text))
 
     def finish(self, text: str) -> str:
         """What the end shows, given what was held back and belongs to the text."""
         self._waiting.append(Segment(self._last, self._decoder.finish()))
-        return self._rendered(self._released(len(text)))
+        return self._drawn(len(text)) + self.close()
+
+    def close(self) -> str:
+        """What is still to be shown where the text breaks off."""
+        return self._pen.close()
+
+    def _drawn(self, room: int) -> str:
+        return "".join(self._pen.draw(segment) for segment in self._released(room) if segment.text)
 
     def _released(self, room: int) -> list[Segment]:
         """The segments that wait, as far as the text has come: `room` characters more."""
         released = []
         while self._waiting:
             segment = self._waiting.popleft()
-            if segment.kind is not Kind.REJECTED:
+            if segment.kind not in BESIDES:
                 released.append(replace(segment, text=segment.text[:room]))
                 if len(segment.text) > room:
                     self._waiting.appendleft(replace(segment, text=segment.text[room:]))
@@ -130,28 +144,75 @@ class SpeculationView:
         runs = groupby(zip(kinds, pieces, strict=True), key=lambda pair: pair[0])
         return [Segment(kind, "".join(piece for _, piece in run)) for kind, run in runs]
 
-    def _rendered(self, segments: list[Segment]) -> str:
-        render = coloured if self._in_colour else marked
-        return "".join(render(segment) for segment in segments if segment.text)
+
+class Pen(Protocol):
+    """Draws segments, one after another."""
+
+    def draw(self, segment: Segment) -> str:
+        """A segment that is not empty."""
+
+    def close(self) -> str:
+        """The end of the text."""
+
+
+@dataclass(slots=True)
+class ColourPen:
+    """For a terminal. Colours end before a newline, lest a terminal fill the line."""
+
+    _pending: str = ""  # a boundary, until something follows it
+    _is_in_line: bool = False
+
+    def draw(self, segment: Segment) -> str:
+        """The segment, with the boundary before it if a pass begins with it within a line."""
+        drawn = coloured(segment)
+        if segment.kind is Kind.BOUNDARY:
+            self._pending = drawn if self._is_in_line else ""
+            return ""
+        if not segment.text.startswith("\n"):
+            drawn = self._pending + drawn
+        self._pending = ""
+        self._is_in_line = not segment.text.endswith("\n")
+        return drawn
+
+    def close(self) -> str:
+        """Every colour has ended."""
+        return ""
+
+
+@dataclass(slots=True)
+class MarkPen:
+    """For a file: marks around every line, a sign for a newline that is marked."""
+
+    _open: Kind = field(default=Kind.ACCEPTED)  # whose mark is open; it has none
+
+    def draw(self, segment: Segment) -> str:
+        """The segment without the marks that it shares with its neighbours."""
+        if segment.kind is Kind.BOUNDARY:
+            return ""
+        *lines, last = segment.text.split("\n")
+        sign = NEWLINE_SIGN if segment.kind.before else ""
+        drawn = "".join(f"{self._turn(segment.kind)}{line}{sign}{self.close()}\n" for line in lines)
+        drawn += self._turn(segment.kind) + last if last else ""
+        # Drafts of two passes that were rejected at one place are not one draft.
+        return drawn + (self.close() if segment.kind is Kind.REJECTED else "")
+
+    def close(self) -> str:
+        """The end of what is open."""
+        return self._turn(Kind.ACCEPTED)
+
+    def _turn(self, kind: Kind) -> str:
+        """What stands between the last piece of text and one of this kind."""
+        if kind is self._open or not (kind.before or self._open.before):
+            return ""
+        closing, self._open = self._open.after, kind
+        return closing + kind.before
 
 
 def coloured(segment: Segment) -> str:
-    """A segment for a terminal. Colours end before a newline, lest a terminal fill the line."""
+    """A segment for a terminal."""
     return "\n".join(
         f"{segment.kind.colour}{line}{RESET}" if line else "" for line in segment.text.split("\n")
     )
-
-
-def marked(segment: Segment) -> str:
-    """A segment for a file: marks around every line, a sign for a newline that is marked."""
-    kind = segment.kind
-    if not kind.before:
-        return segment.text
-    *lines, last = segment.text.split("\n")
-    shown = [f"{kind.before}{line}{NEWLINE_SIGN}{kind.after}\n" for line in lines]
-    if last:
-        shown.append(f"{kind.before}{last}{kind.after}")
-    return "".join(shown)
 
 
 def visible(text: str) -> str:
@@ -162,13 +223,23 @@ def visible(text: str) -> str:
     )
 
 
-def legend(*, in_colour: bool) -> str:
-    """One line of at most 80 columns that explains the colours or marks."""
-    words = [(Kind.REJECTED, "rejected draft"), (Kind.OWN, "the target's own")]
-    if in_colour:
-        sources = [coloured(Segment(kind, TITLES[name])) for name, kind in ACCEPTED.items()]
-        others = [coloured(Segment(kind, text)) for kind, text in words]
-        return "  ".join((f"accepted: {', '.join(sources)}", *others))
-    words = [(Kind.ACCEPTED, "accepted draft"), *words]
-    shown = [f"{marked(Segment(kind, text))}" for kind, text in words]
-    return f"marks: {'  '.join(shown)}  ({NEWLINE_SIGN}: newline)"
+def legend(*, in_colour: bool, drafter_only: bool = False) -> str:
+    """One line of at most 80 columns that explains the colours or marks.
+
+    drafter_only  of accepted drafts only the drafter's are explained: there are no others
+    """
+    if not in_colour:
+        words = {Kind.ACCEPTED: "accepted draft", Kind.REJECTED: "rejected draft"}
+        words |= {Kind.OWN: "the target's own"}
+        shown = [f"{kind.before}{text}{kind.after}" for kind, text in words.items()]
+        return f"marks: {'  '.join(shown)}  ({NEWLINE_SIGN}: newline)"
+    sources = [coloured(Segment(kind, TITLES[name])) for name, kind in ACCEPTED.items()]
+    accepted = coloured(Segment(Kind.ACCEPTED, "accepted draft"))
+    return "  ".join(
+        (
+            accepted if drafter_only else f"accepted: {', '.join(sources)}",
+            coloured(Segment(Kind.REJECTED, "rejected draft")),
+            coloured(Segment(Kind.OWN, "target's")),
+            f"{coloured(Segment(Kind.BOUNDARY, PASS_SIGN))} pass",
+        )
+    )

@@ -13,6 +13,7 @@ from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
 from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.screens.loading import models_of
 from coordinator.lossless import checks as lossless
 from coordinator.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
@@ -57,7 +58,7 @@ def verify_lossless(
 ) -> None:
     """Check that a pair writes what its target alone would write."""
     policies = _policies(policy)
-    with Progress(Console(stderr=True)) as progress:
+    with Progress(Console(stderr=True), models_of(pair)) as progress:
         started = Pair(pair, say=progress.say)
     with started as running:
         prompts = prompts_of(running, prompt)

@@ -95,7 +95,7 @@ class JsonWriter:
         """Every line has been written."""
 
     def _print(self, record: dict[str, object]) -> None:
-        _write_out(json.dumps(record) + "\n")
+        write_out(json.dumps(record) + "\n")
 
 
 def _as_record(made: CompletionOutput) -> dict[str, object]:
@@ -121,10 +121,18 @@ def _named(row: TokenLogprobs) -> dict[str, object]:
 class TextWriter:
     """The text as it comes, with or without its speculation, then its figures."""
 
-    def __init__(self, policy: str, request: SamplingParams, *, show_speculation: bool) -> None:
+    def __init__(
+        self,
+        policy: str,
+        request: SamplingParams,
+        *,
+        show_speculation: bool,
+        verbose: bool = False,
+    ) -> None:
         self._policy = policy
         self._request = request
         self._show_speculation = show_speculation
+        self._verbose = verbose
         self._view: SpeculationView | None = None
         self._place: Place | None = None
         self._text_index = 0  # which of several texts of the prompt
@@ -166,7 +174,9 @@ class TextWriter:
         return SpeculationView(self._place.decoder(prompt), in_colour=wants_colour(sys.stdout))
 
     def break_off(self) -> None:
-        """On a terminal, end the line."""
+        """End what is marked, and on a terminal the line."""
+        if self._view is not None:
+            self._write(self._view.close())
         if not self._ends_line and sys.stdout.isatty():
             self._write("\n")
 
@@ -178,7 +188,8 @@ class TextWriter:
         self._done += found
         if self._is_only:
             seed = whole.seed if self._request.temperature > 0 else None
-            typer.echo("\n" + summary(found[0], policy=self._policy, seed=seed), err=True)
+            figures = summary(found[0], policy=self._policy, seed=seed, verbose=self._verbose)
+            typer.echo("\n" + figures, err=True)
         else:
             for metrics in found:
                 typer.echo(figures_in_short(metrics), err=True)
@@ -192,7 +203,8 @@ class TextWriter:
     def close(self) -> None:
         """The figures of all texts, if there were several."""
         if not self._is_only and self._done:
-            typer.echo("\n" + figures_of_all(self._done, policy=self._policy), err=True)
+            figures = figures_of_all(self._done, policy=self._policy, verbose=self._verbose)
+            typer.echo("\n" + figures, err=True)
 
     def _end_line(self) -> None:
         if not self._ends_line:
@@ -200,11 +212,11 @@ class TextWriter:
 
     def _write(self, text: str) -> None:
         if text:
-            _write_out(text)
+            write_out(text)
             self._ends_line = text.endswith("\n")
 
 
-def _write_out(text: str) -> None:
+def write_out(text: str) -> None:
     """Write to standard output at once. Raises BrokenPipeError, OutputError."""
     try:
         sys.stdout.write(text)

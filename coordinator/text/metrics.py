@@ -87,6 +87,12 @@ class Metrics:
     simulated               of the hardware; None: nothing, the figures are of this machine
     accepted_by_source      accepted drafts, by who drafted them (`origins.SOURCES`)
     hits_by_source          passes whose first token had been drafted, likewise
+
+    `tokens_per_second` is over the whole time. Apart:
+
+    prompt_tokens_per_second   the prompt's tokens in the time until the first of the text came
+    writing_s                  from then on, until the last came
+    writing_tokens_per_second  the tokens that came meanwhile in that time; 0: all came at once
     """
 
     num_tokens: int
@@ -120,6 +126,10 @@ class Metrics:
     simulated: Simulated | None = None
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     hits_by_source: dict[str, int] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+    prompt_tokens_per_second: float = 0.0
+    writing_s: float = 0.0
+    writing_tokens_per_second: float = 0.0
 
     @classmethod
     def of(
@@ -131,9 +141,12 @@ class Metrics:
         drafter_lost_at: int | None,
         queued_s: float,
         num_spec_tokens: int,
+        num_prompt_tokens: int = 0,
     ) -> "Metrics":
         """From a session's counts and the times at which tokens came (at least one)."""
         elapsed = emitted[-1][0] - started
+        reading_s = emitted[0][0] - started
+        writing_s = emitted[-1][0] - emitted[0][0]
         num_tokens = sum(number for _, number in emitted)
         p50_ms, p99_ms = percentiles_ms(emitted)
         passes, drafted = counts.num_passes, counts.num_drafted
@@ -145,7 +158,7 @@ class Metrics:
             num_tokens=num_tokens,
             elapsed_s=elapsed,
             tokens_per_second=num_tokens / elapsed if elapsed > 0 else 0.0,
-            time_to_first_token_s=emitted[0][0] - started,
+            time_to_first_token_s=reading_s,
             inter_token_p50_ms=p50_ms,
             inter_token_p99_ms=p99_ms,
             num_target_passes=passes,
@@ -182,14 +195,22 @@ class Metrics:
             ),
             accepted_by_source=dict(counts.accepted_by),
             hits_by_source=dict(counts.hits_by),
+            num_prompt_tokens=num_prompt_tokens,
+            prompt_tokens_per_second=num_prompt_tokens / reading_s if reading_s > 0 else 0.0,
+            writing_s=writing_s,
+            writing_tokens_per_second=_written(emitted) / writing_s if writing_s > 0 else 0.0,
         )
 
 
 def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
     """Tokens per second after the first, in those of plain decoding."""
     elapsed_s = emitted[-1][0] - emitted[0][0]
-    num_tokens = sum(number for _, number in emitted[1:])
-    return num_tokens * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
+    return _written(emitted) * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def _written(emitted: list[tuple[float, int]]) -> int:
+    """Tokens after those that came first, with the prompt's pass."""
+    return sum(number for _, number in emitted[1:])
 
 
 def percentiles_ms(emitted: Sequence[tuple[float, int]]) -> tuple[float, float]:

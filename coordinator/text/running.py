@@ -67,6 +67,7 @@ class Running:
             drafter_lost_at=self.machine.drafter_lost_at,
             queued_s=self.started - self.submitted,
             num_spec_tokens=self.machine.policy.num_speculative_tokens,
+            num_prompt_tokens=self.machine.num_prompt,
         )
 
 

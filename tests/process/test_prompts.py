@@ -149,7 +149,7 @@ def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Pat
 @pytest.mark.long
 def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str]) -> None:
     # In a tree a sibling may be accepted in place of a draft: only a chain shows all it rejects.
-    done = run("one\ntwo", "--show-speculation", "--policy", "sync", *models)
+    done = run("one\ntwo", "--show-speculation", "--verbose", "--policy", "sync", *models)
     assert done.returncode == 0
     assert "marks: accepted draft  [-rejected draft-]  {+the target's own+}" in done.stderr
     assert "\x1b[" not in done.stdout

@@ -11,8 +11,9 @@ import sys
 from dataclasses import asdict
 
 from tests.simulation import sweep
-from tests.simulation.run import simulate
+from tests.simulation.run import SimulationFailure, simulate
 from tests.simulation.scenario import POLICIES, draw
+from tests.simulation.sweep import strata_of
 
 
 def main() -> int:
@@ -36,9 +37,24 @@ def main() -> int:
     if arguments.last is not None:
         seeds = range(arguments.seed, arguments.last + 1)
         return min(1, sweep.tell(sweep.outcomes(seeds, options, arguments.jobs)))
-    print(draw(arguments.seed, **asdict(options)))
-    tell = None if arguments.quiet else print
-    print(dict(simulate(arguments.seed, **asdict(options), tell=tell)))
+    return replay(arguments.seed, options, is_quiet=arguments.quiet)
+
+
+def replay(seed: int, options: sweep.Options, *, is_quiet: bool) -> int:
+    """Run a seed and tell its story; the last line says whether it holds. Returns the status."""
+    scenario = draw(seed, **asdict(options))
+    print(scenario)
+    about = ", ".join(f"{question} {value}" for question, value in strata_of(scenario).items())
+    try:
+        stats = simulate(seed, **asdict(options), tell=None if is_quiet else print)
+    except SimulationFailure as failure:
+        reason, _, story = str(failure).partition("\n")
+        # What was told line by line need not be told again, but for how to replay it.
+        print(story if is_quiet else story.splitlines()[-1])
+        print(f"FAILED: seed {seed} ({about}): {reason}")
+        return 1
+    print(dict(stats))
+    print(f"ok: seed {seed} ({about}): every text came to its end, and is the target's")
     return 0
 
 

@@ -76,7 +76,14 @@ def tell(outcomes: Iterable[Outcome]) -> int:
         print(f"{question:9}", _counts({of[1]: n for of, n in strata.items() if of[0] == question}))
     print(f"{'judged':9}", _counts(stats))
     took_s = time.perf_counter() - started
-    print(f"{num_seeds} seeds in {took_s:.0f} s, {len(failed)} fail", *sorted(failed))
+    if not failed:
+        print(f"ok: {num_seeds} seeds in {took_s:.0f} s, all hold")
+        return 0
+    print("seeds that fail:", *sorted(failed))
+    print(
+        f"FAILED: {len(failed)} of {num_seeds} seeds in {took_s:.0f} s; "
+        f"python -m tests.simulation {min(failed)} tells the story of the first"
+    )
     return len(failed)
 
 

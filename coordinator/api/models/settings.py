@@ -24,15 +24,15 @@ class ModelsConfig(Frozen):
     target: Annotated[
         Name,
         Field(
-            description="Target model: folder or name; weights plain or quantised (FP8, GPTQ, AWQ, "
-            "NF4)."
+            description="The target: a folder, or a name on the hub. Weights plain or quantised "
+            "(FP8, GPTQ, AWQ, NF4)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[
         Name,
         Field(
-            description=f"Draft model: as --target; or a head of the target ({KINDS}). ngram: "
-            "none; the target drafts what followed its last tokens before (prompt lookup)."
+            description=f"The drafter: as --target. Or a head of the target ({KINDS}), or ngram: "
+            "no model; the target drafts what followed its last tokens before (prompt lookup)."
         ),
     ] = str(MODELS / "drafter")
     target_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
@@ -40,16 +40,16 @@ class ModelsConfig(Frozen):
     drafter_home: Annotated[
         Home,
         Field(
-            description="Where a head as --drafter runs: own (a process, on --drafter-device; what "
-            "it reads comes over the wire) or target (in the target's process). Default: own for "
+            description="Where a head as --drafter runs. own: a process, on --drafter-device; what "
+            "it reads comes over the wire. target: in the target's process. Default: own for "
             "EAGLE, target for Medusa."
         ),
     ] = ""
     heads: Annotated[
         str,
         Field(
-            description=f"Heads ({KINDS}) that draft in the target's process besides --drafter: "
-            "folder or name."
+            description="Heads that draft too, in the target's process. A folder or a name; "
+            f"{KINDS}."
         ),
     ] = ""
     heads_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
-from coordinator.cli.flags import FORMS, LAST, Command, Flags, with_settings
+from coordinator.cli.flags import FORMS, Command, Flags, with_settings
 from coordinator.cli.generate import generate
+from coordinator.cli.screens.panels import METAVARS, OF_CONFIG, OF_NAME
 from proto.errors import ConfigurationError
 
 CONFIGS = (PairConfig, SpeculationConfig, SamplingParams, LaunchConfig)
@@ -36,7 +37,8 @@ def test_generate_has_a_flag_with_help_and_default_for_every_setting() -> None:
             default = field.get_default(call_default_factory=True)
             assert flags[name].default == (default if default not in ((), {}) else None)
     fields = {name for kind in CONFIGS for name in kind.model_fields}
-    assert {*FORMS, *LAST} <= fields
+    assert {*FORMS, *OF_NAME, *METAVARS} <= fields
+    assert {kind.__name__ for kind in CONFIGS} == set(OF_CONFIG)
 
 
 def test_what_is_given_comes_as_configs_and_what_is_not_has_its_default() -> None:

@@ -226,8 +226,8 @@ def test_rejected_drafts_show_their_first_space_and_keep_nothing() -> None:
     tokenization = Tokenization(sentencepiece_tokenizer())
     the, cat = tokenization.encode("the cat", special_tokens=False)
     view = SpeculationView(tokenization.stream((1, the)), in_colour=False)
-    assert view.push(Emit((cat,), 0, 1, (the,)), "." * 9) == "[- the-]{+ cat+}"
-    assert view.push(Emit((the, cat), 1, 2, (the,)), "." * 9) == " the[- the-]{+ cat+}"
+    assert view.push(Emit((cat,), 0, 1, (the,)), "." * 9) == "[- the-]{+ cat"
+    assert view.push(Emit((the, cat), 1, 2, (the,)), "." * 9) == "+} the[- the-]{+ cat"
 
 
 def test_a_prompt_of_special_tokens_is_no_text_and_the_answer_begins_one() -> None:

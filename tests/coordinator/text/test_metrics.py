@@ -160,9 +160,9 @@ def test_sources_are_told_in_the_figures_and_in_a_line_unless_all_are_the_models
     assert record["accepted_by_source"] == {"ngram": 1, "heads": 2}
     assert record["hits_by_source"] == {"ngram": 1}
     line = "accepted drafts by source: heads 2 (0 hits), n-gram 1 (1 hits)"
-    assert line in summary(mixed, policy="auto", seed=None).splitlines()
-    together = figures_of_all([mixed, text("earlier")], policy="auto").splitlines()
+    assert line in summary(mixed, policy="auto", seed=None, verbose=True).splitlines()
+    together = figures_of_all([mixed, text("earlier")], policy="auto", verbose=True).splitlines()
     assert f"{line}, earlier text 1 (1 hits)" in " ".join(" ".join(together).split())
     assert max(map(len, together)) <= 80
     for alone in (text("model"), text()):
-        assert "by source" not in summary(alone, policy="auto", seed=None)
+        assert "by source" not in summary(alone, policy="auto", seed=None, verbose=True)

@@ -1,0 +1,1 @@
+"""`python -m coordinator demo`: speculation to watch, measured first and then replayed."""

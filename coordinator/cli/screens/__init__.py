@@ -1,0 +1,1 @@
+"""What a person sees before the text, and what asks for settings."""

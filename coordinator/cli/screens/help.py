@@ -1,0 +1,116 @@
+"""`--help` of a command: its options in panels, a line for its flag and value, examples at the end.
+
+typer's own panels give every option of a panel the room of the longest, and cut off what is longer;
+so they are drawn here.
+"""
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+from coordinator.cli.screens.panels import place_of
+
+MAX_WIDTH = 110  # of lines that one can still read
+FLAG_WIDTH = 28  # a longer flag has a line of its own
+FIRST_SENTENCE = re.compile(r".*?[.:;](?=\s|$)|.*", re.DOTALL)
+
+EXAMPLES = {
+    "generate": (
+        '"def read_lines(path):"',
+        '--temperature 0.8 --seed 7 --show-speculation "import os"',
+        '--target LARGE --drafter SMALL --chat "Why is the sky blue?"',
+        "--prompt-file prompts.txt --json --policy ar",
+    ),
+    "demo": ("", '--pace 0 --temperature 0 "class Queue:"'),
+    "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
+}
+
+
+def examples(command: str, program: str) -> str | None:
+    """The lines below the help of a command; None: there are none."""
+    lines = [
+        f"  {program} {command} {arguments}".rstrip() for arguments in EXAMPLES.get(command, ())
+    ]
+    return "\n".join(("Examples:", *lines)) if lines else None
+
+
+class Command(TyperCommand):
+    """A command that shows its help like this."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print it; typer prints what `formatter` holds afterwards, and that is nothing."""
+        console = Console(highlight=False)
+        console.width = min(console.width, MAX_WIDTH)
+        console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1)))
+        first, _, more = (self.help or "").partition("\n\n")
+        console.print(Padding(Text(" ".join(first.split())), (0, 1, 1, 1)))
+        if more:
+            console.print(Padding(Text(more, style="dim"), (0, 1, 1, 1)))
+        for title, rows in _panels(self.get_params(ctx), ctx):
+            console.print(Panel(_table(rows), title=title, title_align="left", border_style="dim"))
+        if self.epilog:
+            console.print(Padding(Text(self.epilog), (1, 1)), soft_wrap=True)
+
+
+Row = tuple[str, str, str]  # a flag with what stands for its value, its help, its default
+
+
+def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
+    """The rows of every panel, from top to bottom."""
+    panels: defaultdict[str, list[Row]] = defaultdict(list)
+    for one in parameters:
+        if not getattr(one, "hidden", False):
+            panels[getattr(one, "rich_help_panel", None) or ""].append(_row(one, ctx))
+    return [(title or "Options", panels[title]) for title in sorted(panels, key=place_of)]
+
+
+def _row(parameter: Any, ctx: Any) -> Row:
+    is_option = parameter.param_type_name == "option"
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
+    value = "" if getattr(parameter, "is_flag", False) else parameter.metavar
+    if value is None:
+        value = parameter.display_type_rich(ctx=ctx) or ""
+        value = value.strip("<>").upper()
+    return (
+        " ".join((*[", ".join(names)][: len(names)], value)),
+        parameter.help or "",
+        _default(parameter),
+    )
+
+
+def _default(parameter: Any) -> str:
+    """As it is shown; empty: it is not."""
+    shown, default = getattr(parameter, "show_default", False), parameter.default
+    if isinstance(shown, str):
+        return shown
+    if shown is False or default is None or default is False or callable(default):
+        return ""
+    return "on" if default is True else str(default)
+
+
+def _table(rows: list[Row]) -> RenderableType:
+    drawn: list[RenderableType] = []
+    for flag, text, default in rows:
+        first = FIRST_SENTENCE.match(text)
+        end = first.end() if first else len(text)
+        told = Text.assemble(text[:end], (text[end:], "dim"))
+        if default:
+            told.append(f" [default: {default}]", style="dim")
+        name, _, value = flag.partition(" ")
+        shown = Text.assemble((name, "bold cyan"), " ", (value, "yellow"))
+        if len(flag) > FLAG_WIDTH:
+            drawn.append(shown)
+            shown = Text("")
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_column(width=FLAG_WIDTH, no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row(shown, told)
+        drawn.append(line)
+    return Group(*drawn)

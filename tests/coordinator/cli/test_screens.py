@@ -1,0 +1,256 @@
+"""What is seen while the nodes load, in the help, and of figures."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from coordinator.api.config import PairConfig
+from coordinator.cli.app import command_line
+from coordinator.cli.display import WIDTH, figures_in_short, figures_of_all, rounded, summary
+from coordinator.cli.screens.loading import (
+    READY,
+    REPORT_S,
+    Board,
+    Model,
+    Progress,
+    models_of,
+    shown_bytes,
+    size_of,
+)
+from coordinator.text.counts import PassFigures, SessionCounts
+from coordinator.text.metrics import Metrics
+from proto.messages import Role
+
+MODELS = {Role.TARGET: Model("a/large"), Role.DRAFTER: Model("a/small")}
+
+
+def text(num_passes: int = 4, *, started: float = 1.0, num_prompt: int = 20) -> Metrics:
+    """Ten tokens a pass after the first token: eight drafts accepted of sixteen."""
+    counts = SessionCounts()
+    counts.count(PassFigures(1, 0, 0, 0, 0, 0, 0, 0, 0, "ready"))
+    for _ in range(num_passes):
+        counts.count(PassFigures(10, 8, 16, 0, 0, 0, 0, 0, 0, "ready", plain_us=25_000))
+    emitted = [(started + 0.05, 1)]
+    emitted += [(started + 0.05 + 0.125 * number, 10) for number in range(1, num_passes + 1)]
+    return Metrics.of(
+        counts,
+        started=started,
+        emitted=emitted,
+        drafter_lost_at=None,
+        queued_s=0.0,
+        num_spec_tokens=16,
+        num_prompt_tokens=num_prompt,
+    )
+
+
+def test_the_first_line_has_the_speed_of_writing_and_the_second_that_of_reading() -> None:
+    first, second = summary(text(), policy="auto", seed=7).splitlines()
+    assert first == "41 tokens, 80.0 tokens/s, 2.0 x plain, 50 % of drafts accepted, seed 7"
+    assert second == "prompt: 20 tokens in 50 ms (400 tokens/s), text: 5 passes in 500 ms"
+
+
+def test_reading_and_writing_are_figures_of_their_own_and_the_old_one_is_still_over_both() -> None:
+    made = text()
+    assert (made.num_prompt_tokens, made.prompt_tokens_per_second) == (20, pytest.approx(400))
+    assert (made.writing_s, made.writing_tokens_per_second) == (
+        pytest.approx(0.5),
+        pytest.approx(80),
+    )
+    assert made.tokens_per_second == pytest.approx(41 / 0.55)
+    assert made.speedup == pytest.approx(80 * 0.025)
+    at_once = text(num_passes=0)
+    assert (at_once.writing_s, at_once.writing_tokens_per_second) == (0.0, 0.0)
+    assert summary(at_once, policy="ar", seed=None) == (
+        "1 token\nprompt: 20 tokens in 50 ms (400 tokens/s)"
+    )
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    alone = replace(text(), num_draft_tokens=0, speedup=1.0)
+    assert summary(alone, policy="ar", seed=None).splitlines()[0] == "41 tokens, 80.0 tokens/s"
+    unpriced = replace(text(), speedup=0.0)
+    assert "plain" not in summary(unpriced, policy="auto", seed=None)
+
+
+def test_a_lost_drafter_is_a_third_line_and_there_is_no_fourth_unless_all_is_asked_for() -> None:
+    lost = replace(text(), drafter_lost_at=12)
+    lines = summary(lost, policy="auto", seed=1 << 62).splitlines()
+    assert lines[2:] == ["the drafter was lost after 12 tokens, seed 4611686018427387904"]
+    lines = summary(lost, policy="auto", seed=1).splitlines()
+    assert lines[2:] == ["the drafter was lost after 12 tokens"]
+    whole = summary(lost, policy="auto", seed=1, verbose=True).splitlines()
+    assert whole[1:3] == lines[1:3]
+    assert len(whole) > 5
+    assert any("policy auto" in line for line in whole)
+    assert max(map(len, [*lines, *whole])) <= WIDTH
+
+
+def test_lines_of_long_texts_fit_80_columns() -> None:
+    long = replace(
+        text(),
+        num_tokens=1_048_576,
+        writing_tokens_per_second=12345.6,
+        num_prompt_tokens=131_072,
+        time_to_first_token_s=123.4,
+        prompt_tokens_per_second=1062.2,
+        num_target_passes=700_000,
+        writing_s=1234.5,
+    )
+    for shown in (summary(long, policy="auto", seed=(1 << 63) - 1), figures_in_short(long)):
+        assert max(map(len, shown.splitlines())) <= WIDTH
+    assert max(map(len, figures_of_all([long] * 64, policy="auto").splitlines())) <= WIDTH
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [rounded(one) for one in (1.234, 12.34, 123.4, 1234.5)] == [
+        *("1.23", "12.3", "123", "1234")
+    ]
+    assert [shown_bytes(one) for one in (1_800_000, 29_100_000, 16_060_000_000, 9_000)] == [
+        *("1.8 MB", "29 MB", "16.1 GB", "9 kB")
+    ]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def elsewhere(clock: Clock) -> tuple[Progress, io.StringIO]:
+    """A progress that is written to a file."""
+    out = io.StringIO()
+    return Progress(Console(file=out, width=80), MODELS, clock=clock), out
+
+
+def test_each_node_has_one_line_and_the_target_is_first_whoever_was_faster() -> None:
+    shown = []
+    for faster in Role:
+        clock = Clock()
+        progress, out = elsewhere(clock)
+        with progress:
+            progress.say({Role.DRAFTER: "starting", Role.TARGET: "starting"})
+            clock.now += 1.0
+            progress.say({role: READY if role is faster else "loading weights" for role in Role})
+            clock.now += 1.0
+        shown.append([line.split() for line in out.getvalue().splitlines()])
+    for lines in shown:
+        assert [line[0] for line in lines] == ["target", "drafter"]
+        assert all(line[1:3] == ["ready", "after"] for line in lines)
+    assert [[line[3] for line in lines] for lines in shown] == [["1.0", "2.0"], ["2.0", "1.0"]][
+        :: 1 if next(iter(Role)) is Role.TARGET else -1
+    ]
+
+
+def test_who_loads_for_long_says_what_it_does() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    with progress:
+        progress.say({Role.TARGET: "loading weights", Role.DRAFTER: READY})
+        assert out.getvalue() == ""
+        clock.now += REPORT_S
+        progress.say({Role.TARGET: "loading weights", Role.DRAFTER: READY})
+        assert out.getvalue().splitlines()[0].startswith(f"target   loading weights, {REPORT_S}")
+
+
+def test_nothing_is_said_of_nodes_that_are_gone_or_have_failed() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    with progress:
+        progress.say({Role.TARGET: "checking", Role.DRAFTER: "starting"})
+        progress.say({Role.TARGET: "checking"})
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["target"]
+    progress, out = elsewhere(clock)
+    progress.say({Role.TARGET: "checking"})
+    progress.__exit__(ValueError, ValueError("it failed"), None)
+    assert out.getvalue() == ""
+
+
+def test_on_a_terminal_the_lines_of_both_nodes_are_there_while_they_load() -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    with Progress(console, MODELS, clock=clock) as progress:
+        progress.say({Role.TARGET: "starting", Role.DRAFTER: "starting"})
+        clock.now += 3.0
+        progress.say({Role.TARGET: "loading weights", Role.DRAFTER: "starting"})
+    assert re.search(
+        r"target   loading weights, 0\.0 s +large\s+drafter  starting, 3\.0 s", out.getvalue()
+    )
+
+
+def test_a_line_of_a_node_fits_80_columns() -> None:
+    board = Board({Role.TARGET: Model("a/" + "long" * 30)})
+    board.say({Role.TARGET: "loading weights on 16 devices"}, 0.0)
+    assert len(board.line(Role.TARGET, 1e5)) < WIDTH
+
+
+def test_the_size_of_a_model_is_what_its_files_say(tmp_path: Path) -> None:
+    models = models_of(PairConfig())
+    assert re.fullmatch(r"29 MB, 8 layers", size_of(models[Role.TARGET]))
+    assert re.fullmatch(r"1\.8 MB, 2 layers", size_of(models[Role.DRAFTER]))
+    assert size_of(Model(str(tmp_path))) == ""
+    (tmp_path / "pytorch_model.bin").write_bytes(b"0" * 2000)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_hidden_layers": 1}}))
+    assert size_of(Model(str(tmp_path))) == "2 kB, 1 layer"
+    for content in ("[]", "{", '{"num_hidden_layers": true}', "[" * 100_000):
+        (tmp_path / "config.json").write_text(content)
+        assert size_of(Model(str(tmp_path))) == "2 kB"
+    assert size_of(Model("nobody/has-this")) == ""
+
+
+def commands() -> list[str]:
+    app = command_line(())
+    return [str(info.name) for info in app.registered_commands]
+
+
+def shown_help(command: str, width: int) -> str:
+    runner = CliRunner()
+    done = runner.invoke(
+        command_line(()), [command, "--help"], env={"COLUMNS": str(width)}, prog_name="program"
+    )
+    assert done.exit_code == 0
+    return done.output
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", commands())
+def test_the_help_cuts_nothing_off_and_fits(command: str, width: int) -> None:
+    shown = shown_help(command, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    assert str(Path.cwd()) not in shown
+    assert "<" not in shown
+    flags = {
+        flag
+        for one in typer.main.get_command(command_line(())).commands[command].params  # type: ignore[attr-defined]
+        for flag in (*one.opts, *one.secondary_opts)
+        if flag.startswith("--")
+    }
+    assert flags <= set(re.findall(r"--[a-z-]+", shown))
+
+
+def test_the_help_of_generate_has_its_panels_in_order_and_ends_with_examples() -> None:
+    shown = shown_help("generate", 80)
+    titles = re.findall(r"╭─ ([A-Z][a-z ]+) ─", shown)
+    assert titles[1:6] == ["Models", "Sampling", "Speculation", "Devices", "Output"]
+    assert len(titles) == len(set(titles))
+    ending = shown[shown.rindex("╯") :]
+    assert "Examples:" in ending
+    assert "python -m coordinator generate" in ending
+    assert "default: models/target" in shown
+
+
+def test_every_setting_begins_with_a_short_sentence() -> None:
+    for command in typer.main.get_command(command_line(())).commands.values():  # type: ignore[attr-defined]
+        for one in getattr(command, "params", ()):
+            first = re.split(r"(?<=[.:;])\s", getattr(one, "help", None) or "")[0]
+            assert len(first) <= 60, f"{command.name} {one.name}: {first}"
