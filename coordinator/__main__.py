@@ -14,7 +14,13 @@ from proto.errors import ConfigurationError
 
 
 def connect_ray(wanted: Wanted) -> NodeLauncher:
-    """A launcher on a Ray cluster. Only here is Ray loaded. Raises ConfigurationError."""
+    """A launcher on a Ray cluster. Only here is Ray loaded.
+
+    Raises ConfigurationError, TransportError.
+    """
+    from deploy import ray_address
+
+    ray_address.check(wanted.address)
     try:
         from deploy.ray_launcher import RayLauncher
     except ImportError as error:

@@ -36,7 +36,7 @@ from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from deploy.experiments.traces import write_traces
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, did_you_mean
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
@@ -152,8 +152,11 @@ def _path_of(file: Path) -> Path:
     if file.exists() or file.parent != Path() or not shipped.exists():
         if file.is_file():
             return file
-        names = ", ".join(sorted(path.stem for path in SHIPPED.glob(f"*{SUFFIX}")))
-        raise ConfigurationError(f"there is no experiment {file}; those that ship are {names}")
+        names = sorted(path.stem for path in SHIPPED.glob(f"*{SUFFIX}"))
+        raise ConfigurationError(
+            f"there is no experiment {file}; those that ship are {', '.join(names)}"
+            f"{did_you_mean(file.stem, names)}"
+        )
     return shipped
 
 
