@@ -9,6 +9,7 @@ import typer
 from proto.errors import did_you_mean, shown
 
 PROGRAM = "python -m coordinator"
+_TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((.*)\)$", re.DOTALL)
 _NO_COMMAND = re.compile(r"No such command (.*?)\.(?: Did you mean|$)", re.DOTALL)
 
 
@@ -25,8 +26,8 @@ def line_of(error: typer.TyperException) -> str:
     if commands and (found := _NO_COMMAND.match(message)):
         word = found[1].strip("'\"")
         return f"there is no command {shown(word)}{_hint(word, commands, _all(commands))}"
-    if message.startswith("Got unexpected extra argument"):
-        return f"{message}; a text of several words needs quotes around it"
+    if found := _TOO_MANY.match(message):
+        return f"too many arguments: {found[1]}; a text of several words needs quotes around it"
     return message
 
 
@@ -39,7 +40,8 @@ def _hint(word: str, known: Collection[str], else_: str) -> str:
 
 
 def _help_of(context: Any) -> str:
-    return f"`{context.command_path} --help` lists them"
+    command = "" if context.parent is None else f"{context.info_name} "
+    return f"`{command}--help` lists them"
 
 
 def _all(commands: Collection[str]) -> str:

@@ -37,8 +37,10 @@ def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
         return
     theirs, own = _tokenizer(target), _tokenizer(drafter)
     if theirs is None and own is None:
-        return
-    difference = _difference(target.name, theirs, drafter.name, own)
+        sizes = target.number("vocab_size"), drafter.number("vocab_size")
+        difference = "" if None in sizes else _sizes_differ(*sizes)
+    else:
+        difference = _difference(target.name, theirs, drafter.name, own)
     if not difference:
         return
     if drafter.folder == OUR_DRAFTER and target.folder != OUR_TARGET:
@@ -60,11 +62,8 @@ def _difference(target: str, theirs: Tokenizer | None, drafter: str, own: Tokeni
     if theirs is None or own is None:
         without, other = (target, drafter) if theirs is None else (drafter, target)
         return f"{without} has no {TOKENIZER}, and {other} has one"
-    if theirs.get_vocab_size() != own.get_vocab_size():
-        return (
-            f"the vocabulary of {drafter} has {own.get_vocab_size()} tokens, that of {target} "
-            f"{theirs.get_vocab_size()}"
-        )
+    if difference := _sizes_differ(theirs.get_vocab_size(), own.get_vocab_size()):
+        return difference
     ids, others = own.get_vocab(), theirs.get_vocab()
     if ids == others:
         return ""
@@ -74,6 +73,12 @@ def _difference(target: str, theirs: Tokenizer | None, drafter: str, own: Tokeni
         f"token {number} is {shown(word)} to {target} and {shown(own.id_to_token(number))} to "
         f"{drafter}"
     )
+
+
+def _sizes_differ(target: int | None, drafter: int | None) -> str:
+    if target == drafter:
+        return ""
+    return f"the drafter's vocabulary has {drafter} tokens, the target's {target}"
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
