@@ -14,7 +14,7 @@ from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
 from coordinator.api.models.heads import find_config, read
 from coordinator.api.models.nodes import node_configs
-from coordinator.api.models.preflight import Preflight, known_limits
+from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.service import Service
@@ -36,7 +36,7 @@ from proto.messages import (
     Role,
     SamplingSpec,
 )
-from proto.node_config import NodeConfig
+from proto.node_config import FETCHING
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]
@@ -70,7 +70,7 @@ class Pair:
         check_spare()
         preflight = None
         if make_launcher is Launcher:
-            preflight = Preflight(self._nodes(drafts=with_drafter))
+            preflight = look_at(config, drafts=with_drafter)
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
         if check is not None:
@@ -89,11 +89,12 @@ class Pair:
                 traced=traced,
             )
             self.service.start()
-            for node in self._nodes(
-                drafts=with_drafter,
+            for node in node_configs(
+                config,
                 endpoint=self.service.endpoint,
                 outside=self.service.outside,
                 secret=self.service.secret,
+                drafts=with_drafter,
             ):
                 self.service.launch(node)
             self._wait_until_ready(say)
@@ -101,18 +102,12 @@ class Pair:
             self.close()
             raise
 
-    def _nodes(
-        self, *, drafts: bool, endpoint: str = "", outside: str = "", secret: str = ""
-    ) -> list[NodeConfig]:
-        """What the nodes are told."""
-        return node_configs(
-            self.config, endpoint=endpoint, outside=outside, secret=secret, drafts=drafts
-        )
-
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
         while not self.service.registry.none_expected():
             self.service.check_alive()
+            if FETCHING in self.states().values():  # on another host
+                deadline = time.monotonic() + self.config.start_timeout_s
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
                 raise NodeError(

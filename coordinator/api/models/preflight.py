@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from coordinator.api.config import PairConfig
 from coordinator.api.models import folders, tokenizers
 from coordinator.api.models.head_fit import check_head
 from coordinator.api.models.heads import kind_of
+from coordinator.api.models.nodes import node_configs
 from coordinator.launching.devices import check_device
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -67,6 +69,14 @@ class Preflight:
                 checkpoint.check_weights()
         if say is not None:
             say({})  # none of them has been started
+
+
+def look_at(config: PairConfig, *, drafts: bool) -> Preflight:
+    """At what the nodes of a pair would load. Raises as `Preflight` does.
+
+    drafts  as for `node_configs`
+    """
+    return Preflight(node_configs(config, endpoint="", outside="", secret="", drafts=drafts))
 
 
 def _say_of(say: Say, role: Role, words: str) -> None:
