@@ -1,7 +1,7 @@
 """The mistakes of a newcomer as command lines, each with the line that it gets, or how that begins.
 
-`~` stands for the folder of `mistaken.make_all`, {free} and {taken} for ports, {root} for that of the
-experiments that ship.
+`~` stands for the folder of `mistaken.make_all`, {free} and {taken} for ports, {root} for that of
+the experiments that ship.
 """
 
 DRAFTER = ["--drafter", "~/sound"]

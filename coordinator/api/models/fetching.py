@@ -6,6 +6,7 @@ them of `_Bar`, which shows nothing and counts. Raises what the library raises.
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections import deque
@@ -40,10 +41,23 @@ class Download:
         num_bytes = self._num_bytes()
         if not num_bytes:
             return Path(self._snapshot())
+        self._check_space(num_bytes)
         if say is None:
             logger.warning("fetching %s: %s", self.name, _shown(num_bytes))
         count = Count(num_bytes)
         return _watched(lambda: self._snapshot(tqdm_class=_bars_of(count)), self.name, count, say)
+
+    def _check_space(self, num_bytes: int) -> None:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        place = next(
+            one for one in (Path(HF_HUB_CACHE), *Path(HF_HUB_CACHE).parents) if one.exists()
+        )
+        if (free := shutil.disk_usage(place).free) < num_bytes:
+            raise ModelError(
+                f"{self.name}: {_shown(num_bytes)} are to be fetched, and {place} has room for "
+                f"{_shown(free)}; free some, or set HF_HOME to a folder of another disk"
+            )
 
     def _num_bytes(self) -> int:
         """Of the files that are not here; 0 also where nobody can be asked."""

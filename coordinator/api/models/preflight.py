@@ -50,7 +50,6 @@ class Preflight:
             return
         drafter = folders.find(node.model, node.revision)
         self._checkpoints.append((Role.DRAFTER, drafter))
-        tokenizers.check_size(drafter)
         tokenizers.check_fit(self._target, drafter)
 
     def _add_head(self, role: Role, name: str, revision: str | None) -> None:

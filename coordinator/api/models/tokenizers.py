@@ -17,9 +17,12 @@ OUR_TARGET, OUR_DRAFTER = MODELS / "target", MODELS / "drafter"
 FIX = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"
 
 
-def check_size(model: Checkpoint) -> None:
-    """Raises ModelError if the tokenizer knows more than the model can say."""
-    size, tokenizer = model.number("vocab_size"), _tokenizer(model)
+def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
+    """Raises ModelError if the tokenizer knows more than the model can say.
+
+    like  whose tokenizer is the same, and was read already
+    """
+    size, tokenizer = model.number("vocab_size"), _tokenizer(like or model)
     if size is None or tokenizer is None:
         return
     num_trained = tokenizer.get_vocab_size(with_added_tokens=False)
@@ -31,10 +34,14 @@ def check_size(model: Checkpoint) -> None:
 
 
 def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
-    """Raises IncompatibleError if drafts would mean something else to the target, and says how."""
-    files = target.folder / TOKENIZER, drafter.folder / TOKENIZER
-    if _same_bytes(*files):
+    """Raises IncompatibleError if drafts would mean something else to the target, and says how.
+
+    ModelError: as `check_size` of the drafter.
+    """
+    if _same_bytes(target.folder / TOKENIZER, drafter.folder / TOKENIZER):
+        check_size(drafter, like=target)
         return
+    check_size(drafter)
     theirs, own = _tokenizer(target), _tokenizer(drafter)
     if theirs is None and own is None:
         sizes = target.number("vocab_size"), drafter.number("vocab_size")
@@ -43,7 +50,7 @@ def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
         difference = _difference(target.name, theirs, drafter.name, own)
     if not difference:
         return
-    if drafter.folder == OUR_DRAFTER and target.folder != OUR_TARGET:
+    if drafter.folder.resolve() == OUR_DRAFTER and target.folder.resolve() != OUR_TARGET:
         raise IncompatibleError(
             f"the drafter that comes with Slipstream is for its own target, not for {target.name} "
             f"({difference}); give a small model with that one's tokenizer (--drafter NAME), or "

@@ -109,6 +109,13 @@ def test_what_is_here_already_is_not_spoken_of(hub: Hub) -> None:
     assert said == []
 
 
+def test_what_finds_no_room_is_refused_before_it_comes(hub: Hub) -> None:
+    hub.size = 10**20
+    with pytest.raises(ModelError, match=r"^someone/large: \d+\.0 GB are to be fetched, and /"):
+        Download("someone/large", None, ["*.safetensors"]).run(lambda _: None)
+    assert hub.fetched == []
+
+
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     count, bar = Count(16_400 * MB), SimpleNamespace(n=0)
     count.watch(bar)  # type: ignore[arg-type]
