@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 HUB_TIMEOUT_S = 5.0
 SAY_S = 0.2  # between two words of how far it is
 RATE_OVER_S = 5.0
-STALL_LIMIT_S = 120.0  # without a byte
+STALL_LIMIT_S = 600.0  # without a chunk: some are of 10 MB
 
 Say = Callable[[str], None]  # is told in a few words how far it is
 
@@ -45,7 +46,7 @@ class Download:
         if say is None:
             logger.warning("fetching %s: %s", self.name, _shown(num_bytes))
         count = Count(num_bytes)
-        return _watched(lambda: self._snapshot(tqdm_class=_bars_of(count)), self.name, count, say)
+        return _watched(lambda: str(self._snapshot(count)), self.name, count, say)
 
     def _check_space(self, num_bytes: int) -> None:
         from huggingface_hub.constants import HF_HUB_CACHE
@@ -69,7 +70,7 @@ class Download:
             return 0  # there may be a copy here
         return sum(file.file_size or 0 for file in files if file.will_download)
 
-    def _snapshot(self, **options: Any) -> Any:
+    def _snapshot(self, count: "Count | None" = None, **options: Any) -> Any:
         from huggingface_hub import snapshot_download
 
         return snapshot_download(
@@ -78,6 +79,7 @@ class Download:
             allow_patterns=list(self.wanted),
             ignore_patterns=list(self.not_wanted),
             etag_timeout=HUB_TIMEOUT_S,
+            tqdm_class=_bars_of(count or Count(0)),
             **options,
         )
 
@@ -157,20 +159,11 @@ def _bars_of(count: Count) -> type[_Bar]:
 
 def _watched(download: Callable[[], str], name: str, count: Count, say: Say | None) -> Path:
     """Run it in a thread, so that this one can say how far it is, and leave."""
-    folders: list[str] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            folders.append(download())
-        except BaseException as error:  # noqa: BLE001 (raised again by whoever waits)
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="fetching", daemon=True)
-    thread.start()
+    threads = ThreadPoolExecutor(1, thread_name_prefix="fetching")
+    running = threads.submit(download)
     moved_at, before = time.monotonic(), 0
     try:
-        while thread.is_alive():
+        while not running.done():
             now = time.monotonic()
             if count.done != before:
                 moved_at, before = now, count.done
@@ -181,12 +174,11 @@ def _watched(download: Callable[[], str], name: str, count: Count, say: Say | No
                 )
             if say is not None:
                 say(count.words(now))
-            thread.join(SAY_S)
+            wait([running], SAY_S)
     finally:
         count.is_stopped = True
-    if errors:
-        raise errors[0]
-    return Path(folders[0])
+        threads.shutdown(wait=False)
+    return Path(running.result())
 
 
 _UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}

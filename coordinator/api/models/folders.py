@@ -112,7 +112,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
     try:
         with _as_ours():
-            folder = find_folder(name, revision, SMALL, fetch=_fetch)
+            folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
     except ModelError as error:
         raise ModelError(f"{error}{_near(name)}") from error
     with _as_ours():
@@ -135,7 +135,11 @@ def _near(name: str) -> str:
     return next((meant.replace(n, f) for f, n in beside.items() if f" {n}?" in meant), "")
 
 
-def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | None = None) -> Path:
+def _fetch_silently(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
+    return _fetch(name, revision, wanted, lambda _: None)
+
+
+def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | None) -> Path:
     from engine.checkpoint import NOT_WANTED, hub_errors
 
     with _as_ours(), hub_errors(name, revision):
