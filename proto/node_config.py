@@ -86,6 +86,8 @@ class NodeConfig:
         """Raises ConfigurationError if the line is not a config."""
         try:
             fields: dict[str, Any] = json.loads(line)
+            if not isinstance(fields, dict):
+                raise TypeError("it is no object")
             layers = tuple(fields.get("layers", ()))
             return cls(**{**fields, "role": Role(fields["role"]), "layers": layers})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
