@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from importlib.util import find_spec
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
@@ -14,12 +15,21 @@ from proto.errors import ConfigurationError
 
 
 def connect_ray(wanted: Wanted) -> NodeLauncher:
-    """A launcher on a Ray cluster. Only here is Ray loaded. Raises ConfigurationError."""
+    """A launcher on a Ray cluster. Only here is Ray loaded.
+
+    Raises ConfigurationError, TransportError.
+    """
+    from deploy import ray_address
+
+    needed = "--ray needs the package `ray`, which"
+    if find_spec("ray") is None:
+        raise ConfigurationError(f"{needed} is not installed; run `make setup`")
+    ray_address.check(wanted.address)
     try:
         from deploy.ray_launcher import RayLauncher
     except ImportError as error:
         raise ConfigurationError(
-            f"--ray needs the package `ray`, which cannot be loaded ({error}); run `make setup`"
+            f"{needed} cannot be loaded ({error}); run `make setup`"
         ) from error
     return RayLauncher(wanted)
 

@@ -22,14 +22,9 @@ from engine.errors import ModelError
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.loading import PackedCheckpoint
+from engine.shards import Shapes, check_layers, read_shapes, weight_files
 from engine.tensor_parallel.split import Rank, split
-from engine.tensors import (
-    Shapes,
-    check_layers,
-    check_shapes,
-    read_shapes,
-    weight_files,
-)
+from engine.tensors import check_shapes
 from engine.weights import put, read_packed, read_weights, refuse_too_large, straight_onto
 
 DTYPES = {

@@ -1,65 +1,24 @@
 """Whether the tensors of a checkpoint are those that its config.json describes.
 
-What is compared is read from the heads of the files, before any memory is taken for weights: a
-wrong number in config.json must not cost terabytes.
+What is compared was read from the heads of the files (`shards.py`), before any memory is taken for
+weights: a wrong number in config.json must not cost terabytes.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
-from engine.model_files import (
-    LAYER_COUNTS,
-    Object,
-    fields_with,
-    one_line,
-    parts,
-    read_object,
-    refuse_odd_file,
-)
+from engine.model_files import Object, fields_with
+from engine.shards import Shapes
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Masks and frequencies that older checkpoints hold and newer models compute.
 _COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def read_shapes(folder: Path) -> Shapes:
-    """Return the shape of every tensor of a checkpoint, by name.
-
-    Raises:
-        ModelError: a file of it is missing, or torn, or is not what its name says.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(folder):
-        refuse_odd_file(path)
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
-    return shapes
-
-
-def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:
-    """Raise ModelError if there are more layers than tensors: to lay those out takes for ever."""
-    for part in parts(stated):
-        for field in LAYER_COUNTS:
-            count = part.get(field) or 0
-            if count > len(shapes):
-                raise ModelError(
-                    f"{path}: {field} is {count}, but the checkpoint has {len(shapes)} tensors; "
-                    "config.json is of another model"
-                )
 
 
 def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None:
@@ -157,35 +116,6 @@ def refuse_not_finite(folder: Path, model: Any) -> None:
                 f"{folder}: the weight {name} holds NaN or infinity in {weight.dtype}; get the "
                 "checkpoint again, or use a dtype with its range (bfloat16, float32)"
             )
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads: one, or those that the index names.
-
-    Raises:
-        ModelError: there is none, or the index names what is not there.
-    """
-    whole, index = folder / _WHOLE, folder / _INDEX
-    if whole.exists() or whole.is_symlink():
-        return [whole]
-    if not (index.exists() or index.is_symlink()):
-        raise ModelError(f"{folder}: it has neither {_WHOLE} nor {_INDEX}; name its weights so")
-    content = read_object(index)
-    named = content.get("weight_map")
-    if not isinstance(named, dict) or not named or not all(map(_is_name, named.values())):
-        raise ModelError(f"{index}: weight_map must name a file for each tensor; get it again")
-    if not isinstance(content.get("metadata"), dict):
-        raise ModelError(f"{index}: metadata must be an object, if an empty one; get it again")
-    files = [folder / name for name in sorted(set(named.values()))]
-    for path in files:
-        if not path.exists():
-            raise ModelError(f"{index}: it names {path.name}, which is not there; get it again")
-    return files
-
-
-def _is_name(value: object) -> bool:
-    """Whether this is the name of a file in the folder itself."""
-    return isinstance(value, str) and value.endswith(".safetensors") and Path(value).name == value
 
 
 def _pattern(name: str) -> str:

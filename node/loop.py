@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory, RankError
@@ -34,7 +35,7 @@ from proto.messages import (
     SessionMark,
     Welcome,
 )
-from proto.node_config import NodeConfig
+from proto.node_config import FETCHING, NodeConfig
 from proto.stopwatch import Phase
 
 IDLE_S = 1.0
@@ -85,6 +86,8 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
     def say(state: str) -> None:
         heart.state = state
 
+    if not Path(config.model).expanduser().is_dir():
+        say(FETCHING)
     try:
         engine = _load(config, say)
     except (OutOfMemory, RankError) as error:

@@ -13,6 +13,9 @@ SlipstreamError
     └── RemoteProtocolError a peer sent something that the protocol does not allow
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SlipstreamError(Exception):
     """Anything that a user of Slipstream may want to catch."""
@@ -72,3 +75,10 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, for one
         line = f"a value of type {type(value).__name__}"
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that ends such a line; empty if none of the known words is much like this one."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""

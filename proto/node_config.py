@@ -13,6 +13,7 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
+FETCHING = "fetching the model"  # a node's state while no limit for its start runs
 MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
@@ -85,6 +86,8 @@ class NodeConfig:
         """Raises ConfigurationError if the line is not a config."""
         try:
             fields: dict[str, Any] = json.loads(line)
+            if not isinstance(fields, dict):
+                raise TypeError("it is no object")
             layers = tuple(fields.get("layers", ()))
             return cls(**{**fields, "role": Role(fields["role"]), "layers": layers})
         except (ValueError, TypeError, KeyError, RecursionError) as error:

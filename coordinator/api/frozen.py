@@ -1,5 +1,6 @@
 """Settings that do not change, and say in one line what is wrong with them."""
 
+import re
 from typing import Self, TypeVar
 
 from pydantic import (
@@ -10,8 +11,9 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
-from proto.errors import ConfigurationError, shown
+from proto.errors import ConfigurationError, did_you_mean, shown
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -36,8 +38,10 @@ class Frozen(BaseModel):
             if first["type"] == "extra_forbidden":
                 known = ", ".join(cls.model_fields)
                 line = f"{cls.__name__} has no setting {name!r}; there are {known}"
+                line += did_you_mean(name, cls.model_fields)
             else:
                 line = f"{named(name, info)}: {first['msg']} (got {shown(first['input'])})"
+                line += _meant(first)
             raise ConfigurationError(line) from error
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -46,6 +50,14 @@ class Frozen(BaseModel):
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
+
+
+def _meant(error: ErrorDetails) -> str:
+    """Which of the words that are allowed was probably meant."""
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    words = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+    return did_you_mean(error["input"], words)
 
 
 def named(name: str, info: ValidationInfo) -> str:

@@ -12,7 +12,9 @@ from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
+from coordinator.api.models.heads import find_config, read
 from coordinator.api.models.nodes import node_configs
+from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
 from coordinator.cluster.service import Service
@@ -34,6 +36,7 @@ from proto.messages import (
     Role,
     SamplingSpec,
 )
+from proto.node_config import FETCHING
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]
@@ -44,7 +47,9 @@ class Pair:
 
     with_drafter   False starts the target alone (for `ar`), without heads; without a drafter's
                    process it is with the drafter `ngram`, and with heads in the target's
-    make_launcher  who starts the node processes, and where
+    check          called before a process is started: what it refuses need not wait for one
+    make_launcher  who starts the node processes, and where; by default here, and then all that can
+                   be known of devices and models is looked at first (`preflight`)
     traced         record what every process does, for `write_trace`
 
     Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
@@ -57,13 +62,21 @@ class Pair:
         *,
         with_drafter: bool = True,
         say: Say | None = None,
+        check: "Callable[[Pair], None] | None" = None,
         make_launcher: MakeLauncher = Launcher,
         traced: bool = False,
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
         check_spare()
+        preflight = None
+        if make_launcher is Launcher:
+            preflight = look_at(config, drafts=with_drafter)
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
+        if check is not None:
+            check(self)
+        if preflight is not None:
+            preflight.fetch(say)
         self._launcher = make_launcher()
         try:
             self.service = Service(
@@ -93,6 +106,8 @@ class Pair:
         deadline = time.monotonic() + self.config.start_timeout_s
         while not self.service.registry.none_expected():
             self.service.check_alive()
+            if FETCHING in self.states().values():  # on another host
+                deadline = time.monotonic() + self.config.start_timeout_s
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
                 raise NodeError(
@@ -247,6 +262,14 @@ class Pair:
         )
         return stream, seed
 
+    def _limits(self) -> tuple[int, int]:
+        """Most tokens of a text, and columns of the logits; before there is a target, at most."""
+        if hasattr(self, "service"):
+            hello = self.hello(Role.TARGET)
+            return hello.max_model_len, hello.logits_size
+        path = find_config(self.config.target, self.config.target_revision)
+        return known_limits({} if path is None else read(path), self.config.max_model_len)
+
     def ending(self, request: SamplingParams) -> Ending:
         """What ends a text."""
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
@@ -285,7 +308,7 @@ class Pair:
     def reviewed_params(self, params: object) -> SamplingParams:
         """The parameters, checked again and against the target. Raises ConfigurationError."""
         request = reviewed(SamplingParams, params, "sampling_params")
-        size = self.hello(Role.TARGET).logits_size
+        _, size = self._limits()
         named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
         for name, ids in named.items():
             if any(token >= size for token in ids):
@@ -318,8 +341,7 @@ class Pair:
         """Raises ConfigurationError if the target cannot take the prompt."""
         if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
             raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
-        hello = self.hello(Role.TARGET)
-        max_len = hello.max_model_len
+        max_len, size = self._limits()
         if not prompt:
             raise ConfigurationError("the prompt is empty: give at least one token")
         if len(prompt) >= max_len:
@@ -327,8 +349,8 @@ class Pair:
                 f"the prompt has {len(prompt)} tokens, but the target takes {max_len} with the "
                 "answer; shorten it or raise --max-model-len (up to the model's own limit)"
             )
-        if not all(0 <= token < hello.logits_size for token in prompt):
-            raise ConfigurationError(f"prompt ids must lie in 0..{hello.logits_size - 1}")
+        if not all(0 <= token < size for token in prompt):
+            raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
 
     def write_trace(self, path: Path) -> None:
         """Write what was recorded since the last trace, or the start, as a Chrome trace.

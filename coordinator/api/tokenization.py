@@ -1,12 +1,9 @@
 """Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch)."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from httpx2 import TransportError
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from tokenizers import Tokenizer
 
 from coordinator.text.detokenization import TextStream
@@ -17,20 +14,44 @@ HUB_TIMEOUT_S = 5.0
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
     """A file of a model in a folder or on the hub; None if there is none."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        disable_progress_bars()
-        try:
-            # Unlike a download of one file it turns to the local copy at once without a network.
-            folder = Path(
-                snapshot_download(
-                    model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
-                )
+    folder: Path | None = Path(model).expanduser()
+    if not (folder and folder.is_dir()):
+        folder = _fetched(model, revision, name)
+    path = folder and folder / name
+    return path if path and path.exists() else None
+
+
+def _fetched(model: str, revision: str | None, name: str) -> Path | None:
+    """The folder of a model on the hub with this file; its library takes a while to load."""
+    from httpx2 import TransportError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        # Unlike a download of one file it turns to the local copy at once without a network.
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
             )
-        except (OSError, HfHubHTTPError, TransportError, LocalEntryNotFoundError, ValueError):
-            return None
-    path = folder / name
-    return path if path.exists() else None
+        )
+    except (OSError, HfHubHTTPError, TransportError, LocalEntryNotFoundError, ValueError):
+        return None
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file, read once while it does not change. Raises ModelError."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except Exception as error:
+        line = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path}: cannot be read: {line}; get it again") from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _changed_ns: int) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
 
 
 class Tokenization:
@@ -47,10 +68,7 @@ class Tokenization:
         path = find_file(model, revision, "tokenizer.json")
         if path is None:
             return None
-        try:
-            return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:
-            raise ModelError(f"cannot read {path}: {error}") from error
+        return cls(read_tokenizer(path))
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text.

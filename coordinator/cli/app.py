@@ -15,6 +15,7 @@ from coordinator.cli.demo.command import demo
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.keys import keys
+from coordinator.cli.mistakes import line_of
 from coordinator.cli.screens.help import Command as HelpfulCommand
 from coordinator.cli.screens.help import examples
 from coordinator.cli.verify_lossless import verify_lossless
@@ -104,9 +105,9 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
             raise ConfigurationError("standard output is closed; the text is written there")
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
-        message = getattr(error, "format_message", error.__str__)()
-        # Without a command the message is the help itself.
-        typer.echo(message if "Usage:" in message else f"error: {message}", err=True)
+        line = line_of(error)
+        # Without a command it is the help itself.
+        typer.echo(line if "Usage:" in line else f"error: {line}", err=True)
         return EXIT_USAGE
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)

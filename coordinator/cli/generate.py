@@ -75,6 +75,7 @@ def generate(
             config,
             with_drafter=speculation.drafts,
             say=progress.say,
+            check=partial(_check_known, asked, request),
             make_launcher=launcher,
             traced=trace is not None,
         )
@@ -209,7 +210,7 @@ class Run:
         """Raises ConfigurationError if it does not fit and is the only one."""
         place = Place(index, total, asked.text, self.pair.decoder)
         try:
-            text, ids = self._encoded(asked)
+            text, ids = _encoded(self.pair, asked)
             self.pair.check(ids)
         except ConfigurationError as error:
             if total == 1:
@@ -246,12 +247,24 @@ class Run:
             raise
         self.writer.end(prompt.request.whole())
 
-    def _encoded(self, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
-        if asked.text is None:
-            return None, asked.ids
-        if asked.is_chat:
-            return self.pair.encode_chat([{"role": "user", "content": asked.text}])
-        return asked.text, self.pair.encode(asked.text)
+
+def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
+    """Raises ConfigurationError."""
+    if asked.text is None:
+        return None, asked.ids
+    if asked.is_chat:
+        return pair.encode_chat([{"role": "user", "content": asked.text}])
+    return asked.text, pair.encode(asked.text)
+
+
+def _check_known(asked: Sequence[Asked], request: SamplingParams, pair: Pair) -> None:
+    """Before a process starts. Of several prompts those that fit are answered all the same.
+
+    Raises ConfigurationError.
+    """
+    pair.reviewed_params(request)
+    if len(asked) == 1:
+        pair.check(_encoded(pair, asked[0])[1])
 
 
 def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool) -> list[Asked]:

@@ -16,7 +16,7 @@ from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.screens.loading import models_of
 from coordinator.lossless import checks as lossless
 from coordinator.lossless.checks import Check, Text
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, did_you_mean
 from proto.policies import TABLE
 
 PROMPTS = (
@@ -106,7 +106,10 @@ def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
     every = [checked(SpeculationConfig, policy=row.name) for row in TABLE if row.drafts]
     known = {str(policy.policy): policy for policy in (*every, *default)}
     if unknown := [name for name in names or () if name not in known]:
-        raise ConfigurationError(f"--policy: {unknown[0]!r} is none of {', '.join(known)}")
+        raise ConfigurationError(
+            f"--policy: {unknown[0]!r} is none of {', '.join(known)}"
+            f"{did_you_mean(unknown[0], known)}"
+        )
     return [policy for name, policy in known.items() if name in names] if names else default
 
 

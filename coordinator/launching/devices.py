@@ -7,7 +7,12 @@ from collections.abc import Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
+from proto.errors import ConfigurationError
 from proto.messages import Role
+
+_RUNS = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
+_DEVICE = re.compile(rf"cpu|(?P<kind>cpu|cuda):(?P<runs>{_RUNS})")
+SPELT = "use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or cuda:N-M (a part on each)"
 
 
 def chosen_devices(target: str, drafter: str) -> tuple[str, str]:
@@ -32,6 +37,68 @@ def num_ranks(device: str, size: int = 1) -> int:
     if not all(first.isdecimal() and last.isdecimal() for first, last in numbers):
         return 1  # the node refuses it
     return max(1, sum(int(last) - int(first) + 1 for first, last in numbers))
+
+
+def check_device(role: Role, name: str, size: int = 1) -> None:
+    """Raises ConfigurationError if a model cannot be on `name`, as far as is known without torch.
+
+    name  as it was given; empty: the default, which is always there
+    size  ranks that are asked for; 1: as many as the name has
+    """
+    if not name:
+        return
+    parts = [_DEVICE.fullmatch(part) for part in re.split(r",(?=[a-z])", name)]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        raise ConfigurationError(f"unknown {role} device {name!r}: {SPELT}")
+    kinds = {part["kind"] or "cpu" for part in found}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"{role} device {name}: the ranks of a model are all GPUs or all CPUs; name one kind"
+        )
+    numbers = [number for part in found for number in _numbers(role, name, part["runs"] or "")]
+    if kinds == {"cuda"}:
+        extra = size - 1 if len(numbers) == 1 else 0  # those from the first one on
+        _check_gpus(f"{role} device {name}", max(numbers) + extra)
+    elif max(numbers, default=0) >= (count := os.cpu_count() or 1):
+        raise ConfigurationError(
+            f"{role} device {name}: there is no such core; those here are cpu:0 to cpu:{count - 1}"
+        )
+    if size not in (1, num_ranks(name)) and num_ranks(name) > 1:
+        raise ConfigurationError(
+            f"{role} device {name} is {num_ranks(name)} ranks, but {size} are asked for; name as "
+            "many, or leave one of the two out"
+        )
+
+
+def _numbers(role: Role, name: str, runs: str) -> list[int]:
+    """The cores or GPUs of one part of a device's name; none: any."""
+    found: list[int] = []
+    for run in filter(None, runs.split(",")):
+        first, _, last = run.partition("-")
+        if int(last or first) < int(first):
+            raise ConfigurationError(
+                f"{role} device {name}: {run} is no range; the lower number first"
+            )
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _check_gpus(what: str, highest: int) -> None:
+    if "+rocm" in version("torch"):
+        return  # its GPUs have other names than those that are counted here
+    count = _num_gpus()
+    if not count:
+        why = "no GPU is there"
+        if version("torch").endswith("+cpu"):
+            why = "the torch that is installed is one for CPUs alone"
+        elif os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+            why = "CUDA_VISIBLE_DEVICES leaves none"
+        raise ConfigurationError(f"{what}: there is no GPU to use ({why}); use cpu, or no device")
+    if highest >= count:
+        raise ConfigurationError(
+            f"{what}: there is no GPU {highest}; those here are cuda:0 to cuda:{count - 1}"
+        )
 
 
 def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1) -> str:

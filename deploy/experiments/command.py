@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from coordinator.api.chat import ChatTemplate
+from coordinator.api.config import PairConfig
+from coordinator.api.models.preflight import look_at
 from coordinator.api.tokenization import Tokenization
 from coordinator.launching.devices import is_device_here
 from coordinator.launching.launcher import ConnectRay
@@ -36,7 +38,7 @@ from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from deploy.experiments.traces import write_traces
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, did_you_mean
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
@@ -87,6 +89,7 @@ def experiment(
         with Watch(console) as watch:
             arms = _that_run_here(wanted.arms, watch.warn)
             jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
+            _check_models([job.arm for job in jobs])
             _measure(wanted, jobs, rows, watch, context.obj)
             traces = ""
             if with_traces:
@@ -152,8 +155,11 @@ def _path_of(file: Path) -> Path:
     if file.exists() or file.parent != Path() or not shipped.exists():
         if file.is_file():
             return file
-        names = ", ".join(sorted(path.stem for path in SHIPPED.glob(f"*{SUFFIX}")))
-        raise ConfigurationError(f"there is no experiment {file}; those that ship are {names}")
+        names = sorted(path.stem for path in SHIPPED.glob(f"*{SUFFIX}"))
+        raise ConfigurationError(
+            f"there is no experiment {file}; those that ship are {', '.join(names)}"
+            f"{did_you_mean(file.stem, names)}"
+        )
     return shipped
 
 
@@ -211,6 +217,15 @@ def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
         return tokenization.decode(tuple(tokens))
 
     return Job(arm, prompts, talk, decode)
+
+
+def _check_models(arms: Sequence[Arm]) -> None:
+    """Raises SlipstreamError if a pair of this machine could not be started, hours later."""
+    looked_at: list[PairConfig] = []
+    for arm in arms:
+        if not arm.work.peer and not arm.launch.ray and arm.pair not in looked_at:
+            look_at(arm.pair, drafts=True)
+            looked_at.append(arm.pair)
 
 
 def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:

@@ -14,7 +14,6 @@ several, with the one that agrees with it in whatever these differ in.
 """
 
 import dataclasses
-import difflib
 import itertools
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from coordinator.api.frozen import Frozen
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS
-from proto.errors import ConfigurationError, SlipstreamError, shown
+from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.messages import Role
 
 MAX_ARMS = 400
@@ -351,8 +350,7 @@ def _parsed(name: str, value: object, folder: Path) -> object:
 def _check_known(settings: Iterable[str]) -> None:
     for name in settings:
         if name not in HOME:
-            near = difflib.get_close_matches(name, HOME, n=1)
-            hint = f"; do you mean {near[0]}?" if near else "; see docs/experiments.md"
+            hint = did_you_mean(name, HOME) or "; see docs/experiments.md"
             raise ConfigurationError(f"there is no setting {name!r}{hint}")
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from engine.checkpoint import find_folder
+from engine.checkpoint import WANTED_OF_HEADS, find_folder
 from engine.device import claim, cpu_is_fast_in, pin
 from engine.errors import ModelError
 from engine.executor import Executor
@@ -19,7 +19,7 @@ from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor
 from engine.heads.target import Target
-from engine.heads.tensors import FETCHED, HeadTensors
+from engine.heads.tensors import HeadTensors
 from engine.loading import Engine
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.model import DTYPES, LoadedModel, refuse_unknown_dtype
@@ -56,7 +56,7 @@ def load_head(
     refuse_unknown_dtype(dtype)
     assert feature_dtype in DTYPES
     where = claim(device)
-    folder = find_folder(name, revision, FETCHED)
+    folder = find_folder(name, revision, WANTED_OF_HEADS)
     path, stated = folder / "config.json", read_config(folder)
     tensors = HeadTensors(folder, target)
     kind = head_kind(stated)

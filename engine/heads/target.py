@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from engine.heads.tensors import linear
 from engine.model import Checked, check_checkpoint, max_model_len
 from engine.model_files import one_line
-from engine.tensors import weight_files
+from engine.shards import weight_files
 
 _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 

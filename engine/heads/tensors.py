@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 
 from engine.errors import ModelError
 from engine.model_files import one_line, refuse_odd_file
-from engine.tensors import weight_files
+from engine.shards import weight_files
 
 # In this order: what is safe to read first. No other name is looked for.
 _MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-FETCHED = ("*.bin", "*.pt")  # besides what is fetched of any model
 
 
 class HeadTensors:

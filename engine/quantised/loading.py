@@ -23,7 +23,7 @@ from engine.model_files import one_line
 from engine.quantised import awq, fp8, gptq, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.packed import BadTensors, Sizes, Tensors
-from engine.tensors import Shapes, weight_files
+from engine.shards import Shapes, weight_files
 
 # Scales of activations, and of keys and values: neither is rounded here.
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")

@@ -188,9 +188,8 @@ class Listener:
             self.close(linger_s=0.0)
             is_taken = error.errno == zmq.EADDRINUSE
             advice = "is another coordinator running there?" if is_taken else NAME_AN_ADDRESS
-            raise TransportError(
-                f"cannot listen on {endpoint}: {error.strerror}; {advice}"
-            ) from error
+            why = os.strerror(zmq.EADDRINUSE) if is_taken else error.strerror
+            raise TransportError(f"cannot listen on {endpoint}: {why}; {advice}") from error
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property

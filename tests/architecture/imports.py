@@ -22,6 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_ALSO_IMPORT = {
     # What a head is called, which the coordinator knows too.
     **{f"engine/heads/{n}.py": {"proto"} for n in ("eagle_layer", "layouts", "loaded", "loading")},
+    # What a folder must be, as far as it is looked at without torch.
+    "coordinator/api/models/folders.py": {"engine"},
     # Heads at home are a drafter in the target's process.
     "target_node/home.py": {"drafter_node"},
     "target_node/heads.py": {"drafter_node"},

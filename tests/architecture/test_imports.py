@@ -75,6 +75,19 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
     assert not loaded & {*of_nodes, "ray"}
 
 
+def test_what_the_coordinator_asks_of_the_engine_about_folders_needs_no_torch() -> None:
+    program = (
+        "import sys; from coordinator.api.models import folders; "
+        "folders.find('models/target', None).check_weights(); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "engine" in loaded
+    assert not loaded & {"torch", "transformers", "huggingface_hub"}
+
+
 @pytest.mark.parametrize("node", ["target_node", "drafter_node"])
 def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str) -> None:
     program = f"import sys, {node}.__main__; print(*sys.modules)"

@@ -1,8 +1,10 @@
 """A drafter that fails costs speed, never a text, and it is said once what became of it."""
 
+import json
 import logging
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -184,9 +186,12 @@ def test_nothing_is_started_when_the_coordinator_ends_in_between(
 def test_a_drafter_that_cannot_be_used_is_an_error_from_the_start(
     tiny: PairConfig, tmp_path: Path
 ) -> None:
-    nowhere = tiny.model_copy(update={"drafter": str(tmp_path)})
-    with pytest.raises(NodeError, match=r"no config\.json"):
-        Pair(nowhere)
+    odd = Path(shutil.copytree(tiny.drafter, tmp_path / "odd"))
+    config = json.loads((odd / "config.json").read_text())
+    # Only whoever makes a model of it can know.
+    (odd / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    with pytest.raises(NodeError, match=r"the drafter failed: .* lacks 9 tensors of this model"):
+        Pair(tiny.model_copy(update={"drafter": str(odd)}))
 
 
 def test_the_command_line_says_it_in_one_line_and_in_the_figures(tiny: PairConfig) -> None:

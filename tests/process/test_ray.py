@@ -259,7 +259,7 @@ def test_what_ray_says_of_its_hosts_is_not_printed_among_the_text(cluster: Clust
 def test_an_address_where_nobody_answers_is_one_line_in_time(arguments: list[str]) -> None:
     started = time.monotonic()
     done = run([*arguments, "--ray", f"127.0.0.1:{free_port()}"])
-    assert_one_line(done, "no Ray cluster answers at 127.0.0.1:")
+    assert_one_line(done, "there is no Ray cluster at 127.0.0.1:")
     assert time.monotonic() - started < 30
 
 

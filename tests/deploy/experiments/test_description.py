@@ -108,7 +108,7 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
 @pytest.mark.parametrize(
     ("table", "line"),
     [
-        ({"polcy": "sync"}, "there is no setting 'polcy'; do you mean policy?"),
+        ({"polcy": "sync"}, "there is no setting 'polcy'; did you mean policy?"),
         ({"seed": 3}, "there is no setting 'seed'"),
         ({"policy": "swift"}, "arm 'swift': policy: Input should be"),
         ({"policy": ["sync", "sync"]}, "two arms are called 'sync'"),

@@ -1,0 +1,157 @@
+"""The folder of a model: found, and held to what it states, before a node is started.
+
+What a folder must be is known to the engine alone (`engine/checkpoint.py`, `model_files.py`,
+`shards.py`): its checks that need no torch are made here as well, so both say the same of it. They
+are loaded when the first folder is looked at.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.api.models import architectures
+from coordinator.api.models.fetching import Download, Say
+from proto.errors import ModelError, did_you_mean
+
+TOKENIZER = "tokenizer.json"
+# Without the weights: those are large, and fetched when all else is known to fit.
+HEAD_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
+ANY_HEAD_FILES = (
+    *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's folder on this machine; of one on the hub it may lack the weights as yet.
+
+    name     as the user gave it
+    stated   what config.json holds
+    is_head  whether it is to be read as a head
+    """
+
+    name: str
+    revision: str | None
+    folder: Path
+    stated: Mapping[str, Any]
+    is_head: bool
+
+    @property
+    def config(self) -> Path:
+        """Of which messages speak."""
+        return self.folder / "config.json"
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """What describes the language model."""
+        inner = self.stated.get("text_config")
+        return inner if isinstance(inner, dict) else self.stated
+
+    def number(self, field: str) -> int | None:
+        """A number that its config.json states of the language model."""
+        found = self.text_config.get(field)
+        return found if type(found) is int else None
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether its files were fetched, or are to be."""
+        return not Path(self.name).expanduser().is_dir()
+
+    def fetch_weights(self, say: Say | None) -> None:
+        """Fetch what is not here yet. Raises ModelError."""
+        from engine.checkpoint import WANTED, WANTED_OF_HEADS
+
+        if self.is_on_hub:
+            wanted = WANTED_OF_HEADS if self.is_head else WANTED
+            _fetch(self.name, self.revision, wanted, say)
+
+    def check_weights(self) -> None:
+        """Raises ModelError if a file of weights is missing or torn, or there are too few."""
+        from engine import shards
+        from engine.checkpoint import refuse_no_safetensors
+
+        with _as_ours():
+            if self.is_head:
+                self._check_head_files()
+                return
+            refuse_no_safetensors(self.name, self.folder)
+            shapes = shards.read_shapes(self.folder)
+            shards.check_layers(self.config, dict(self.stated), shapes)
+
+    def _check_head_files(self) -> None:
+        if not any((self.folder / name).exists() for name in ANY_HEAD_FILES):
+            names = " or ".join(("model.safetensors", "pytorch_model.bin"))
+            raise ModelError(
+                f"{self.folder}: no weights of a head; name them {names}, of Medusa "
+                f"{ANY_HEAD_FILES[0]} or {ANY_HEAD_FILES[1]}"
+            )
+        self.head_shapes()
+
+    def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of a head's tensors, where they stand in a file that can be read here."""
+        from engine import shards
+
+        with _as_ours():
+            for name in HEAD_FILES:
+                if (self.folder / name).is_file():
+                    return shards.shapes_in(self.folder / name)
+        return {}
+
+
+def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
+    """The model's folder, of one on the hub without weights; its config.json is as it must be.
+
+    Raises ModelError.
+    """
+    from engine.checkpoint import SMALL, find_folder
+    from engine.model_files import read_config, stated_eos_ids
+    from engine.quantised.formats import read_format
+
+    try:
+        with _as_ours():
+            folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
+    except ModelError as error:
+        raise ModelError(f"{error}{_near(name)}") from error
+    with _as_ours():
+        stated = read_config(folder)
+        checkpoint = Checkpoint(name, revision, folder, stated, is_head)
+        if not is_head:
+            stated_eos_ids(folder, stated)
+            read_format(checkpoint.config, stated)
+            architectures.refuse(name, checkpoint.config, stated)
+    return checkpoint
+
+
+def _near(name: str) -> str:
+    """Which folder was probably meant, if there is one beside it."""
+    path = Path(name).expanduser()
+    if path.exists() or not path.name or not path.parent.is_dir():
+        return ""
+    beside = {str(one.parent): one.parent.name for one in path.parent.glob("*/config.json")}
+    meant = did_you_mean(path.name, beside.values())
+    return next((meant.replace(n, f) for f, n in beside.items() if f" {n}?" in meant), "")
+
+
+def _fetch_silently(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
+    return _fetch(name, revision, wanted, lambda _: None)
+
+
+def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | None) -> Path:
+    from engine.checkpoint import NOT_WANTED, hub_errors
+
+    with _as_ours(), hub_errors(name, revision):
+        return Download(name, revision, wanted, NOT_WANTED).run(say)
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """The engine's refusal as the project's."""
+    from engine.errors import EngineError
+
+    try:
+        yield
+    except EngineError as error:
+        raise ModelError(str(error)) from error

@@ -1,0 +1,266 @@
+"""The mistakes of a newcomer as command lines, each with the line that it gets, or how that begins.
+
+`~` stands for the folder of `mistaken.make_all`, {free} and {taken} for ports, {root} for that of
+the experiments that ship.
+"""
+
+DRAFTER = ["--drafter", "~/sound"]
+ALONE = ["--policy", "ar"]
+POLICIES = "'auto', 'ar', 'sync', 'pearl', 'amusd', 'pipelined', 'ssd' or 'tree'"
+GET = "get it again"
+FULL = "use a model with plain full attention"
+HEAD = "use a head made for this target"
+UP = "bring one up (docs/cluster.md), or leave --ray out: then both processes run on this machine"
+KEYS = "make keys with `python -m coordinator keys new DIR`"
+NAME = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"
+
+GENERATE: list[tuple[list[str], str]] = [
+    # What is asked for
+    ([], "give either PROMPT, --prompt-file or --prompt-ids"),
+    (
+        ["Once", "upon", "a", "time"],
+        "too many arguments: upon a time; a text of several words needs quotes around it",
+    ),
+    ([""], "the prompt is empty: give at least one token"),
+    (["--prompt-ids", "one"], "--prompt-ids: expected numbers like 1,2,3, got 'one'"),
+    (["--prompt-ids", "5,70000"], "prompt ids must lie in 0..4095"),
+    (
+        ["--prompt-ids", ",".join(["5"] * 3000)],
+        "the prompt has 3000 tokens, but the target takes 2048 with the answer; shorten it or "
+        "raise --max-model-len (up to the model's own limit)",
+    ),
+    (["--prompt-file", "~/none.txt"], "cannot read ~/none.txt: No such file or directory"),
+    (["--prompt-file", "~"], "cannot read ~: Is a directory"),
+    (["--prompt-file", "~/empty.txt"], "~/empty.txt has no prompts: every line is empty"),
+    (
+        ["--prompt-file", "~/prompts.jsonl"],
+        "~/prompts.jsonl, line 2: not JSON (Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1))",
+    ),
+    (["--prompt-file", "~/text.jsonl"], '~/text.jsonl, line 1: expected an object with a "prompt"'),
+    (["--prompt-file", "~/latin.txt"], "~/latin.txt is not UTF-8 (byte 3)"),
+    (["a", "--chat", "--target", "~/no-template", *DRAFTER], "the chat template of"),
+    (["a", "--reference", "~/none.txt", "--also-ngram"], "cannot read ~/none.txt: No such file"),
+    # Numbers and words
+    (["a", "--polcy", "auto"], "there is no option --polcy; did you mean --policy?"),
+    (["a", "--max-token=5"], "there is no option --max-token; did you mean --max-tokens?"),
+    (
+        ["a", "--wibble"],
+        "there is no option --wibble; `generate --help` lists them",
+    ),
+    (
+        ["a", "--policy", "pipeline"],
+        f"--policy: Input should be {POLICIES} (got 'pipeline'); did you mean pipelined?",
+    ),
+    (
+        ["a", "--dtype", "bf16"],
+        "--dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16' (got 'bf16'); did you "
+        "mean bfloat16?",
+    ),
+    (
+        ["a", "--max-tokens", "0"],
+        "--max-tokens: Input should be greater than or equal to 1 (got 0)",
+    ),
+    (["a", "--max-tokens", "many"], "Invalid value for '--max-tokens':"),
+    (
+        ["a", "--temperature", "-1"],
+        "--temperature: Input should be greater than or equal to 0 (got",
+    ),
+    (["a", "--top-p", "1.5"], "--top-p: Input should be less than or equal to 1 (got 1.5)"),
+    (["a", "--max-model-len", "0"], "--max-model-len: Input should be greater than or equal to 2"),
+    (["a", "--n", "3"], "n is 3, but at temperature 0 all texts are the same; raise the"),
+    (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
+    (["a", "--stop-token-ids", "70000"], "stop_token_ids: token ids must lie in 0..4095"),
+    (["a", "--policy-option", "widht=4"], "--policy-option:"),
+    (["a", "--link", "drafter:delay=5"], "--link:"),
+    # Models
+    (
+        ["a", "--target", "~/none"],
+        "~/none: no such folder; give a model's folder or its name on the hub",
+    ),
+    (
+        ["a", "--target", "~/sonud"],
+        "~/sonud: no such folder; give a model's folder or its name on the hub; did you mean "
+        "~/sound?",
+    ),
+    (
+        ["a", "--target", "~/model.gguf"],
+        "~/model.gguf: no such folder; give a model's folder or its name on the hub",
+    ),
+    (
+        ["a", "--target", "someone/model"],
+        "someone/model: no such folder here, and the hub cannot be reached; give a local folder",
+    ),
+    (
+        ["a", "--target", "~/sound", "--target-revision", "main"],
+        "--target-revision is for a model on the hub, but ~/sound is a folder; leave it out",
+    ),
+    (
+        ["a", "--target", "~/no-config"],
+        "~/no-config: no config.json in ~/no-config; is it the folder of a model?",
+    ),
+    (
+        ["a", "--target", "~/garbled"],
+        "~/garbled/config.json: it is no JSON (Expecting value: line 1 column 16 (char 15)); "
+        + GET,
+    ),
+    (["a", "--target", "~/listed"], f"~/listed/config.json: it holds no JSON object but []; {GET}"),
+    (
+        ["a", "--target", "~/no-heads"],
+        "~/no-heads/config.json: num_attention_heads is 0; it must be a whole number from 1 on",
+    ),
+    (
+        ["a", "--target", "~/typo"],
+        "~/typo/config.json: model_type is 'lama', which transformers does not know here; use a "
+        "model that needs no code of its own; did you mean llama?",
+    ),
+    (["a", "--target", "~/no-type"], "~/no-type/config.json: model_type is None, and it must name"),
+    (
+        ["a", "--target", "~/recurrent"],
+        "~/recurrent: mamba has recurrent layers, whose state cannot be rolled back; " + FULL,
+    ),
+    (["a", "--target", "~/t5"], "~/t5: t5 is an encoder-decoder model; use a decoder-only one"),
+    (
+        ["a", "--target", "~/sliding"],
+        "~/sliding: mistral has sliding-window attention (4096 tokens), which a rolled-back tree "
+        "would break; " + FULL,
+    ),
+    (
+        ["a", "--target", "~/vision"],
+        "~/vision: clip is not a causal language model for transformers; use one",
+    ),
+    (
+        ["a", "--target", "~/packed"],
+        '~/packed/config.json: quantization_config.quant_method is "hqq"; fp8, compressed-tensors '
+        "(float-quantized), gptq, awq and bitsandbytes (nf4) are covered: use one of these, or "
+        "plain weights",
+    ),
+    (
+        ["a", "--target", "~/no-weights", *DRAFTER],
+        "~/no-weights: no *.safetensors in ~/no-weights; only safetensors weights are read, so "
+        "convert the model (save_pretrained writes them)",
+    ),
+    (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
+    (
+        ["a", "--target", "~/torn"],
+        "~/torn/model.safetensors: cannot be read: Error while deserializing header: incomplete "
+        f"metadata, file not fully covered; {GET}",
+    ),
+    (["a", "--target", "~/pointer"], "~/pointer/model.safetensors: cannot be read:"),
+    (["a", "--drafter", "~/torn"], "~/torn/model.safetensors: cannot be read:"),
+    (
+        ["a", "--target", "~/sharded"],
+        "~/sharded/model.safetensors.index.json: it names model-00002-of-00002.safetensors, which "
+        f"is not there; {GET}",
+    ),
+    (["a", "--target", "~/adapter"], "~/adapter/adapter_config.json: the folder holds an adapter;"),
+    # Tokenizers
+    (
+        ["a", "--target", "~/bytewise"],
+        "the drafter that comes with Slipstream is for its own target, not for ~/bytewise (the "
+        "drafter's vocabulary has 4096 tokens, the target's 257); give a small model with that "
+        "one's tokenizer (--drafter NAME), or draft without a model (--drafter ngram)",
+    ),
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/bytewise"],
+        f"the drafter's vocabulary has 257 tokens, the target's 4096; {NAME}",
+    ),
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/wordless"],
+        f"~/wordless has no tokenizer.json, and ~/sound has one; {NAME}",
+    ),
+    (
+        ["a", "--target", "~/torn-words", *ALONE],
+        "~/torn-words/tokenizer.json: cannot be read: EOF while parsing",
+    ),
+    (
+        ["a", "--target", "~/small", *ALONE],
+        "~/small/tokenizer.json: it has 4096 tokens, but the model 100 (vocab_size in "
+        "config.json); one of the two is of another model",
+    ),
+    (
+        ["a", "--target", "~/wordless", *ALONE],
+        "~/wordless has no tokenizer.json; give the prompt as token ids (--prompt-ids)",
+    ),
+    # Heads
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/eagle"],
+        f"~/eagle/config.json: hidden_size is 4096, but that of ~/sound is 128; {HEAD}",
+    ),
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/eagle-words"],
+        f"~/eagle-words/config.json: vocab_size is 128256, but that of ~/sound is 4096; {HEAD}",
+    ),
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/medusa"],
+        "~/medusa: 0.0.linear.weight is [4096, 4096], and the hidden size of ~/sound is 128; "
+        + HEAD,
+    ),
+    (["a", "--heads", "~/empty-head"], "~/empty-head"),
+    (["a", "--heads", "~/sound"], "heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
+    (["a", "--drafter-home", "target"], "drafter_home says where a head (Medusa, EAGLE, EAGLE-3)"),
+    # Devices
+    (
+        ["a", "--target-device", "gpu"],
+        "unknown target device 'gpu': use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or "
+        "cuda:N-M (a part on each)",
+    ),
+    (
+        ["a", "--drafter-device", "cuda:0"],
+        "drafter device cuda:0: there is no GPU to use (the torch that is installed is one for "
+        "CPUs alone); use cpu, or no device",
+    ),
+    (
+        ["a", "--target-device", "cpu:9"],
+        "target device cpu:9: there is no such core; those here are cpu:0 to cpu:3",
+    ),
+    (
+        ["a", "--target-device", "cpu:3-1"],
+        "target device cpu:3-1: 3-1 is no range; the lower number",
+    ),
+    # Other hosts, and files to write
+    (
+        ["a", "--ray", "127.0.0.1:{free}"],
+        f"there is no Ray cluster at 127.0.0.1:{{free}} (Connection refused); {UP}",
+    ),
+    (["a", "--ray", "nowhere"], "--ray: expected auto or HOST:PORT, got 'nowhere'"),
+    (
+        ["a", "--nodes", "remote", "--listen", "tcp://127.0.0.1:{taken}"],
+        "cannot listen on tcp://127.0.0.1:{taken}: Address already in use; is another coordinator "
+        "running there?",
+    ),
+    (["a", "--nodes", "remote"], "--nodes remote needs --listen tcp://ADDRESS:PORT"),
+    (
+        ["a", "--nodes", "remote", "--listen", "tcp://0.0.0.0:5000", "--keys", "~/keys"],
+        f"cannot read the key ~/keys/target.key: there is no such file; {KEYS}",
+    ),
+    (
+        ["a", "--trace", "~/none/t.json"],
+        "--trace: ~/none/t.json cannot be written: No such file or directory",
+    ),
+]
+
+OTHERS: list[tuple[list[str], str]] = [
+    (["generat", "a"], "there is no command 'generat'; did you mean generate?"),
+    (
+        ["def f(x):"],
+        "there is no command 'def f(x):'; there are generate, ",
+    ),
+    (
+        ["verify-lossless", "--policy", "snyc"],
+        "--policy: 'snyc' is none of auto, sync, pearl, amusd, pipelined, ssd, tree; did you",
+    ),
+    (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
+    (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),
+    (["experiment", "~/garbled.toml"], "~/garbled.toml is not TOML: "),
+    (
+        ["experiment", "bench", "--set", "polcy=sync"],
+        "{root}bench.toml: there is no setting 'polcy'",
+    ),
+    (["experiment", "bench", "--set", "policy"], "--set: expected NAME=VALUE, got 'policy'"),
+    (["experiment", "bench", "--prompts", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
+    (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
+    (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
+    (["plan", "--target-ms", "0"], "--target-ms: Input should be greater than or equal to 0.001"),
+    (["keys", "nwe"], "there is no command 'nwe'; did you mean new?"),
+]
