@@ -33,13 +33,14 @@ CHUNK_S = 0.02
 class Hub:
     """Has one model, whose files come in ten chunks each.
 
-    wait  called before each chunk
+    wait, came  called before and after each chunk
     """
 
     def __init__(self, folder: Path, size: int = 500 * MB) -> None:
         self.folder = folder
         self.size = size
         self.wait: Callable[[], object] = lambda: time.sleep(CHUNK_S)
+        self.came: Callable[[], object] = lambda: None
         self.was_stopped = threading.Event()
         self.fetched: list[str] = []
 
@@ -79,6 +80,7 @@ class Hub:
                 written.update(self.size // 10)
                 written.set_postfix_str("?", refresh=False)
                 assert written.format_dict.get("rate") is None
+                self.came()
             files.update(1)
         came.set_description_str("Download complete")
         written.set_description("Reconstruction complete")
@@ -96,9 +98,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_what_comes_is_said_with_how_much_and_how_fast(hub: Hub) -> None:
     said: list[str] = []
-    assert Download("someone/large", None, ["*.safetensors"]).run(said.append) == hub.folder
+    may_come, came = threading.Semaphore(0), threading.Semaphore(0)
+    hub.wait, hub.came = lambda: may_come.acquire(timeout=10), came.release
+
+    def say(words: str) -> None:
+        said.append(words)
+        may_come.release()
+        came.acquire(timeout=1)
+
+    assert Download("someone/large", None, ["*.safetensors"]).run(say) == hub.folder
     assert said[0] == "fetching 0 of 500 MB"
-    assert any(line.startswith("fetching 250 of 500 MB, ") for line in said)
+    for number in range(1, 10):
+        assert said[number].startswith(f"fetching {50 * number} of 500 MB, ")
     assert all(line.endswith("B/s") for line in said[1:])
     assert hub.fetched == ["model.safetensors"]
 
