@@ -1,0 +1,99 @@
+"""What a command shows at a terminal, and a picture of it."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI
+from rich.text import Text
+
+from proto.errors import ConfigurationError
+
+COLUMNS, LINES = 80, 40
+READ_SIZE = 1 << 16
+# As rich's own, but for fonts that every reader's machine has: nothing is fetched.
+SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
+.{unique_id}-title {{ font-size: 18px; font-family: sans-serif; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
+</svg>
+"""
+
+
+def record(command: Sequence[str], folder: Path, limit_s: float) -> str:
+    """What a command writes to a terminal of `COLUMNS` columns, its colours included.
+
+    Raises ConfigurationError if it fails, or takes longer than that.
+    """
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (LINES, COLUMNS))
+    surroundings = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    surroundings.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=surroundings
+    ) as process:
+        os.close(theirs)
+        try:
+            said = _read(ours, process, time.monotonic() + limit_s)
+        finally:
+            os.close(ours)
+            if process.poll() is None:
+                process.terminate()
+    if process.returncode:
+        last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ConfigurationError(f"{' '.join(command[1:])}: {last[0]}")
+    return said
+
+
+def _read(ours: int, process: subprocess.Popen[bytes], until: float) -> str:
+    said = bytearray()
+    while time.monotonic() < until:
+        if select.select([ours], [], [], 0.2)[0]:
+            try:
+                read = os.read(ours, READ_SIZE)
+            except OSError:  # Linux says so when nobody has the other end any more
+                read = b""
+            if not read:
+                process.wait(timeout=30)
+                break
+            said += read
+        elif process.poll() is not None:
+            break
+    else:
+        raise ConfigurationError(f"{' '.join(process.args[1:])} takes too long")  # type: ignore
+    return said.decode(errors="replace").replace("\r\n", "\n")
+
+
+def after(said: str, words: str) -> str:
+    """From the line on that begins with these words, if any does."""
+    lines = said.split("\n")
+    plain = [Text.from_ansi(line).plain for line in lines]
+    first = next((i for i, line in enumerate(plain) if line.startswith(words)), 0)
+    return "\n".join(lines[first:])
+
+
+def as_svg(said: str, title: str) -> str:
+    """A drawing of what a terminal shows. Deterministic."""
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False
+    )
+    console.print(Text.from_ansi(said.strip("\n")))
+    return console.export_svg(
+        title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id="slipstream"
+    )
