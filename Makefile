@@ -9,7 +9,7 @@ JOBS ?= 2
 PROMPTS ?= deploy/experiments/prompts.jsonl
 KIT ?= gpu-kit
 
-.PHONY: setup demo test long check gpu gpu-kit sim bench clean
+.PHONY: setup demo test long check gpu gpu-kit sim bench pictures clean
 
 setup: $(VENV)/.ready
 
@@ -53,6 +53,10 @@ gpu: setup
 # What a GPU machine without a network lacks, in one folder (docs/gpu.md).
 gpu-kit: setup
 	$(RUN) -m deploy.gpu_kit.pack --out $(KIT) --prompts $(PROMPTS) $(KIT_OPTIONS)
+
+# Those of the README, by running what they show: a quarter of an hour, with nothing else running.
+pictures: setup
+	$(RUN) -m deploy.pictures
 
 sim: setup
 	$(RUN) -m tests.simulation $(SEED)

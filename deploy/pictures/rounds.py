@@ -39,12 +39,12 @@ def _panel(axes: Any, name: str, trace: Trace, path: Path, span_ns: int) -> None
     num_tokens = 0
     for one in path.rounds:
         at_ns = one.end_ns - start_ns
-        if 0 <= one.start_ns - start_ns and at_ns <= span_ns:
+        if one.start_ns - start_ns >= 0 and at_ns <= span_ns:
             num_tokens += one.tokens
             axes.axvline(at_ns / 1e6, color=VERDICT, linewidth=1, zorder=0)
             axes.text(
                 *(at_ns / 1e6, 1.42, f"+{one.tokens}"),
-                **{"ha": "right", "va": "bottom", "fontsize": 9, "color": VERDICT},
+                ha="right", va="bottom", fontsize=9, color=VERDICT,
             )
     axes.set_yticks(range(len(roles)), [f"{role}" for role in reversed(roles)])
     axes.set_ylim(-0.5, 1.75)

@@ -1,0 +1,84 @@
+"""Every command of the README and of the page on choosing a pair works as it stands there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+PAGES = ("README.md", "docs/choosing.md")
+PYTHON = ".venv/bin/python"
+# What a reader puts there.
+PLACES = {"LARGE": "models/target", "SMALL": "models/drafter"}
+PROMPTS = "deploy/experiments/prompts.jsonl"
+# To make it short, by command; what a person types into it.
+SHORTER = {
+    "generate": ("--max-tokens", "8"),
+    "chat": ("--max-tokens", "8"),
+    "experiment": ("--limit", "1", "--repetitions", "1", "--set", "max_tokens=8"),
+}
+TYPED = {"chat": "Hello\n"}
+SLOW = ("experiment", "verify-lossless")  # minutes; `test_lossless` checks a pair in CI
+LIMIT_S = 900
+
+
+def commands() -> list[str]:
+    """All that is indented and begins like a command."""
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        found += re.findall(rf"^    ((?:{re.escape(PYTHON)}|make) [^\n]*)$", text, re.MULTILINE)
+    return list(dict.fromkeys(line.split("  #")[0].rstrip() for line in found))
+
+
+def marked(line: str) -> object:
+    is_slow = any(f"coordinator {name}" in line for name in SLOW)
+    return pytest.param(line, marks=pytest.mark.slow if is_slow else ())
+
+
+def test_there_are_commands() -> None:
+    assert any(line.startswith("make ") for line in commands())
+    assert sum(PYTHON in line for line in commands()) >= 6
+
+
+@pytest.mark.parametrize("line", map(marked, commands()))
+def test_a_command_of_the_documentation_works(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line)
+    if words[0] == "make":
+        check_recipe(words[1])
+        return
+    for name, instead in PLACES.items():
+        words = [re.sub(rf"\b{name}\b", str(ROOT / instead), word) for word in words]
+    words = [str(ROOT / PROMPTS) if word == "PROMPTS.jsonl" else word for word in words]
+    assert words[:3] == [PYTHON, "-m", "coordinator"]
+    name = words[3]
+    arguments = [*words[1:], *SHORTER.get(name, ())]
+    if name == "experiment":
+        arguments += ["--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        input=TYPED.get(name, ""),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def check_recipe(name: str) -> None:
+    """`make` knows it, and it would run modules that are there."""
+    done = subprocess.run(
+        ["make", "-n", name], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    modules = re.findall(r"-m (\w[\w.]*)", done.stdout)
+    ours = [module for module in modules if (ROOT / module.replace(".", "/")).exists()]
+    assert ours or "pytest" in modules, done.stdout
