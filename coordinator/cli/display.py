@@ -66,7 +66,7 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None) -> str:
     ]
     if m.num_draft_tokens:
         lines.append(
-            f"{m.mean_acceptance_length:.2f} tokens a pass, acceptance rate "
+            f"{m.tokens_per_pass:.2f} tokens a pass, acceptance rate "
             f"{m.acceptance_rate:.0%} ({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
     lines += _by_source(m.accepted_by_source, m.hits_by_source)
@@ -134,7 +134,7 @@ def figures_in_short(metrics: Metrics) -> str:
     """The figures of one prompt of several, in a line."""
     line = f"{metrics.num_tokens} tokens, {metrics.tokens_per_second:.1f} tokens/s"
     if metrics.num_draft_tokens:
-        line += f", mean acceptance length {metrics.mean_acceptance_length:.2f}"
+        line += f", {metrics.tokens_per_pass:.2f} tokens a pass"
     return line
 
 
@@ -156,7 +156,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str) -> str:
         line += f"\nthe drafter was lost: {num_lost} texts were without it"
     if drafted:
         line += (
-            f"\nmean acceptance length {1 + accepted / num_passes:.2f}, acceptance rate "
+            f"\n{1 + accepted / num_passes:.2f} tokens a pass, acceptance rate "
             f"{accepted / drafted:.0%} ({accepted} of {drafted} drafts)"
         )
         accepted_by, hits_by = Counter[str](), Counter[str]()
