@@ -68,8 +68,8 @@ class Metrics:
     """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
 
     queued_s                before that, from the start of the call that asked for it
-    tokens_per_pass         1 + accepted / passes: of a target pass, its own included, whether it had
-                            drafts or not (`speculative_decoding.mean_acceptance_length`: had some)
+    tokens_per_pass         1 + accepted / passes: of a target pass, its own included; the passes
+                            without drafts count too (not in `mean_acceptance_length`)
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
     drafter_busy            the same of the drafter's, by the drafts that came

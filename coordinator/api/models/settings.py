@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.frozen import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
@@ -14,7 +14,20 @@ MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 KINDS = "Medusa, EAGLE, EAGLE-3"
 
+
+def _located(model: str) -> str:
+    """A folder by its whole path: nodes run in the root of the repository, wherever we do."""
+    is_name = model in ("", NGRAM) or not is_folder(model)
+    return model if is_name else str(Path(model).expanduser().absolute())
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model is a folder here, and not a name on the hub."""
+    return Path(model).expanduser().is_dir()
+
+
 Name = Annotated[str, Field(min_length=1)]
+Model = Annotated[Name, AfterValidator(_located)]
 Home = Literal["", "own", "target"]
 
 
@@ -22,14 +35,14 @@ class ModelsConfig(Frozen):
     """The target, and what drafts for it."""
 
     target: Annotated[
-        Name,
+        Model,
         Field(
             description="Target model: folder or name; weights plain or quantised (FP8, GPTQ, AWQ, "
             "NF4)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[
-        Name,
+        Model,
         Field(
             description=f"Draft model: as --target; or a head of the target ({KINDS}). ngram: "
             "none; the target drafts what followed its last tokens before (prompt lookup)."
@@ -47,6 +60,7 @@ class ModelsConfig(Frozen):
     ] = ""
     heads: Annotated[
         str,
+        AfterValidator(_located),
         Field(
             description=f"Heads ({KINDS}) that draft in the target's process besides --drafter: "
             "folder or name."
@@ -135,8 +149,3 @@ class ModelsConfig(Frozen):
         """Whether it is known to be no head; of what cannot be looked at its node says more."""
         revision = self.drafter_revision if name == self.drafter else self.heads_revision
         return find_config(name, revision) is not None and kind_of(name, revision) is None
-
-
-def is_folder(model: str) -> bool:
-    """Whether a model is a folder here, and not a name on the hub."""
-    return Path(model).expanduser().is_dir()

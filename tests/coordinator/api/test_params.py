@@ -195,3 +195,16 @@ def test_a_memory_comes_with_n_gram_drafts_whoever_drafts_besides() -> None:
     assert not SpeculationConfig(policy="ar", remember=True).uses_ngrams(PairConfig())
     assert not SpeculationConfig().uses_ngrams(PairConfig())
     assert not SpeculationConfig(also_ngram=True).lookup(()).remember
+
+
+def test_a_folder_is_known_by_its_whole_path_and_a_name_stays_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "ngram"):
+        (tmp_path / name).mkdir()
+    config = PairConfig(target="mine", drafter="ngram", heads="./mine")
+    assert (config.target, config.drafter) == (str(tmp_path / "mine"), "ngram")
+    assert config.heads == str(tmp_path / "mine")
+    assert PairConfig(target="organisation/model").target == "organisation/model"
+    assert PairConfig().heads == ""

@@ -100,9 +100,7 @@ def test_hits_misses_shares_and_times_plain() -> None:
     assert unknown.speedup == 0.0
 
 
-def test_tokens_per_pass_are_of_all_passes_and_the_mean_acceptance_length_of_those_with_drafts() -> (
-    None
-):
+def test_passes_without_drafts_count_in_tokens_per_pass_alone() -> None:
     # Eight passes, three of which had drafts: 2, 2 and 1 of them were right.
     steps = Counter({(4, 2): 2, (3, 1): 1})
     counts = SessionCounts(num_passes=8, num_accepted=5, num_drafted=11, acceptance=steps)
