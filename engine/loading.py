@@ -59,6 +59,7 @@ def load_engine(
     dtype: str,
     device: str,
     max_len: int,
+    part: float = 1.0,
     num_lanes: int = 1,
     fixed_rows: int | None,
     warm_rows: Sequence[int],
@@ -72,6 +73,7 @@ def load_engine(
 
     dtype    as for `load_model`, or FASTEST
     max_len  most tokens of a text; 0: as many as the model can take and the memory holds
+    part     in that case: of what memory it may take for them, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
@@ -94,7 +96,7 @@ def load_engine(
         tokenizer.check_fits(loaded.vocab_size)
         check_layers(loaded.name, loaded.num_layers, layers)
         _choose_threads(loaded, fixed_rows, say)
-        max_len = longest_text(loaded, max_len)
+        max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
         say("compiling (takes a minute)" if backend == "compiled" else "checking")
         executor = make_executor(
             loaded,

@@ -66,13 +66,16 @@ class ChatTemplate:
         source = _in_config(config) if path is None else _read_text(path)
         return cls(source, _special_tokens(config), model)
 
-    def render(self, messages: Messages) -> str:
-        """The prompt, up to where the answer begins. Raises ConfigurationError."""
+    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> str:
+        """The prompt, up to where the answer begins if that is asked for.
+
+        Raises ConfigurationError.
+        """
         _check(messages, is_plain=self.is_plain)
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special_tokens,

@@ -86,6 +86,11 @@ class ModelsConfig(Frozen):
             )
         return self
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the target is the one that ships, for which there is a drafter."""
+        return Path(self.target).expanduser().resolve() == MODELS / "target"
+
     # What a checkpoint is, is asked of its files only where it matters.
 
     @property
