@@ -56,7 +56,10 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"speculative_config": {"method": "magic"}}, "tree, ngram, medusa, eagle, eagle3, not 'm"),
+        (
+            {"speculative_config": {"method": "magic"}},
+            "draft_model, ngram, medusa, eagle, eagle3, auto, ",
+        ),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
         ({"drafter": "a", "speculative_config": {"model": "b"}}, "named twice"),
@@ -66,15 +69,18 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
         ),
         ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
         ({"speculative_config": {"remember": True, "verify": "token"}}, "not token: an earlier"),
-        ({"speculative_config": {"prompt_lookup_min": 5}}, "ngram_min is 5, which is above ngram"),
-        ({"speculative_config": {"prompt_lookup_max": 17}}, "ngram_max: "),
+        (
+            {"speculative_config": {"prompt_lookup_min": 5, "prompt_lookup_max": 4}},
+            "ngram_min is 5, which is above ngram",
+        ),
+        ({"speculative_config": {"prompt_lookup_max": 17}}, "prompt_lookup_max: "),
         ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
         ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
         ({"max_model_len": 1}, "max_model_len: "),
         ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": []}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": {5: 1}}, "speculative_config has no 5; there are method"),
-        ({"speculative_config": {"method": []}}, "tree, ngram, medusa, eagle, eagle3, not []"),
+        ({"speculative_config": {"method": []}}, "ssd, tree, not []"),
         ({"speculative_config": {"model": 5}}, "drafter: Input should be a valid string (got 5)"),
         ({"speculative_config": {"window": "wide"}}, "window: Input should be a valid integer"),
         ({"drafter": ""}, "drafter: String should have at least 1 character"),
