@@ -72,8 +72,7 @@ def load_engine(
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
-    max_len  most tokens of a text; 0: as many as the model can take and the memory holds
-    part     in that case: of what memory it may take for them, as for `longest_text`
+    max_len, part  most tokens of a text, or 0, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
