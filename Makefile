@@ -13,8 +13,9 @@ KIT ?= gpu-kit
 
 setup: $(VENV)/.ready
 
-# The stamp is newer than pyproject.toml when everything in it is installed.
-$(VENV)/.ready: pyproject.toml
+# The stamp is newer than pyproject.toml when everything in it is installed. Of the repository itself
+# only the package `slipstream` is seen from elsewhere, by a link (docs/adr/0001).
+$(VENV)/.ready: pyproject.toml slipstream/linking.py
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
 	  || { echo "Python 3.11 or 3.12 is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +23,7 @@ $(VENV)/.ready: pyproject.toml
 	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 	  > $(VENV)/requirements.txt
 	$(RUN) -m pip install -q -r $(VENV)/requirements.txt --group dev
+	$(RUN) -m slipstream.linking
 	touch $@
 
 demo: setup

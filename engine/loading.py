@@ -59,6 +59,7 @@ def load_engine(
     dtype: str,
     device: str,
     max_len: int,
+    part: float = 1.0,
     num_lanes: int = 1,
     fixed_rows: int | None,
     warm_rows: Sequence[int],
@@ -71,7 +72,7 @@ def load_engine(
     """Load, check and warm up; `say` is told what is being done.
 
     dtype    as for `load_model`, or FASTEST
-    max_len  most tokens of a text; 0: as many as the model can take and the memory holds
+    max_len, part  most tokens of a text, or 0, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `Executor`
@@ -94,7 +95,7 @@ def load_engine(
         tokenizer.check_fits(loaded.vocab_size)
         check_layers(loaded.name, loaded.num_layers, layers)
         _choose_threads(loaded, fixed_rows, say)
-        max_len = longest_text(loaded, max_len)
+        max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
         say("compiling (takes a minute)" if backend == "compiled" else "checking")
         executor = make_executor(
             loaded,

@@ -20,25 +20,39 @@ logger = logging.getLogger(__name__)
 # laid out anew, and for everybody else.
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
 _SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
+# Of the same memory, for the texts of a length that nobody has asked for: the other model may be on
+# this device too, and its weights not be there yet.
+_CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
+_LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
+_USUAL = 4096  # tokens; fewer are not for care's sake
 _SPARE_SLOTS = 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that fill up
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
-def longest_text(loaded: LoadedModel, asked: int, each: int | None = None) -> int:
+def longest_text(
+    loaded: LoadedModel,
+    asked: int,
+    each: int | None = None,
+    *,
+    num_lanes: int = 1,
+    part: float = 1.0,
+) -> int:
     """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
 
-    each  bytes of a token in the cache; None: the model's keys and values
+    each       bytes of a token in the cache; None: the model's keys and values
+    num_lanes  texts at once that there should be room for, if nothing is asked for
+    part       of the memory that such a cache may have, for this model
 
     Raises:
         OutOfMemory: a cache for that many does not fit beside the weights.
     """
-    limit = min(loaded.max_model_len, asked or loaded.max_model_len)
+    limit = min(loaded.max_model_len, asked or _LONGEST)
     each = each or slot_bytes(loaded.model, loaded.device)
-    free = int(_SHARES.get(loaded.device.type, _SHARES["cpu"]) * _free_bytes(loaded))
+    kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
+    all_free = _free_bytes(loaded)
+    free = int(_SHARES[kind] * all_free)
     fitting = free // each - _SPARE_SLOTS
-    if fitting >= limit:
-        return limit
-    if asked or fitting < min(limit, _SHORTEST):
+    if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes {gigabytes(limit * each)}, and "
             f"{loaded.device} has {gigabytes(free)} for it; "
@@ -48,10 +62,13 @@ def longest_text(loaded: LoadedModel, asked: int, each: int | None = None) -> in
                 else "use a smaller model, or end what else runs there"
             )
         )
-    logger.warning(
-        "%s: memory for texts of %d tokens, not of %d", loaded.name, fitting, loaded.max_model_len
-    )
-    return fitting
+    if asked:
+        return limit
+    careful = int(part * _CAREFUL_SHARES[kind] * all_free) // (each * num_lanes) - _SPARE_SLOTS
+    length = min(limit, fitting, max(careful, _USUAL))
+    if length < limit:
+        logger.warning("%s: memory for texts of %d tokens, not of %d", loaded.name, length, limit)
+    return length
 
 
 def num_lanes_that_fit(

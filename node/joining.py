@@ -79,7 +79,12 @@ Device = Annotated[
 TensorParallelSize = Annotated[
     int, typer.Option(min=1, max=MAX_RANKS, help="Number of GPUs, or of parts of the cores.")
 ]
-MaxModelLen = Annotated[int, typer.Option(min=2, help="Most tokens of a text.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Most tokens of a text. Default: the model's own limit, or what fits."
+    ),
+]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Most texts at once.")]
 Backend = Annotated[str, typer.Option(help="auto, fused, graphs, compiled or reference.")]
 Target = Annotated[
@@ -110,7 +115,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         dtype: Dtype = "auto",
         device: Device = "cpu",
         tensor_parallel_size: TensorParallelSize = 1,
-        max_model_len: MaxModelLen = 4096,
+        max_model_len: MaxModelLen = None,
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
         target: Target = "",
@@ -134,7 +139,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
             dtype=dtype,
             device=device,
             tensor_parallel_size=tensor_parallel_size,
-            max_model_len=max_model_len,
+            max_model_len=max_model_len or 0,
             max_num_seqs=max_num_seqs,
             backend=backend,
             target=target,

@@ -39,6 +39,9 @@ from proto.node_config import FETCHING, NodeConfig
 from proto.stopwatch import Phase
 
 IDLE_S = 1.0
+# Of the memory for texts of a length that nobody has asked for. A drafter is ready first, and has
+# less for each token: with more, its target might find no room on the same GPU.
+PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
@@ -108,6 +111,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
             dtype=config.dtype,
             device=config.device,
             max_len=config.max_model_len,
+            part=PARTS[config.role],
             num_lanes=config.max_num_seqs,
             warm_rows=TIMED_ROWS[config.role],
             say=say,
@@ -118,6 +122,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         dtype=config.dtype,
         device=config.device,
         max_len=config.max_model_len,
+        part=PARTS[config.role],
         num_lanes=config.max_num_seqs,
         fixed_rows=config.fixed_rows or None,
         warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],

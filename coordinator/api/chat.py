@@ -69,8 +69,16 @@ class ChatTemplate:
         source = _in_config(config) if path is None else _read_text(path)
         return cls(source, _special_tokens(config), model)
 
-    def render(self, messages: Messages, arguments: Arguments = NO_ARGUMENTS) -> str:
-        """The prompt, up to where the answer begins. Raises ConfigurationError.
+    def render(
+        self,
+        messages: Messages,
+        arguments: Arguments = NO_ARGUMENTS,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt, up to where the answer begins if that is asked for.
+
+        Raises ConfigurationError.
 
         arguments  of the template, such as enable_thinking; one that it does not read is nothing
         """
@@ -78,7 +86,7 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
         given |= {"messages": [dict(message) for message in messages]}
         try:
-            return self._template.render(given, add_generation_prompt=True)
+            return self._template.render(given, add_generation_prompt=add_generation_prompt)
         except REFUSALS as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(

@@ -44,6 +44,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # would round differently; so it bounds K.
 REPRODUCIBLE_ROWS = 16
 
+# Most tokens of a text if nobody says: what a text is must not depend on how much memory was free.
+REPRODUCIBLE_LEN = 4096
+
 # Texts at once if nobody says. In reproducible mode every pass has the rows of all lanes, also of
 # those without a text: more than one is for whoever has many texts.
 NUM_SEQS, REPRODUCIBLE_NUM_SEQS = 8, 1
@@ -98,14 +101,14 @@ class PairConfig(ModelsConfig):
         ),
     ] = ""
     max_model_len: Annotated[
-        int,
+        Annotated[int, Field(ge=2, le=1 << 20)] | None,
         Field(
-            ge=2,
-            le=1 << 20,
             description="Most tokens of prompt and answer; the cache is made for it. A drafter "
-            "that can take fewer drafts no further; heads in the target's process limit it.",
+            "that can take fewer drafts no further; heads in the target's process limit it. "
+            "Default: the model's own limit, or what the memory holds; with --reproducible "
+            f"{REPRODUCIBLE_LEN}."
         ),
-    ] = 4096
+    ] = None
     backend: Annotated[
         Backend,
         Field(
@@ -193,6 +196,12 @@ class PairConfig(ModelsConfig):
         """Texts at once, as the nodes are asked for it."""
         default = REPRODUCIBLE_NUM_SEQS if self.reproducible else NUM_SEQS
         return default if self.max_num_seqs is None else self.max_num_seqs
+
+    @property
+    def asked_len(self) -> int:
+        """Most tokens of a text, as the nodes are asked for it; 0: what is possible."""
+        default = REPRODUCIBLE_LEN if self.reproducible else 0
+        return default if self.max_model_len is None else self.max_model_len
 
     @property
     def ranks(self) -> dict[Role, int]:

@@ -6,6 +6,7 @@ which they were asked for; a call asks for no more of its own than can be writte
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -14,104 +15,123 @@ from typing import Any
 
 from coordinator.api.batch import Batch
 from coordinator.api.chat import Messages
-from coordinator.api.config import (
-    NGRAM,
-    Dtype,
-    PairConfig,
-    SpeculationConfig,
-)
-from coordinator.api.models.heads import find_config
+from coordinator.api.config import ALONE, PairConfig
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
+from coordinator.api.vllm import speculation
+from coordinator.api.vllm.progress import Bar, UseTqdm
+from coordinator.api.vllm.settings import in_our_names
+from coordinator.api.vllm.tokenizer import TargetTokenizer
 from proto.errors import ClosedError, ConfigurationError, shown
-from proto.heads import HeadKind
-from proto.policies import POLICIES
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 _PAIR = PairConfig()
-# What speculative_config may say besides "method" and "model": the other fields of
-# SpeculationConfig, by vLLM's name where it has one.
-_VLLM_NAMES = {"ngram_max": "prompt_lookup_max", "ngram_min": "prompt_lookup_min"}
-_SETTINGS = {
-    _VLLM_NAMES.get(name, name): name for name in SpeculationConfig.model_fields if name != "policy"
-}
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
 
 class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
-    target, drafter     folder or Hugging Face name; the drafter may be a head of the target's
-    speculative_config  "method" (auto, ar, sync, tree ... as `--policy`; ngram: no draft model;
-                        medusa, eagle or eagle3: "model" is such a head),
-                        "num_speculative_tokens", "window", "adaptive", "verify", "model" as another
-                        way to name the drafter; for n-gram drafts "prompt_lookup_max",
-                        "prompt_lookup_min", "reference", "remember" (earlier texts), and
-                        "also_ngram" for both kinds
-    settings            any other field of PairConfig: "max_num_seqs", "drafter_home", "heads", ...
+    model, drafter      folder or Hugging Face name; the drafter may be a head of the model's.
+                        Without any model: the embedded pair; without a drafter and a
+                        speculative_config the model writes alone
+    target              another name for model
+    revision            of the model: branch, tag or commit
+    speculative_config  "method" (draft_model; ngram: no draft model; medusa, eagle or eagle3:
+                        "model" is such a head; or a policy), "model" and "revision" of the drafter,
+                        "policy" (auto, sync, tree ... as `--policy`), "num_speculative_tokens",
+                        "window", "adaptive", "rejection_sample_method" (coupled, standard, block);
+                        for n-gram drafts "prompt_lookup_max", "prompt_lookup_min", "reference",
+                        "remember" (earlier texts), and "also_ngram" for both kinds
+    max_model_len       most tokens of prompt and answer; None: the model's own limit, or what the
+                        memory holds
+    settings            any other field of PairConfig: "dtype", "reproducible", "max_num_seqs",
+                        "target_device", "drafter_home", "heads", ...
 
     Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
     """
 
     def __init__(
         self,
-        target: str = _PAIR.target,
+        model: str | None = None,
         drafter: str | None = None,
         *,
+        target: str | None = None,
+        revision: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
-        dtype: Dtype = _PAIR.dtype,
-        reproducible: bool = _PAIR.reproducible,
-        max_model_len: int = _PAIR.max_model_len,
-        target_device: str = _PAIR.target_device,
-        drafter_device: str = _PAIR.drafter_device,
+        max_model_len: int | None = None,
         **settings: Any,
     ) -> None:
-        model, self._speculation = _speculation(speculative_config)
-        if drafter is not None and model is not None:
+        wanted = speculation.read(speculative_config)
+        if drafter is not None and wanted.model is not None:
             raise ConfigurationError(
                 'the drafter is named twice: by drafter= and by speculative_config["model"]'
             )
-        config = PairConfig(
-            target=target,
-            drafter=next((name for name in (drafter, model) if name is not None), _PAIR.drafter),
-            dtype=dtype,
-            reproducible=reproducible,
-            max_model_len=max_model_len,
-            target_device=target_device,
-            drafter_device=drafter_device,
-            **settings,
-        )
+        named = {
+            "model": model,
+            "target": target,
+            "drafter": wanted.model if drafter is None else drafter,
+            "revision": revision,
+            "max_model_len": max_model_len,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        config = PairConfig(**in_our_names({**given, **settings, **wanted.of_pair}))
+        has_drafter = config.is_embedded or "drafter" in given or config.heads
+        is_plain = speculative_config is None and not has_drafter
+        self._speculation = ALONE if is_plain else wanted.settings
         self._speculation.check(config)
-        _check_kind(speculative_config, config)
+        wanted.check_kind(config)
         self.pair = Pair(config, with_drafter=self._speculation.drafts)
+        for line in self.pair.notices():
+            logger.warning("%s", line)
         self._close = weakref.finalize(self, self.pair.close)
 
     # -- blocking ---------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
         """Continue one prompt or several: up to `max_num_seqs` texts at once, results in order.
 
+        use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
+
         The first error ends all texts of this call and is raised: ConfigurationError, NodeError.
         """
-        return self._answers(self._requests(prompts, sampling_params))
+        return self._answers(self._requests(prompts, sampling_params), use_tqdm)
 
     def chat(
-        self, messages: Messages | Sequence[Messages], sampling_params: Params = None
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the target's chat template; as `generate`."""
-        return self._answers(self._chat_requests(messages, sampling_params))
+        return self._answers(self._chat_requests(messages, sampling_params), use_tqdm)
 
-    def _answers(self, requests: Sequence[Request]) -> list[RequestOutput]:
-        with closing(Batch(self.pair, requests).steps()) as steps:
-            for _ in steps:
-                pass
+    def _answers(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        with (
+            Bar(len(requests), use_tqdm) as bar,
+            closing(Batch(self.pair, requests).steps()) as steps,
+        ):
+            for step in steps:
+                bar.show(step)
         return [request.whole() for request in requests]
+
+    def get_tokenizer(self) -> TargetTokenizer:
+        """The target's tokenizer and chat template. Raises ConfigurationError if it has none."""
+        self._check_open()
+        return TargetTokenizer(self.pair)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -242,55 +262,3 @@ def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages
         )
     is_several = all(isinstance(item, Sequence) and not isinstance(item, str) for item in messages)
     return messages if messages and is_several else [messages]  # type: ignore[list-item, return-value]
-
-
-def _speculation(config: Mapping[str, Any] | None) -> tuple[str | None, SpeculationConfig]:
-    """The drafter's model, if it is named here, and the policy. Raises ConfigurationError."""
-    known = ("method", "model", *_SETTINGS)
-    if config is None:
-        config = {}
-    if not isinstance(config, Mapping):
-        raise ConfigurationError(
-            f"speculative_config: expected a dict of {', '.join(known)}, got {shown(config)}"
-        )
-    if unknown := [name for name in config if name not in known]:
-        raise ConfigurationError(
-            f"speculative_config has no {shown(unknown[0])}; there are {', '.join(known)}"
-        )
-    values = {setting: config[name] for name, setting in _SETTINGS.items() if name in config}
-    model = config.get("model")
-    if "method" in config:
-        methods = (*POLICIES, NGRAM, *HeadKind)
-        if config["method"] not in methods:
-            raise ConfigurationError(
-                f'speculative_config["method"] is one of {", ".join(methods)}, '
-                f"not {shown(config['method'])}"
-            )
-        if config["method"] in list(HeadKind):
-            if model is None:
-                raise ConfigurationError(
-                    f'the method {config["method"]} needs a "model": the folder or name of a head'
-                )
-        elif config["method"] != NGRAM:
-            values["policy"] = config["method"]
-        elif model is not None:
-            raise ConfigurationError(
-                f"the method ngram has no model, but {shown(model)} is given; "
-                '"also_ngram" uses both'
-            )
-        else:
-            model = NGRAM
-    return model, SpeculationConfig(**values)
-
-
-def _check_kind(config: Mapping[str, Any] | None, pair: PairConfig) -> None:
-    """Raises ConfigurationError if the model is known to be no head of the kind that is named."""
-    method = (config or {}).get("method")
-    if method not in list(HeadKind):
-        return
-    kind, is_here = pair.drafter_head, find_config(pair.drafter, pair.drafter_revision) is not None
-    if is_here and kind != method:
-        what = f"a head of the kind {kind}" if kind is not None else "no head"
-        raise ConfigurationError(
-            f'speculative_config["method"] is {method}, and the model {pair.drafter} is {what}'
-        )

@@ -10,6 +10,7 @@ from proto.messages import GREEDY_BELOW, MAX_BANS, MAX_BIASES, MAX_LOGPROBS, MAX
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
 MAX_SAMPLES = 64
+MAX_TOKENS = (1 << 20) - 1
 
 
 def _listed(value: object) -> object:
@@ -25,8 +26,21 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
 
+def _whole_vocabulary(value: object) -> object:
+    """-1 and 0 are both "all tokens"."""
+    return 0 if type(value) is int and value == -1 else value
+
+
+def _as_long_as_it_may_be(value: object) -> object:
+    """None: until the text has as many tokens as the target takes."""
+    return MAX_TOKENS if value is None else value
+
+
 class SamplingParams(Frozen):
-    """How a text is generated: the names, meanings and defaults of vLLM, but for max_tokens.
+    """How a text is generated: the names and meanings of vLLM.
+
+    The defaults are vLLM's too, but for temperature (0: greedy) and max_tokens. max_tokens=None is
+    as many as the target takes with the prompt, and top_k=-1 all tokens, as 0 is.
 
     Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
     with or without a space before them; logprobs and prompt_logprobs are numbers of alternatives
@@ -40,7 +54,9 @@ class SamplingParams(Frozen):
         AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
     ] = 0.0
     top_k: Annotated[
-        int, Field(ge=0, lt=1 << 31, description="Only the k likeliest tokens; 0: off.")
+        int,
+        BeforeValidator(_whole_vocabulary),
+        Field(ge=0, lt=1 << 31, description="Only the k likeliest tokens; 0: off."),
     ] = 0
     top_p: Annotated[
         float,
@@ -110,9 +126,14 @@ class SamplingParams(Frozen):
             description="No stop token and no stop string before so many tokens.",
         ),
     ] = 0
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 20, description="Most tokens to generate.")] = (
-        128
-    )
+    max_tokens: Annotated[
+        int,
+        BeforeValidator(_as_long_as_it_may_be),
+        Field(ge=1, le=MAX_TOKENS, description="Most tokens to generate."),
+    ] = 128
+    skip_special_tokens: Annotated[
+        bool, Field(description="Leave special tokens out of the text.")
+    ] = True
     logprobs: Annotated[
         NumLogprobs,
         Field(

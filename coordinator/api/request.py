@@ -66,7 +66,7 @@ class Request:
             self._prompt,
             self._ids,
             seed,
-            pair.decoder(self._ids),
+            pair.decoder(self._ids, skip_special_tokens=self._params.skip_special_tokens),
             ending=pair.ending(self._params),
             index=index,
         )

@@ -70,6 +70,11 @@ class Tokenization:
             return None
         return cls(read_tokenizer(path))
 
+    @property
+    def raw(self) -> Tokenizer:
+        """As the library has it."""
+        return self._tokenizer
+
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text.
 
@@ -102,6 +107,8 @@ class Tokenization:
                 found.append(spaced)
         return tuple(found)
 
-    def stream(self, prompt: Sequence[int]) -> TextStream:
+    def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
         """A decoder for the tokens of an answer to this prompt, as they come."""
-        return TextStream(self._tokenizer, self._special_tokens, prompt)
+        return TextStream(
+            self._tokenizer, self._special_tokens, prompt, skips_special=skip_special_tokens
+        )

@@ -85,7 +85,7 @@ def _details(m: Metrics, policy: str) -> list[str]:
     ]
     if m.num_draft_tokens:
         lines.append(
-            f"{1 + m.num_accepted_tokens / m.num_target_passes:.2f} tokens a pass "
+            f"{m.tokens_per_pass:.2f} tokens a pass "
             f"({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
         )
     lines += _by_source(m.accepted_by_source, m.hits_by_source)

@@ -80,7 +80,7 @@ def generate(
             traced=trace is not None,
         )
     with started as running:
-        for line in running.whereabouts():
+        for line in (*running.whereabouts(), *running.notices()):
             typer.echo(line, err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
@@ -208,7 +208,9 @@ class Run:
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
         """Raises ConfigurationError if it does not fit and is the only one."""
-        place = Place(index, total, asked.text, self.pair.decoder)
+        skips = self.request.skip_special_tokens
+        decoder = partial(self.pair.decoder, skip_special_tokens=skips)
+        place = Place(index, total, asked.text, decoder)
         try:
             text, ids = _encoded(self.pair, asked)
             self.pair.check(ids)

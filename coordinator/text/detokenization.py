@@ -57,14 +57,21 @@ class Decoder(Protocol):
 class TextStream:
     """Text piece by piece; a character is held back until all of its bytes have come.
 
-    special_tokens  their names by id; they are no part of the text
+    special_tokens  their names by id
+    skips_special   they are no part of the text
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, special_tokens: Mapping[int, str], prompt: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        special_tokens: Mapping[int, str],
+        prompt: Sequence[int],
+        *,
+        skips_special: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
+        self._skips_special = skips_special
         self._window = self._end_of(prompt)  # the last tokens that are text
         whole = self._whole(self._window)
         self._told = self._text(whole)  # the beginning of the window's text that has been told
@@ -81,7 +88,7 @@ class TextStream:
         stream._window = self._window.copy()
         text = ""
         for token in tokens:
-            text += self._special_tokens.get(token) or "".join(stream.pieces([token]))
+            text += self._hidden(token) or "".join(stream.pieces([token]))
         return text + stream.finish() if any(map(self._is_text, tokens)) else text
 
     def finish(self) -> str:
@@ -172,13 +179,17 @@ class TextStream:
 
     def _is_text(self, token: int) -> bool:
         """Whether a token is any text; the last ids of a model may stand for nothing."""
-        return token not in self._special_tokens and self._tokenizer.id_to_token(token) is not None
+        return not self._hidden(token) and self._tokenizer.id_to_token(token) is not None
+
+    def _hidden(self, token: int) -> str:
+        """The name of a token that is no part of the text; else nothing."""
+        return self._special_tokens.get(token, "") if self._skips_special else ""
 
     def _is_byte(self, token: int) -> bool:
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))
 
 
 def _num_alike(one: str, other: str) -> int:

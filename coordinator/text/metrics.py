@@ -19,7 +19,7 @@ class SpeculativeDecoding:
 
     A step is a target pass with at least one draft; passes without drafts are not in these figures.
 
-    mean_acceptance_length  1 + accepted / steps
+    mean_acceptance_length  1 + accepted / steps: tokens of a step, the target's own included
     acceptance_histogram    [j]: steps that accepted exactly j drafts, j = 0..num_spec_tokens
     acceptance_histogram_by_draft_length  [k][j]: steps that accepted j of k drafts
     acceptance_by_position  [j]: share of the steps that accepted more than j drafts
@@ -68,7 +68,8 @@ class Metrics:
     """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
 
     queued_s                before that, from the start of the call that asked for it
-    mean_acceptance_length  1 + accepted / passes: tokens per target pass, the target's own included
+    tokens_per_pass         1 + accepted / passes: of a target pass, its own included; the passes
+                            without drafts count too (not in `mean_acceptance_length`)
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
     drafter_busy            the same of the drafter's, by the drafts that came
@@ -104,7 +105,7 @@ class Metrics:
     num_target_passes: int
     num_draft_tokens: int
     num_accepted_tokens: int
-    mean_acceptance_length: float
+    tokens_per_pass: float
     acceptance_rate: float
     target_busy: float
     drafter_busy: float
@@ -164,7 +165,7 @@ class Metrics:
             num_target_passes=passes,
             num_draft_tokens=drafted,
             num_accepted_tokens=counts.num_accepted,
-            mean_acceptance_length=1 + counts.num_accepted / passes if passes else 0.0,
+            tokens_per_pass=1 + counts.num_accepted / passes if passes else 0.0,
             acceptance_rate=counts.num_accepted / drafted if drafted else 0.0,
             target_busy=min(1.0, counts.model_us / 1e6 / elapsed) if elapsed > 0 else 0.0,
             drafter_busy=min(1.0, counts.drafter_us / 1e6 / elapsed) if elapsed > 0 else 0.0,

@@ -41,7 +41,7 @@ def _made(like: str, role: Role, dtype: str, folder: Path, say: Callable[[str], 
     if not (path / "target" / "config.json").exists():
         say(f"making a {role} like {like} in {path}")
         shutil.rmtree(path, ignore_errors=True)
-        command = [*(sys.executable, "-m", "coordinator", "testbed", "--out", str(path))]
+        command = [*(sys.executable, "-m", "coordinator", "testbed", "--out", str(path.absolute()))]
         command += ["--like", like, "--target", str(MODELS / role)]
         command += [] if dtype == "auto" else ["--dtype", dtype]
         try:

@@ -68,9 +68,9 @@ def profile(
     Console(width=WIDTH).print(_table(found))
     typer.echo(
         f"{speculation.policy}: {found.num_tokens} tokens in {found.num_passes} passes, "
-        f"{found.tokens_per_second:.0f} tokens/s,\nmean acceptance length "
-        f"{found.mean_acceptance_length:.2f}; in no model: {found.no_model_ms:.3f} ms a pass "
-        f"(median),\nof it {found.host_ms:.3f} on the target's host"
+        f"{found.tokens_per_second:.0f} tokens/s,\n{found.tokens_per_pass:.2f} tokens a pass; "
+        f"in no model: {found.no_model_ms:.3f} ms a pass (median),\n"
+        f"of it {found.host_ms:.3f} on the target's host"
     )
     if found.simulated is not None:
         typer.echo(simulation(found.simulated))

@@ -48,7 +48,7 @@ class Profile:
     tokens_per_second: float
     num_tokens: int
     num_passes: int
-    mean_acceptance_length: float
+    tokens_per_pass: float
     no_model_ms: float
     host_ms: float
     num_without_drafter: int
@@ -83,7 +83,7 @@ def profile(
         tokens_per_second=num_tokens / elapsed_s,
         num_tokens=num_tokens,
         num_passes=num_passes,
-        mean_acceptance_length=1 + sum(text.num_accepted_tokens for text in texts) / num_passes,
+        tokens_per_pass=1 + sum(text.num_accepted_tokens for text in texts) / num_passes,
         no_model_ms=median(text.no_model_ms_per_pass for text in texts),
         host_ms=median(text.host_ms_per_pass for text in texts),
         num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),

@@ -106,6 +106,7 @@ def load_head_engine(
     dtype: str,
     device: str,
     max_len: int,
+    part: float = 1.0,
     num_lanes: int = 1,
     warm_rows: Sequence[int],
     say: Callable[[str], None],
@@ -116,6 +117,7 @@ def load_head_engine(
 
     dtype    as for `load_head`; FASTEST is auto
     max_len  most tokens of a text; 0: as many as the head can take and the memory holds
+    part     in that case: of what memory it may take for them, as for `longest_text`
     is_alone  False: beside its target, which has chosen cores and threads of this process
 
     The tokenizer is the target's. Executor and loaded head have what a node asks of those of a
@@ -144,7 +146,7 @@ def load_head_engine(
     if is_alone and loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(like_a_model))
     each = slot_bytes(loaded.module) if isinstance(loaded.module, EagleHead) else 1
-    max_len = longest_text(like_a_model, max_len, each)
+    max_len = longest_text(like_a_model, max_len, each, num_lanes=num_lanes, part=part)
     num_lanes = num_lanes_that_fit(like_a_model, max_len, num_lanes, each)
     make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
     executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)

@@ -16,6 +16,7 @@ PACKAGES = (
     "rehearsal",
     "deploy",
     "models",
+    "slipstream",
 )
 
 

@@ -41,6 +41,22 @@ def test_the_longest_text_is_what_the_model_takes_or_the_memory_holds(
     assert num_lanes_that_fit(loaded, 100, 8) == 1
 
 
+def test_a_length_that_nobody_asked_for_leaves_room_for_others(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = loaded.max_model_len
+    monkeypatch.setattr(engine.memory, "_USUAL", 300)
+    # A tenth of what is free is for 400 tokens of a text and what goes with them.
+    with_room_for(loaded, 5 * (400 + 128), monkeypatch)
+    assert limit > 500
+    assert longest_text(loaded, 0) == 400
+    assert longest_text(loaded, 500) == 500, "who asks takes more"
+    assert longest_text(loaded, 0, part=0.9) == 300 + 475 - 428
+    assert longest_text(loaded, 0, num_lanes=4) == 300, "fewer are not for care's sake"
+    with_room_for(loaded, 5 * 2 * (400 + 128), monkeypatch)
+    assert longest_text(loaded, 0, num_lanes=2) == 400
+
+
 def test_a_text_that_was_asked_for_and_does_not_fit_is_refused_with_one_that_does(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

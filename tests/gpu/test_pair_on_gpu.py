@@ -74,4 +74,4 @@ def test_no_pass_falls_off_the_captured_shapes(pair: Pair) -> None:
         SAMPLED,
     )
     assert all(share.num_uncaptured == 0 for share in found.shares)
-    assert found.mean_acceptance_length > 1.2
+    assert found.tokens_per_pass > 1.2

@@ -33,7 +33,7 @@ def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path
     pair = ["--target", str(target), "--drafter", str(drafter), "--max-tokens", "24"]
     report = json.loads(run(*pair, "--policy", "sync", "--json"))
     assert report["num_tokens"] == 3 * 24
-    assert report["mean_acceptance_length"] > 1.2
+    assert report["tokens_per_pass"] > 1.2
     shares = {share["process"]: share for share in report["shares"]}
     assert list(shares) == ["target", "drafter", "coordinator"]
     assert (shares["target"]["unit"], shares["drafter"]["unit"]) == ("pass", "step")

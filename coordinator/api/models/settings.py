@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.frozen import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
@@ -14,7 +14,20 @@ MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
 KINDS = "Medusa, EAGLE, EAGLE-3"
 
+
+def _located(model: str) -> str:
+    """A folder by its whole path: nodes run in the root of the repository, wherever we do."""
+    is_name = model in ("", NGRAM) or not is_folder(model)
+    return model if is_name else str(Path(model).expanduser().absolute())
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model is a folder here, and not a name on the hub."""
+    return Path(model).expanduser().is_dir()
+
+
 Name = Annotated[str, Field(min_length=1)]
+Model = Annotated[Name, AfterValidator(_located)]
 Home = Literal["", "own", "target"]
 
 
@@ -22,14 +35,14 @@ class ModelsConfig(Frozen):
     """The target, and what drafts for it."""
 
     target: Annotated[
-        Name,
+        Model,
         Field(
             description="The target: a folder, or a name on the hub. Weights plain or quantised "
             "(FP8, GPTQ, AWQ, NF4)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[
-        Name,
+        Model,
         Field(
             description=f"The drafter: as --target. Or a head of the target ({KINDS}), or ngram: "
             "no model; the target drafts what followed its last tokens before (prompt lookup)."
@@ -47,6 +60,7 @@ class ModelsConfig(Frozen):
     ] = ""
     heads: Annotated[
         str,
+        AfterValidator(_located),
         Field(
             description="Heads that draft too, in the target's process. A folder or a name; "
             f"{KINDS}."
@@ -71,6 +85,11 @@ class ModelsConfig(Frozen):
                 f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
             )
         return self
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the target is the one that ships, for which there is a drafter."""
+        return Path(self.target).expanduser().resolve() == MODELS / "target"
 
     # What a checkpoint is, is asked of its files only where it matters.
 
@@ -135,8 +154,3 @@ class ModelsConfig(Frozen):
         """Whether it is known to be no head; of what cannot be looked at its node says more."""
         revision = self.drafter_revision if name == self.drafter else self.heads_revision
         return find_config(name, revision) is not None and kind_of(name, revision) is None
-
-
-def is_folder(model: str) -> bool:
-    """Whether a model is a folder here, and not a name on the hub."""
-    return Path(model).expanduser().is_dir()

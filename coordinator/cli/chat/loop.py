@@ -229,7 +229,7 @@ def figures(metrics: Metrics) -> str:
     words = [f"{metrics.tokens_per_second:.1f} tokens/s"]
     if metrics.num_draft_tokens:
         words += [
-            f"{metrics.mean_acceptance_length:.2f} a pass",
+            f"{metrics.tokens_per_pass:.2f} a pass",
             f"{metrics.acceptance_rate:.0%} accepted",
         ]
     return ", ".join([*words, f"first after {metrics.time_to_first_token_s * 1e3:.0f} ms"])

@@ -215,7 +215,7 @@ def recorded(arm: Arm, path: Path) -> Trace:
     """The ranks of an arm's prompts, recorded if they are not there yet. Raises SlipstreamError."""
     if not path.exists():
         arguments = {
-            "--out": path,
+            "--out": path.absolute(),
             "--target": arm.pair.target,
             "--drafter": arm.pair.drafter,
             "--dtype": arm.pair.dtype,
@@ -226,7 +226,8 @@ def recorded(arm: Arm, path: Path) -> Trace:
         if arm.work.limit is not None:
             arguments["--num-prompts"] = arm.work.limit
         words = [str(word) for pair in arguments.items() for word in pair]
-        command = [sys.executable, "-m", "deploy.measurements.ranks", arm.work.prompts, *words]
+        prompts = str(Path(arm.work.prompts).absolute())
+        command = [sys.executable, "-m", "deploy.measurements.ranks", prompts, *words]
         ended = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=RANKS_LIMIT_S, check=False
         )

@@ -94,7 +94,7 @@ class ScriptedPair:
         if len(prompt) > MAX_PROMPT_LEN:
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens")
 
-    def decoder(self, _: Sequence[int]) -> IdStream:
+    def decoder(self, _: Sequence[int], *, skip_special_tokens: bool = True) -> IdStream:
         """Tokens are shown as numbers."""
         return IdStream()
 

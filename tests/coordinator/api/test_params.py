@@ -56,7 +56,10 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"speculative_config": {"method": "magic"}}, "tree, ngram, medusa, eagle, eagle3, not 'm"),
+        (
+            {"speculative_config": {"method": "magic"}},
+            "draft_model, ngram, medusa, eagle, eagle3, auto, ",
+        ),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
         ({"drafter": "a", "speculative_config": {"model": "b"}}, "named twice"),
@@ -66,15 +69,18 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
         ),
         ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
         ({"speculative_config": {"remember": True, "verify": "token"}}, "not token: an earlier"),
-        ({"speculative_config": {"prompt_lookup_min": 5}}, "ngram_min is 5, which is above ngram"),
-        ({"speculative_config": {"prompt_lookup_max": 17}}, "ngram_max: "),
+        (
+            {"speculative_config": {"prompt_lookup_min": 5, "prompt_lookup_max": 4}},
+            "ngram_min is 5, which is above ngram",
+        ),
+        ({"speculative_config": {"prompt_lookup_max": 17}}, "prompt_lookup_max: "),
         ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram, or also_ngram"),
         ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
         ({"max_model_len": 1}, "max_model_len: "),
         ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": []}, "speculative_config: expected a dict of method, model,"),
         ({"speculative_config": {5: 1}}, "speculative_config has no 5; there are method"),
-        ({"speculative_config": {"method": []}}, "tree, ngram, medusa, eagle, eagle3, not []"),
+        ({"speculative_config": {"method": []}}, "ssd, tree, not []"),
         ({"speculative_config": {"model": 5}}, "drafter: Input should be a valid string (got 5)"),
         ({"speculative_config": {"window": "wide"}}, "window: Input should be a valid integer"),
         ({"drafter": ""}, "drafter: String should have at least 1 character"),
@@ -195,3 +201,16 @@ def test_a_memory_comes_with_n_gram_drafts_whoever_drafts_besides() -> None:
     assert not SpeculationConfig(policy="ar", remember=True).uses_ngrams(PairConfig())
     assert not SpeculationConfig().uses_ngrams(PairConfig())
     assert not SpeculationConfig(also_ngram=True).lookup(()).remember
+
+
+def test_a_folder_is_known_by_its_whole_path_and_a_name_stays_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "ngram"):
+        (tmp_path / name).mkdir()
+    config = PairConfig(target="mine", drafter="ngram", heads="./mine")
+    assert (config.target, config.drafter) == (str(tmp_path / "mine"), "ngram")
+    assert config.heads == str(tmp_path / "mine")
+    assert PairConfig(target="organisation/model").target == "organisation/model"
+    assert PairConfig().heads == ""

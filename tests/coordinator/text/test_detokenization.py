@@ -198,6 +198,30 @@ def test_the_parts_of_an_assembly_and_its_speculation_show_the_same_text(
         assert shown == assembly.whole().outputs[0].text == judge.answer(prompt, answer)
 
 
+def test_special_tokens_are_text_where_they_are_not_skipped() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    tokenization = Tokenization(tokenizer)
+    prompt = tokenization.encode("the text is")
+    the, cat = tokenization.encode("the cat", special_tokens=False)
+    begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    answer = (the, end, begin, cat, the, *(cat, end) * 12)
+    for skips in (True, False):
+        whole, begun = (
+            tokenizer.decode(list(ids), skip_special_tokens=skips)
+            for ids in (prompt + answer, prompt)
+        )
+        stream = tokenization.stream(prompt, skip_special_tokens=skips)
+        view = SpeculationView(
+            tokenization.stream(prompt, skip_special_tokens=skips), in_colour=False
+        )
+        pieces = stream.pieces(answer)
+        assert "".join(pieces) + stream.finish() == whole.removeprefix(begun)
+        assert stream.single(end) == "</s>", "by name in either case"
+        assert ("</s>" in "".join(pieces)) is not skips
+        # A rejected draft is shown by its name once.
+        assert view.push(Emit((the,), 0, 1, (end,)), "").count("</s>") == 1
+
+
 def test_a_stop_string_may_begin_with_the_space_behind_the_prompt() -> None:
     tokenization = Tokenization(sentencepiece_tokenizer())
     prompt = tokenization.encode("the text is")

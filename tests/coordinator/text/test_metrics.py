@@ -100,6 +100,26 @@ def test_hits_misses_shares_and_times_plain() -> None:
     assert unknown.speedup == 0.0
 
 
+def test_passes_without_drafts_count_in_tokens_per_pass_alone() -> None:
+    # Eight passes, three of which had drafts: 2, 2 and 1 of them were right.
+    steps = Counter({(4, 2): 2, (3, 1): 1})
+    counts = SessionCounts(num_passes=8, num_accepted=5, num_drafted=11, acceptance=steps)
+    made = Metrics.of(
+        counts,
+        started=0.5,
+        emitted=[(1.0, 1), (2.0, 12)],
+        drafter_lost_at=None,
+        queued_s=0.0,
+        num_spec_tokens=4,
+    )
+    assert made.tokens_per_pass == 1 + 5 / 8 == made.num_tokens / made.num_target_passes
+    assert made.speculative_decoding is not None
+    assert made.speculative_decoding.mean_acceptance_length == 1 + 5 / 3
+    record = dataclasses.asdict(made)
+    assert "mean_acceptance_length" not in record, "one name, one meaning"
+    assert "1.62 tokens a pass" in summary(made, policy="auto", seed=None)
+
+
 def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:
     def text(drafter_lost_at: int | None) -> Metrics:
         return Metrics.of(

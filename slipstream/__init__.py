@@ -1,0 +1,49 @@
+"""Slipstream from anywhere: the Python API and the command, in whatever folder a program runs.
+
+    from slipstream import LLM, SamplingParams
+
+The other packages of the repository are never installed (docs/adr/0001): this one finds them where
+they are. What is asked for is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from slipstream.finding import check_names, find_packages
+
+if TYPE_CHECKING:
+    from coordinator import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from proto.errors import (
+        ClosedError,
+        ConfigurationError,
+        IncompatibleError,
+        ModelError,
+        NodeError,
+        SlipstreamError,
+        TransportError,
+    )
+
+__all__ = [
+    "LLM",
+    "ClosedError",
+    "CompletionOutput",
+    "ConfigurationError",
+    "IncompatibleError",
+    "Logprob",
+    "ModelError",
+    "NodeError",
+    "RequestOutput",
+    "SamplingParams",
+    "SlipstreamError",
+    "TransportError",
+]
+
+find_packages()
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_names()
+    home = "proto.errors" if name.endswith("Error") else "coordinator"
+    return getattr(import_module(home), name)

@@ -1,0 +1,49 @@
+"""How a program in any folder finds the packages of the repository that it needs, and no others.
+
+`sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
+would be ours, and with the root at the end our `proto` would be that of the distribution
+proto-plus, where there is one. A finder in front answers for two names alone.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]  # `make setup` puts a link to this package elsewhere
+NAMES = ("coordinator", "proto")  # what the Python API consists of
+
+
+class Finder:
+    """Finds these packages here, whatever else has their names."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As `importlib.abc.MetaPathFinder` has it. What is in a package is found by its path."""
+        is_ours = path is None and name in NAMES
+        return PathFinder.find_spec(name, [str(ROOT)], target) if is_ours else None
+
+
+def find_packages() -> None:
+    """Let them be found from now on. May be called twice."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
+
+
+def check_names() -> None:
+    """Raises ImportError if this process has loaded another package of one of these names."""
+    for name in NAMES:
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            continue
+        folders = [Path(folder).resolve() for folder in getattr(loaded, "__path__", ())]
+        if ROOT / name in folders:
+            continue
+        where = folders[0] if folders else getattr(loaded, "__file__", "somewhere")
+        raise ImportError(
+            f"slipstream has a package {name!r}, and this process has loaded another one, from "
+            f"{where}; use the two in processes of their own (docs/adr/0001)"
+        )

@@ -1,0 +1,307 @@
+"""vLLM's names: what they mean here, what is refused, and with which words. Starts nothing."""
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tqdm import tqdm
+
+import coordinator.api.llm
+from coordinator import LLM, SamplingParams
+from coordinator.api.batch import Batch
+from coordinator.api.config import MODELS, NGRAM, PairConfig
+from coordinator.api.models import heads
+from coordinator.api.models.heads import longest_of
+from coordinator.api.models.nodes import node_configs
+from coordinator.api.pair import Pair
+from coordinator.api.params import MAX_TOKENS
+from coordinator.api.vllm import speculation
+from coordinator.api.vllm.progress import Bar
+from coordinator.api.vllm.settings import NOT_OURS, in_our_names
+from proto.errors import ConfigurationError
+from proto.messages import Role
+from tests.coordinator.api.scripted import Script, ScriptedPair
+
+
+class FakePair:
+    """Remembers what an LLM has asked for."""
+
+    def __init__(self, config: PairConfig, *, with_drafter: bool) -> None:
+        self.config, self.with_drafter = config, with_drafter
+
+    def notices(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FakePair]:
+    """The pairs that have been started, without a process."""
+    made: list[FakePair] = []
+
+    def make(config: PairConfig, *, with_drafter: bool) -> FakePair:
+        made.append(FakePair(config, with_drafter=with_drafter))
+        return made[-1]
+
+    monkeypatch.setattr(coordinator.api.llm, "Pair", make)
+    return made
+
+
+def refusal(**values: Any) -> str:
+    """The line with which an LLM is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        LLM("./nowhere", **values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_model_is_called_model_or_target_and_has_a_revision(started: list[FakePair]) -> None:
+    LLM(model="a/b", revision="main")
+    LLM(target="a/b", target_revision="main")
+    LLM("a/b", revision="main")
+    assert len(started) == 3
+    assert {pair.config for pair in started} == {PairConfig(target="a/b", target_revision="main")}
+    assert "model and target are one setting; give one of them" in refusal(target="b")
+    line = "revision and target_revision are one setting; give one of them"
+    assert refusal(revision="a", target_revision="b") == line
+
+
+def test_a_model_without_drafter_and_configuration_writes_alone(started: list[FakePair]) -> None:
+    LLM("a/b")
+    LLM()
+    LLM(str(MODELS / "target"))
+    LLM("a/b", "c/d")
+    LLM("a/b", heads="e/f")
+    LLM("a/b", speculative_config={"model": "c/d"})
+    assert [pair.with_drafter for pair in started] == [False, True, True, True, True, True]
+
+
+def test_a_speculative_config_names_model_revision_and_ranks_of_the_drafter(
+    started: list[FakePair],
+) -> None:
+    config = {
+        "model": "c/d",
+        "revision": "main",
+        "method": "draft_model",
+        "num_speculative_tokens": 5,
+        "draft_tensor_parallel_size": 2,
+    }
+    LLM(model="a/b", tensor_parallel_size=1, speculative_config=config)
+    (pair,) = started
+    assert pair.config == PairConfig(
+        target="a/b", drafter="c/d", drafter_revision="main", drafter_tensor_parallel_size=2
+    )
+    read = speculation.read(config)
+    assert (read.settings.policy, read.settings.num_speculative_tokens) == ("auto", 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "policy", "verify"),
+    [
+        ({"method": "ngram"}, "auto", "coupled"),
+        ({"method": "ngram", "policy": "sync"}, "sync", "coupled"),
+        ({"method": "tree"}, "tree", "coupled"),
+        ({"policy": "tree"}, "tree", "coupled"),
+        ({"method": "draft_model", "rejection_sample_method": "standard"}, "auto", "token"),
+        ({"rejection_sample_method": "block"}, "auto", "block"),
+        ({"rejection_sample_method": "token"}, "auto", "token"),
+        ({"rejection_sample_method": "coupled"}, "auto", "coupled"),
+        ({"verify": "block", "method": None}, "auto", "block"),
+    ],
+)
+def test_method_says_who_drafts_and_policy_when(
+    config: dict[str, Any], policy: str, verify: str
+) -> None:
+    read = speculation.read(config)
+    assert (read.settings.policy, read.settings.verify) == (policy, verify)
+    assert read.model == (NGRAM if config.get("method") == "ngram" else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        ({}, (2, 4)),
+        ({"prompt_lookup_max": 3}, (2, 3)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 5}, (5, 5)),
+        ({"prompt_lookup_min": 1}, (1, 4)),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 7}, (3, 7)),
+        ({"ngram_min": 3, "ngram_max": 7}, (3, 7)),
+    ],
+)
+def test_the_length_of_an_n_gram_that_is_not_given_fits_the_other(
+    given: dict[str, int], lengths: tuple[int, int]
+) -> None:
+    settings = speculation.read({"method": "ngram", **given}).settings
+    assert (settings.ngram_min, settings.ngram_max) == lengths
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"method": "mtp"}, '["method"] is one of draft_model, ngram, medusa, eagle, eagle3, auto'),
+        ({"method": "sync", "policy": "tree"}, 'a policy twice: "method" is sync, "policy" is'),
+        ({"rejection_sample_method": "synthetic"}, "speculative_config, rejection_sample_method: "),
+        ({"rejection_sample_method": []}, "speculative_config, rejection_sample_method: "),
+        (
+            {"rejection_sample_method": "block", "verify": "token"},
+            "says rejection_sample_method and verify, which are one setting",
+        ),
+        ({"prompt_lookup_max": 0}, "speculative_config, prompt_lookup_max: Input should be "),
+        ({"prompt_lookup_max": "x"}, "speculative_config, prompt_lookup_max: Input should be "),
+        ({"draft_sample_method": "greedy"}, "speculative_config has no 'draft_sample_method'"),
+    ],
+)
+def test_what_a_speculative_config_cannot_say_is_refused_in_a_line(
+    config: dict[str, Any], line: str
+) -> None:
+    assert line in refusal(speculative_config=config)
+
+
+def test_a_head_is_no_draft_model(tmp_path: Path) -> None:
+    (tmp_path / heads.CONFIG).write_text(json.dumps({"medusa_num_heads": 4}))
+    config = {"method": "draft_model", "model": str(tmp_path)}
+    assert refusal(speculative_config=config) == (
+        f'speculative_config["method"] is draft_model, and the model {tmp_path} is a head of the '
+        "kind medusa"
+    )
+
+
+def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_say_what_there_is() -> None:
+    harmless = {
+        "trust_remote_code": False,
+        "seed": 0,
+        "quantization": None,
+        "enable_prefix_caching": True,
+        "dtype": "half",
+    }
+    assert in_our_names({"model": "a", **harmless}) == {"target": "a", "dtype": "float16"}
+    for name, (accepted, _) in NOT_OURS.items():
+        assert in_our_names(dict.fromkeys([name], accepted[0])) == {}
+        assert name not in PairConfig.model_fields
+    assert refusal(gpu_memory_utilization=0.9) == (
+        "gpu_memory_utilization=0.9 is not a setting here: max_model_len and max_num_seqs say what "
+        "memory is for"
+    )
+    assert refusal(trust_remote_code=True).endswith("that comes with a checkpoint is never run")
+    assert "seed=False is not a setting" in refusal(seed=False)
+    assert refusal(dtype=["half"]).startswith("dtype: Input should be ")
+
+
+def test_sampling_parameters_know_the_values_that_mean_no_limit() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(max_tokens=None).max_tokens == MAX_TOKENS
+    assert SamplingParams(max_tokens=None, min_tokens=500_000).min_tokens == 500_000
+    assert SamplingParams().skip_special_tokens
+    for values in ({"top_k": -2}, {"top_k": -1.5}, {"max_tokens": 0}, {"max_tokens": -1}):
+        with pytest.raises(ConfigurationError):
+            SamplingParams(**values)
+
+
+def test_the_bar_counts_prompts_whose_texts_are_complete() -> None:
+    def bars(**values: Any) -> Any:
+        made.append(tqdm(file=out, mininterval=0, **values))
+        return made[-1]
+
+    def speak(script: Script) -> None:
+        script.add(1, 2)
+        script.end()
+
+    out, made = io.StringIO(), []
+    pair = ScriptedPair(num_seqs=2)
+    pair.begin = speak
+    params = SamplingParams(temperature=1.0, n=2)
+    requests = [pair.request(1, params=params), pair.request(2)]
+    counts = []
+    with Bar(len(requests), bars) as bar:
+        for step in Batch(pair.as_pair(), requests).steps():
+            bar.show(step)
+            counts.append(made[0].n)
+    assert (made[0].total, counts[-1], counts.count(0)) == (2, 2, 3)
+    assert "prompts: 100%" in out.getvalue()
+    assert "tokens/s" in out.getvalue()
+    assert made[0].disable, "it is not closed"
+    with Bar(2, use_tqdm=False) as none:
+        for step in Batch(pair.as_pair(), [pair.request(3)]).steps():
+            none.show(step)
+    assert len(made) == 1
+
+
+def test_a_length_that_nobody_asks_for_is_the_models_but_for_reproducible_passes() -> None:
+    def lengths(config: PairConfig) -> list[int]:
+        nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
+        return [node.max_model_len for node in nodes]
+
+    assert lengths(PairConfig()) == [0, 0]
+    assert lengths(PairConfig(max_model_len=300)) == [300, 300]
+    # What a seed writes must not depend on how much memory is free.
+    assert lengths(PairConfig(reproducible=True)) == [4096, 4096]
+    assert lengths(PairConfig(reproducible=True, max_model_len=64)) == [64, 64]
+
+
+def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
+    tmp_path: Path,
+) -> None:
+    def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
+        hellos = {
+            Role.TARGET: SimpleNamespace(max_model_len=target, heads=with_heads),
+            Role.DRAFTER: SimpleNamespace(max_model_len=drafter),
+        }
+        pair = SimpleNamespace(
+            config=PairConfig(target=str(tmp_path), **settings),
+            hello=hellos.__getitem__,
+            num_seqs=8,
+            service=SimpleNamespace(
+                registry=SimpleNamespace(of=lambda role: SimpleNamespace(hello=hellos[role]))
+            ),
+        )
+        return Pair.notices(cast(Pair, pair))
+
+    (tmp_path / heads.CONFIG).write_text(json.dumps({"max_position_embeddings": 9000}))
+    rest = "; --max-model-len says how many there should be"
+    line = "texts have at most 5000 tokens, of the 9000 that the target can take"
+    assert notices(9000, 9000) == []
+    assert notices(5000, 5000) == [f"{line}: memory is kept for 8 at once{rest}"]
+    assert notices(5000, 5000, with_heads="eager") == [line + rest]
+    assert notices(9000, 700) == ["the drafter drafts up to token 700"]
+    assert notices(5000, 700, max_model_len=5000) == [], "it was asked for"
+    assert notices(4096, 4096, reproducible=True) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"max_position_embeddings": 300}, 300),
+        ({"max_position_embeddings": 1 << 24}, 1 << 20),
+        ({"text_config": {"max_position_embeddings": 200}}, 200),
+        (
+            {
+                "max_position_embeddings": 9000,
+                "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 400},
+            },
+            400,
+        ),
+        (
+            {
+                "max_position_embeddings": 9000,
+                "original_max_position_embeddings": 500,
+                "rope_parameters": {"rope_type": "longrope"},
+            },
+            500,
+        ),
+        ({"max_position_embeddings": 900, "rope_parameters": {"rope_type": "llama3"}}, 900),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_the_limit_of_a_model_is_read_of_its_config(
+    tmp_path: Path, config: dict[str, Any], limit: int | None
+) -> None:
+    (tmp_path / heads.CONFIG).write_text(json.dumps(config))
+    assert longest_of(str(tmp_path), None) == limit
+    assert longest_of(str(tmp_path / "nowhere"), None) is None

@@ -1,0 +1,202 @@
+"""The API and the command from a folder elsewhere, also beside another package named `proto`.
+
+An environment is made like that of `make setup`: a link and a script. What it lacks it finds in the
+environment of the tests, whose packages stand behind its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slipstream.finding import ROOT
+
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment, and a folder that is neither in it nor in the repository."""
+
+    folder: Path
+    elsewhere: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def packages(self) -> Path:
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        return self.folder / "lib" / version / "site-packages"
+
+    def run(
+        self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, elsewhere if nothing else is said."""
+        variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(
+            [str(self.folder / "bin" / command[0]), *command[1:]],
+            cwd=cwd or self.elsewhere,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def says(self, program: str) -> str:
+        """What a Python program prints, as a script in the folder elsewhere."""
+        script = self.elsewhere / "script.py"
+        script.write_text(program)
+        done = self.run("python", str(script))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+def make_environment(folder: Path, elsewhere: Path) -> Environment:
+    """One with what the tests' own has, and with slipstream linked as `make setup` does."""
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    made = Environment(folder, elsewhere)
+    own = sysconfig.get_path("purelib")
+    (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+    elsewhere.mkdir()
+    linked = made.run("python", "-m", "slipstream.linking", cwd=ROOT)
+    assert linked.returncode == 0, linked.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Its path has a space, which a line `#!` would not take. Beside ours is another `proto`."""
+    root = tmp_path_factory.mktemp("machine")
+    made = make_environment(root / "an environment", root / "elsewhere")
+    plus = made.packages / "proto"
+    plus.mkdir()
+    (plus / "__init__.py").write_text("class Message:\n    pass\n")
+    return made
+
+
+def test_the_api_is_imported_by_a_script_in_another_folder(environment: Environment) -> None:
+    said = environment.says(
+        "import sys\n"
+        "from slipstream import LLM, SamplingParams, ModelError\n"
+        "import proto\n"
+        "print(proto.__file__, SamplingParams(max_tokens=3).max_tokens, ModelError.__module__)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    assert said == f"{ROOT / 'proto' / '__init__.py'} 3 proto.errors"
+
+
+def test_a_programs_own_modules_stay_its_own(environment: Environment) -> None:
+    names = ("models", "engine", "node", "tests", "deploy", "rehearsal")
+    for name in names:
+        (environment.elsewhere / f"{name}.py").write_text("mine = True\n")
+    said = environment.says(
+        "import sys\nbefore = list(sys.path)\n"
+        "from slipstream import LLM\n"
+        f"import {', '.join(names)}\n"
+        f"print(all(one.mine for one in ({', '.join(names)})), sys.path == before)"
+    )
+    assert said == "True True"
+    for name in names:
+        (environment.elsewhere / f"{name}.py").unlink()
+
+
+def test_nothing_but_slipstream_is_seen_before_it_is_asked_for(environment: Environment) -> None:
+    said = environment.says(
+        "import importlib.util as util\n"
+        "import proto\nprint(proto.Message.__name__)\n"
+        "names = ('coordinator', 'engine', 'models', 'tests', 'deploy')\n"
+        "print([name for name in names if util.find_spec(name)])\n"
+    )
+    assert said.split("\n") == ["Message", "[]"]
+
+
+def test_another_proto_that_is_loaded_already_is_refused_in_a_line(
+    environment: Environment,
+) -> None:
+    said = environment.says(
+        "import proto\n"
+        "try:\n    from slipstream import LLM\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    assert said == (
+        "slipstream has a package 'proto', and this process has loaded another one, from "
+        f"{environment.packages / 'proto'}; use the two in processes of their own (docs/adr/0001)"
+    )
+
+
+def test_who_wants_the_other_proto_afterwards_is_told_whose_this_one_is(
+    environment: Environment,
+) -> None:
+    said = environment.says(
+        "from slipstream import SamplingParams\n"
+        "SamplingParams\n"
+        "try:\n    from proto import Message\n"
+        "except ImportError:\n    pass\n"
+        "import proto\n"
+        "try:\n    proto.Message\n"
+        "except AttributeError as error:\n    print(error)\n"
+    )
+    assert "it is Slipstream's, in this process, and the distribution proto-plus" in said
+
+
+def test_the_command_runs_in_another_folder_and_is_called_by_its_name(
+    environment: Environment,
+) -> None:
+    version = environment.run("slipstream", "--version")
+    assert (version.returncode, version.stdout) == (0, "slipstream 0.1.0\n")
+    usage = environment.run("slipstream", "generate", "--help")
+    assert usage.returncode == 0, usage.stderr
+    assert "Usage: slipstream generate" in usage.stdout
+    # A command of `deploy`, which loads more of our packages.
+    wrong = environment.run("slipstream", "plan", "--target-ms", "many")
+    assert wrong.returncode == 2
+    assert "target-ms" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_linking_again_renews_it_and_does_not_touch_a_package_of_that_name(
+    environment: Environment,
+) -> None:
+    again = environment.run("python", "-m", "slipstream.linking", cwd=ROOT)
+    assert again.returncode == 0, again.stderr
+    link = environment.packages / "slipstream"
+    assert link.resolve() == ROOT / "slipstream"
+    link.unlink()
+    link.mkdir()
+    (link / "__init__.py").write_text("")
+    refused = environment.run("python", "-m", "slipstream.linking", cwd=ROOT)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("cannot link slipstream into ")
+    assert len(refused.stderr.splitlines()) == 1
+    (link / "__init__.py").unlink()
+    link.rmdir()
+    assert environment.run("python", "-m", "slipstream.linking", cwd=ROOT).returncode == 0
+
+
+def test_a_name_that_slipstream_does_not_have_is_an_attribute_error() -> None:
+    import slipstream
+
+    assert all(hasattr(slipstream, name) for name in slipstream.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Llm'"):
+        slipstream.Llm  # noqa: B018
+
+
+@pytest.mark.process
+def test_a_text_is_written_from_another_folder_by_a_model_in_it(environment: Environment) -> None:
+    """The model is named as it is seen from there; its node runs elsewhere."""
+    (environment.elsewhere / "mine").symlink_to(ROOT / "models" / "target")
+    models = ("--target", "mine", "--drafter", "ngram")
+    done = environment.run(
+        "slipstream", "generate", *models, "--max-tokens", "8", "--json", "def f(", limit_s=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 8
