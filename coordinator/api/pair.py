@@ -12,7 +12,7 @@ from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
-from coordinator.api.models.heads import find_config, longest_of, read
+from coordinator.api.models.heads import longest_of
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
@@ -158,10 +158,8 @@ class Pair:
         lines = []
         if limit is not None and longest < limit and not config.reproducible:
             why = "" if target.heads else f": memory is kept for {self.num_seqs} at once"
-            lines.append(
-                f"texts have at most {longest} tokens, of the {limit} that the target can take"
-                f"{why}; --max-model-len says how many there should be"
-            )
+            many = f"texts have at most {longest} tokens, of the {limit} that the target can take"
+            lines.append(f"{many}{why}; --max-model-len says how many there should be")
         drafter = self.service.registry.of(Role.DRAFTER)
         if drafter and drafter.hello and drafter.hello.max_model_len < longest:
             lines.append(f"the drafter drafts up to token {drafter.hello.max_model_len}")
@@ -288,8 +286,7 @@ class Pair:
         if hasattr(self, "service"):
             hello = self.hello(Role.TARGET)
             return hello.max_model_len, hello.logits_size
-        path = find_config(self.config.target, self.config.target_revision)
-        return known_limits({} if path is None else read(path), self.config.max_model_len)
+        return known_limits(self.config)
 
     def ending(self, request: SamplingParams) -> Ending:
         """What ends a text."""

@@ -44,7 +44,10 @@ def _panel(axes: Any, name: str, trace: Trace, path: Path, span_ns: int) -> None
             axes.axvline(at_ns / 1e6, color=VERDICT, linewidth=1, zorder=0)
             axes.text(
                 *(at_ns / 1e6, 1.42, f"+{one.tokens}"),
-                ha="right", va="bottom", fontsize=9, color=VERDICT,
+                ha="right",
+                va="bottom",
+                fontsize=9,
+                color=VERDICT,
             )
     axes.set_yticks(range(len(roles)), [f"{role}" for role in reversed(roles)])
     axes.set_ylim(-0.5, 1.75)

@@ -19,7 +19,7 @@ from proto.errors import ConfigurationError
 COLUMNS, LINES = 80, 40
 READ_SIZE = 1 << 16
 # As rich's own, but for fonts that every reader's machine has: nothing is fetched.
-SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}

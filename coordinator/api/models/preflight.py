@@ -4,14 +4,13 @@ What is refused here would be refused by a node too, after seconds or minutes. O
 on this machine are looked at: others have devices and folders of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models import folders, tokenizers
 from coordinator.api.models.head_fit import check_head
-from coordinator.api.models.heads import kind_of
+from coordinator.api.models.heads import find_config, kind_of, read
 from coordinator.api.models.nodes import node_configs
 from coordinator.launching.devices import check_device
 from proto.messages import Role
@@ -82,13 +81,16 @@ def _say_of(say: Say, role: Role, words: str) -> None:
     say({role: words})
 
 
-def known_limits(stated: Mapping[str, Any], max_model_len: int) -> tuple[int, int]:
-    """Most tokens of a text, and tokens of the vocabulary, by what a config.json holds.
+def known_limits(config: PairConfig) -> tuple[int, int]:
+    """Most tokens of a text, and tokens of the vocabulary, by what the target's config.json holds.
 
     What it does not say is no limit; the target itself may take less.
     """
+    path = find_config(config.target, config.target_revision)
+    stated = {} if path is None else read(path)
     inner = stated.get("text_config")
     part = inner if isinstance(inner, dict) else stated
     lengths = [part[field] for field in LENGTHS if type(part.get(field)) is int]
     size = part.get("vocab_size")
-    return min([max_model_len, *lengths]), size if type(size) is int else NO_LIMIT
+    longest = min([config.max_model_len or NO_LIMIT, *lengths])
+    return longest, size if type(size) is int else NO_LIMIT
