@@ -12,7 +12,7 @@ from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
-from coordinator.api.models.heads import longest_of
+from coordinator.api.models.lengths import shortened
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
@@ -151,19 +151,9 @@ class Pair:
 
     def notices(self) -> list[str]:
         """What nobody has asked for and may be missed, a line each: texts that must be shorter."""
-        if self.config.max_model_len is not None:
-            return []
-        target, config = self.hello(Role.TARGET), self.config
-        longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
-        lines = []
-        if limit is not None and longest < limit and not config.reproducible:
-            why = "" if target.heads else f": memory is kept for {self.num_seqs} at once"
-            many = f"texts have at most {longest} tokens, of the {limit} that the target can take"
-            lines.append(f"{many}{why}; --max-model-len says how many there should be")
         drafter = self.service.registry.of(Role.DRAFTER)
-        if drafter and drafter.hello and drafter.hello.max_model_len < longest:
-            lines.append(f"the drafter drafts up to token {drafter.hello.max_model_len}")
-        return lines
+        hello = None if drafter is None else drafter.hello
+        return shortened(self.config, self.hello(Role.TARGET), hello, self.num_seqs)
 
     def hello(self, role: Role) -> Hello:
         """How the node introduced itself. The node is there."""
@@ -208,7 +198,7 @@ class Pair:
         """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
-        return self.tokenizer().encode(prompt)
+        return self._tokenizer().encode(prompt)
 
     def encode_chat(
         self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
@@ -217,7 +207,7 @@ class Pair:
 
         Raises ConfigurationError, ModelError.
         """
-        tokenizer, template = self.tokenizer(), self.chat_template
+        tokenizer, template = self._tokenizer(), self.chat_template
         prompt = template.render(messages, arguments)
         # A template writes the special tokens itself.
         return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
@@ -227,8 +217,7 @@ class Pair:
         """The target's. Raises ModelError."""
         return ChatTemplate.of_model(self.config.target, self.config.target_revision)
 
-    def tokenizer(self) -> Tokenization:
-        """The target's. Raises ConfigurationError if it has none."""
+    def _tokenizer(self) -> Tokenization:
         if self.tokenization is None:
             raise ConfigurationError(
                 f"{self.config.target} has no tokenizer.json; give the prompt as token ids "
@@ -316,7 +305,7 @@ class Pair:
             frequency_penalty=request.frequency_penalty,
             bias_ids=tuple(request.logit_bias),
             bias_values=tuple(request.logit_bias.values()),
-            banned=self.tokenizer().bans(request.bad_words) if request.bad_words else (),
+            banned=self._tokenizer().bans(request.bad_words) if request.bad_words else (),
             min_tokens=request.min_tokens,
             late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
@@ -332,7 +321,7 @@ class Pair:
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
         if request.bad_words:
-            bans = self.tokenizer().bans(request.bad_words)
+            bans = self._tokenizer().bans(request.bad_words)
             if sum(map(len, bans)) > MAX_BAN_TOKENS:
                 raise ConfigurationError(
                     f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"

@@ -17,7 +17,6 @@ from typing import Any
 
 from coordinator.api.tokenization import find_file
 from proto.heads import HeadKind, feature_layers, head_kind, head_kind_of_tensors
-from proto.messages import MAX_TEXT_LEN
 
 CONFIG = "config.json"
 MAX_JSON_BYTES = 1 << 26
@@ -28,7 +27,6 @@ UNREADABLE = (
 )
 
 # Of models on the hub: their config.json, and when it was asked for.
-LIMITED_ROPES = ("longrope", "dynamic")  # beyond the original length they change every position
 AGAIN_S = 60.0  # where the hub did not answer
 _fetched: dict[tuple[str, str | None], tuple[Path | None, float]] = {}
 
@@ -83,24 +81,6 @@ def layers_of(
         of_target = inner
     num_layers = of_target.get("num_hidden_layers")
     return feature_layers(kind, read(own), num_layers if type(num_layers) is int else 0)
-
-
-def longest_of(model: str, revision: str | None) -> int | None:
-    """Most tokens that a model takes, by its config.json; None: it cannot be said.
-
-    What its node says when it has loaded it counts (`engine.model.max_model_len`).
-    """
-    path = find_config(model, revision)
-    config = {} if path is None else read(path)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = inner
-    limit = config.get("max_position_embeddings")
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LIMITED_ROPES:
-        name = "original_max_position_embeddings"
-        original = rope.get(name) or config.get(name)
-        limit = original if type(original) is int else limit
-    return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
 
 
 def read(path: Path) -> Config:

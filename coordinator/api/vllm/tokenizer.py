@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.api.chat import Messages
 from coordinator.api.pair import Pair
+from proto.errors import ConfigurationError
 from proto.messages import Role
 
 
@@ -19,8 +20,10 @@ class TargetTokenizer:
     """
 
     def __init__(self, pair: Pair) -> None:
+        if pair.tokenization is None:
+            raise ConfigurationError(f"{pair.config.target} has no tokenizer.json")
         self._pair = pair
-        self._tokenization = pair.tokenizer()
+        self._tokenization = pair.tokenization
         self._raw = self._tokenization.raw
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

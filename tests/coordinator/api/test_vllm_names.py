@@ -14,15 +14,14 @@ from coordinator import LLM, SamplingParams
 from coordinator.api.batch import Batch
 from coordinator.api.config import MODELS, NGRAM, PairConfig
 from coordinator.api.models import heads
-from coordinator.api.models.heads import longest_of
+from coordinator.api.models.lengths import longest_of, shortened
 from coordinator.api.models.nodes import node_configs
-from coordinator.api.pair import Pair
 from coordinator.api.params import MAX_TOKENS
 from coordinator.api.vllm import speculation
 from coordinator.api.vllm.progress import Bar
 from coordinator.api.vllm.settings import NOT_OURS, in_our_names
 from proto.errors import ConfigurationError
-from proto.messages import Role
+from proto.messages import Hello
 from tests.coordinator.api.scripted import Script, ScriptedPair
 
 
@@ -248,19 +247,12 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     tmp_path: Path,
 ) -> None:
     def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
-        hellos = {
-            Role.TARGET: SimpleNamespace(max_model_len=target, heads=with_heads),
-            Role.DRAFTER: SimpleNamespace(max_model_len=drafter),
-        }
-        pair = SimpleNamespace(
-            config=PairConfig(target=str(tmp_path), **settings),
-            hello=hellos.__getitem__,
-            num_seqs=8,
-            service=SimpleNamespace(
-                registry=SimpleNamespace(of=lambda role: SimpleNamespace(hello=hellos[role]))
-            ),
+        config = PairConfig(target=str(tmp_path), **settings)
+        hellos = (
+            SimpleNamespace(max_model_len=target, heads=with_heads),
+            SimpleNamespace(max_model_len=drafter),
         )
-        return Pair.notices(cast(Pair, pair))
+        return shortened(config, *cast(tuple[Hello, Hello], hellos), num_seqs=8)
 
     (tmp_path / heads.CONFIG).write_text(json.dumps({"max_position_embeddings": 9000}))
     rest = "; --max-model-len says how many there should be"

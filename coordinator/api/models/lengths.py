@@ -1,0 +1,42 @@
+"""How long a text may be: what the target can take, and what is said where memory holds less."""
+
+from coordinator.api.config import PairConfig
+from coordinator.api.models.heads import find_config, read
+from proto.messages import MAX_TEXT_LEN, Hello
+
+LIMITED_ROPES = ("longrope", "dynamic")  # beyond the original length they change every position
+
+
+def longest_of(model: str, revision: str | None) -> int | None:
+    """Most tokens that a model takes, by its config.json; None: it cannot be said.
+
+    What its node says when it has loaded it counts (`engine.model.max_model_len`).
+    """
+    path = find_config(model, revision)
+    config = {} if path is None else read(path)
+    if isinstance(inner := config.get("text_config"), dict):
+        config = inner
+    limit = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LIMITED_ROPES:
+        name = "original_max_position_embeddings"
+        original = rope.get(name) or config.get(name)
+        limit = original if type(original) is int else limit
+    return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
+
+
+def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:
+    """A line for each limit that nobody has asked for: of the texts, and of the drafts."""
+    if config.max_model_len is not None:
+        return []
+    longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
+    lines = []
+    if limit is not None and longest < limit and not config.reproducible:
+        why = "" if target.heads else f": memory is kept for {num_seqs} at once"
+        lines.append(
+            f"texts have at most {longest} tokens, of the {limit} that the target can take"
+            f"{why}; --max-model-len says how many there should be"
+        )
+    if drafter is not None and drafter.max_model_len < longest:
+        lines.append(f"the drafter drafts up to token {drafter.max_model_len}")
+    return lines
