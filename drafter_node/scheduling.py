@@ -77,7 +77,9 @@ class Schedule:
         if reader is None or (writers and self._was_chunk):
             return self._expand(writers, now) if writers else ()
         if copy := self._lanes.copy_for(reader.lane, reader.tree.text.tokens):
-            return (copy, *self._begin(tips, now))
+            # What it lacks may be so little now that it waits for the features of its root.
+            anew = {text: text.tips if text is reader else tips[text] for text in tips}
+            return (copy, *self._begin({text: found for text, found in anew.items() if found}, now))
         self._was_chunk = True
         self._num_rows = 0
         return (self._launched((reader,), (reader.read(),), now),)

@@ -244,7 +244,7 @@ OTHERS: list[tuple[list[str], str]] = [
     (["generat", "a"], "there is no command 'generat'; did you mean generate?"),
     (
         ["def f(x):"],
-        "there is no command 'def f(x):'; there are generate, ",
+        "there is no command 'def f(x):'; there are demo, generate, ",
     ),
     (
         ["verify-lossless", "--policy", "snyc"],

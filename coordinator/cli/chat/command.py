@@ -41,7 +41,7 @@ DropOldest = Annotated[
     bool,
     typer.Option(
         "--drop-oldest",
-        help="Forget the oldest turns where the conversation is longer than --max-model-len.",
+        help="Forget the oldest turns of a conversation that is too long.",
     ),
 ]
 

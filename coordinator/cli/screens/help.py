@@ -6,6 +6,7 @@ so they are drawn here.
 
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from coordinator.cli.screens.panels import place_of
+from coordinator.cli.screens.panels import default_of, place_of
 
 MAX_WIDTH = 110  # of lines that one can still read
 FLAG_WIDTH = 28  # a longer flag has a line of its own
@@ -76,13 +77,20 @@ def _row(parameter: Any, ctx: Any) -> Row:
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
     value = "" if getattr(parameter, "is_flag", False) else parameter.metavar
     if value is None:
-        value = parameter.display_type_rich(ctx=ctx) or ""
-        value = value.strip("<>").upper()
+        value = _placeholder((parameter.display_type_rich(ctx=ctx) or "").strip("<>"))
     return (
         " ".join((*[", ".join(names)][: len(names)], value)),
         parameter.help or "",
         _default(parameter),
     )
+
+
+def _placeholder(kind: str) -> str:
+    """What stands for a value of a kind, as typer calls it; choices stand for themselves."""
+    if "|" in kind:
+        return kind
+    numbers = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
+    return numbers.get(kind.lower(), kind.upper())
 
 
 def _default(parameter: Any) -> str:
@@ -92,6 +100,9 @@ def _default(parameter: Any) -> str:
         return shown
     if shown is False or default is None or default is False or callable(default):
         return ""
+    shown = default_of(str(default) if isinstance(default, Path) else default)
+    if isinstance(shown, str):
+        return shown
     return "on" if default is True else str(default)
 
 

@@ -117,7 +117,7 @@ def test_passes_without_drafts_count_in_tokens_per_pass_alone() -> None:
     assert made.speculative_decoding.mean_acceptance_length == 1 + 5 / 3
     record = dataclasses.asdict(made)
     assert "mean_acceptance_length" not in record, "one name, one meaning"
-    assert "1.62 tokens a pass" in summary(made, policy="auto", seed=None)
+    assert "1.62 tokens a pass" in summary(made, policy="auto", seed=None, verbose=True)
 
 
 def test_texts_that_lost_their_drafter_are_counted_over_all() -> None:
