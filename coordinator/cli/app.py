@@ -17,7 +17,7 @@ from coordinator.cli.generate import generate
 from coordinator.cli.keys import keys
 from coordinator.cli.mistakes import line_of
 from coordinator.cli.screens.help import Command as HelpfulCommand
-from coordinator.cli.screens.help import examples
+from coordinator.cli.screens.help import Program, examples
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
@@ -49,6 +49,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
     """All commands, each called like its function."""
     app = typer.Typer(
         name=PROGRAM,
+        cls=Program,
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -105,9 +106,8 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
             raise ConfigurationError("standard output is closed; the text is written there")
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
-        line = line_of(error)
-        # Without a command it is the help itself.
-        typer.echo(line if "Usage:" in line else f"error: {line}", err=True)
+        if line := line_of(error):  # without a command the help has been shown, and that is all
+            typer.echo(f"error: {line}", err=True)
         return EXIT_USAGE
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)

@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli.screens.help import Command, Program
 from proto.links.keys import COORDINATOR, PUBLIC, SECRET, write_new
 from proto.messages import Role
 
-keys = typer.Typer(help="Keys of encrypted links to nodes on other hosts.", no_args_is_help=True)
+keys = typer.Typer(
+    cls=Program, help="Keys of encrypted links to nodes on other hosts.", no_args_is_help=True
+)
 
 
 @keys.callback()
@@ -16,7 +19,7 @@ def root() -> None:
     """Keys of encrypted links to nodes on other hosts."""
 
 
-@keys.command()
+@keys.command(cls=Command)
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if it is not there.")],
 ) -> None:

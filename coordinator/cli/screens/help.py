@@ -6,6 +6,7 @@ so they are drawn here.
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from coordinator.cli.screens.panels import default_of, place_of
 
 MAX_WIDTH = 110  # of lines that one can still read
 FLAG_WIDTH = 28  # a longer flag has a line of its own
 FIRST_SENTENCE = re.compile(r".*?[.:;](?=\s|$)|.*", re.DOTALL)
+
+Row = tuple[str, str, str]  # a flag with what stands for its value, its help, its default
 
 EXAMPLES = {
     "generate": (
@@ -47,20 +50,41 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print it; typer prints what `formatter` holds afterwards, and that is nothing."""
-        console = Console(highlight=False)
-        console.width = min(console.width, MAX_WIDTH)
-        console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1)))
-        first, _, more = (self.help or "").partition("\n\n")
-        console.print(Padding(Text(" ".join(first.split())), (0, 1, 1, 1)))
-        if more:
-            console.print(Padding(Text(more, style="dim"), (0, 1, 1, 1)))
-        for title, rows in _panels(self.get_params(ctx), ctx):
-            console.print(Panel(_table(rows), title=title, title_align="left", border_style="dim"))
-        if self.epilog:
-            console.print(Padding(Text(self.epilog), (1, 1)), soft_wrap=True)
+        _show(self, ctx, _panels(self.get_params(ctx), ctx))
 
 
-Row = tuple[str, str, str]  # a flag with what stands for its value, its help, its default
+class Program(TyperGroup):
+    """Several commands, and their help likewise."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """As of `Command`."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, " ".join((one.help or "").partition("\n\n")[0].split()), "")
+            for name, one in found.items()
+            if one is not None
+        ]
+        _show(self, ctx, _panels(self.get_params(ctx), ctx), rows)
+
+
+def _show(
+    command: Any, ctx: Any, panels: list[tuple[str, list[Row]]], commands: Sequence[Row] = ()
+) -> None:
+    console = Console(highlight=False)
+    console.width = min(console.width, MAX_WIDTH)
+    console.print(Padding(Text(command.get_usage(ctx), style="bold"), (1, 1)))
+    first, _, more = (command.help or "").partition("\n\n")
+    console.print(Padding(Text(" ".join(first.split())), (0, 1, 1, 1)))
+    if more:
+        console.print(Padding(Text(more, style="dim"), (0, 1, 1, 1)))
+    tables = [(title, _table(rows, FLAG_WIDTH)) for title, rows in panels]
+    if commands:
+        width = 1 + max(len(name) for name, *_ in commands)
+        tables.append(("Commands", _table(commands, width)))
+    for title, table in tables:
+        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+    if command.epilog:
+        console.print(Padding(Text(command.epilog), (1, 1)), soft_wrap=True)
 
 
 def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
@@ -106,7 +130,7 @@ def _default(parameter: Any) -> str:
     return "on" if default is True else str(default)
 
 
-def _table(rows: list[Row]) -> RenderableType:
+def _table(rows: Sequence[Row], width: int) -> RenderableType:
     drawn: list[RenderableType] = []
     for flag, text, default in rows:
         first = FIRST_SENTENCE.match(text)
@@ -116,11 +140,11 @@ def _table(rows: list[Row]) -> RenderableType:
             told.append(f" [default: {default}]", style="dim")
         name, _, value = flag.partition(" ")
         shown = Text.assemble((name, "bold cyan"), " ", (value, "yellow"))
-        if len(flag) > FLAG_WIDTH:
+        if len(flag) > width:
             drawn.append(shown)
             shown = Text("")
         line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_column(width=FLAG_WIDTH, no_wrap=True)
+        line.add_column(width=width, no_wrap=True)
         line.add_column(overflow="fold")
         line.add_row(shown, told)
         drawn.append(line)
