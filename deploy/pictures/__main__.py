@@ -1,5 +1,6 @@
 """`python -m deploy.pictures`: make the pictures of the README anew."""
 
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -14,10 +15,18 @@ from proto.errors import ConfigurationError, SlipstreamError
 
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = (sys.executable, "-m", "coordinator")
+PROMPT = 'def read_lines(path, encoding="utf-8"):'
 # Experiments and the picture of each that is kept.
 EXPERIMENTS = ("cost_ratio", "draft_length", "hop")
-NAMES = ("demo", "rounds", *EXPERIMENTS)
-PROMPT = 'def read_lines(path, encoding="utf-8"):'
+NAMES = ("demo", "rounds", "recordings", *EXPERIMENTS)
+WIDTHS = (80, 120)
+# What a newcomer sees, kept as text with the colours' codes: `cat` shows it as it was.
+RECORDED = {
+    "demo": ("demo", "--pace", "0"),
+    "generate": ("generate", "--temperature", "0.8", "--seed", "7", "--verbose", PROMPT),
+    "help": ("generate", "--help"),
+    "mistake": ("generate", "--policy", "sink", PROMPT),
+}
 TRACED = ("--max-tokens", "64", "--ignore-eos", "--dtype", "float32")
 LIMIT_S = 1200.0
 
@@ -45,6 +54,16 @@ def _traced(policy: str) -> Trace:
         return parse(file.read_text(encoding="utf-8"), policy)
 
 
+def recordings(out: Path) -> None:
+    """What these commands show at terminals of both widths."""
+    for name, words in RECORDED.items():
+        for columns in WIDTHS:
+            may_fail = name == "mistake"
+            said = screen.record([*COORDINATOR, *words], ROOT, LIMIT_S, columns, may_fail=may_fail)
+            file = out / f"{name}-{columns}.txt"
+            file.write_text(f"$ slipstream {shlex.join(words)}\n{said}", encoding="utf-8")
+
+
 def experiment(name: str, out: Path) -> None:
     """The figure of an experiment over what it varies."""
     with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +89,8 @@ def pictures(
             demo(out)
         elif name == "rounds":
             timeline(out)
+        elif name == "recordings":
+            recordings(out)
         else:
             experiment(name, out)
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.terminal_theme import DIMMED_MONOKAI
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
 from rich.text import Text
 
 from proto.errors import ConfigurationError
 
 COLUMNS, LINES = 80, 40
+THEMES = {"dark": DIMMED_MONOKAI, "light": DEFAULT_TERMINAL_THEME}
 READ_SIZE = 1 << 16
 # As rich's own, but for fonts that every reader's machine has: nothing is fetched.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -36,14 +37,21 @@ SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 """
 
 
-def record(command: Sequence[str], folder: Path, limit_s: float) -> str:
-    """What a command writes to a terminal of `COLUMNS` columns, its colours included.
+def record(
+    command: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    columns: int = COLUMNS,
+    *,
+    may_fail: bool = False,
+) -> str:
+    """What a command writes to a terminal of so many columns, its colours included.
 
-    Raises ConfigurationError if it fails, or takes longer than that.
+    Raises ConfigurationError if it fails and may not, or takes longer than that.
     """
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (LINES, COLUMNS))
-    surroundings = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    termios.tcsetwinsize(theirs, (LINES, columns))
+    surroundings = os.environ | {"COLUMNS": str(columns), "TERM": "xterm-256color"}
     surroundings.pop("NO_COLOR", None)
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=surroundings
@@ -55,7 +63,7 @@ def record(command: Sequence[str], folder: Path, limit_s: float) -> str:
             os.close(ours)
             if process.poll() is None:
                 process.terminate()
-    if process.returncode:
+    if process.returncode and not may_fail:
         last = said.strip().splitlines()[-1:] or ["it said nothing"]
         raise ConfigurationError(f"{' '.join(command[1:])}: {last[0]}")
     return said
@@ -88,12 +96,12 @@ def after(said: str, words: str) -> str:
     return "\n".join(lines[first:])
 
 
-def as_svg(said: str, title: str) -> str:
-    """A drawing of what a terminal shows. Deterministic."""
+def as_svg(said: str, title: str, columns: int = COLUMNS, theme: str = "dark") -> str:
+    """A drawing of what a terminal shows, in a theme of THEMES. Deterministic."""
     console = Console(
-        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False
+        record=True, width=columns, file=io.StringIO(), force_terminal=True, highlight=False
     )
     console.print(Text.from_ansi(said.strip("\n")))
     return console.export_svg(
-        title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id="slipstream"
+        title=title, theme=THEMES[theme], code_format=SVG, unique_id="slipstream"
     )

@@ -16,16 +16,21 @@ from proto.errors import ConfigurationError
 GREEN = "\x1b[32mgreen\x1b[0m"
 
 
-def test_a_command_is_recorded_with_the_colours_of_a_terminal_of_80_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_command_is_recorded_with_the_colours_and_the_width_of_a_terminal(
+    columns: int, tmp_path: Path
+) -> None:
     code = f"import os, sys; print({GREEN!r}, os.get_terminal_size().columns, sys.stdout.isatty())"
-    said = screen.record([sys.executable, "-c", code], tmp_path, 60.0)
-    assert said == f"{GREEN} 80 True\n"
+    said = screen.record([sys.executable, "-c", code], tmp_path, 60.0, columns)
+    assert said == f"{GREEN} {columns} True\n"
 
 
 def test_a_command_that_fails_says_its_last_line(tmp_path: Path) -> None:
     code = "import sys; print('one'); sys.exit('the last line')"
     with pytest.raises(ConfigurationError, match=r"the last line$"):
         screen.record([sys.executable, "-c", code], tmp_path, 60.0)
+    said = screen.record([sys.executable, "-c", code], tmp_path, 60.0, may_fail=True)
+    assert said.endswith("the last line\n")
 
 
 def test_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
