@@ -227,7 +227,7 @@ def test_eagle_begins_as_the_best_linear_guess(target: LlamaForCausalLM) -> None
     inputs = torch.cat((words, features[:, :-1]), dim=-1)
 
     def error() -> float:
-        return float((head.fc(inputs) - features[:, 1:]).square().mean())
+        return (head.fc(inputs) - features[:, 1:]).square().mean().item()
 
     train_heads.start_linear(head, features, text)
     best = error()

@@ -47,7 +47,7 @@ def test_there_are_commands() -> None:
     assert sum(PYTHON in line for line in commands()) >= 6
 
 
-@pytest.mark.parametrize("line", map(marked, commands()))
+@pytest.mark.parametrize("line", [marked(line) for line in commands()])
 def test_a_command_of_the_documentation_works(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)
     if words[0] == "make":
