@@ -143,7 +143,10 @@ def size(files: Iterator[Path]) -> int:
 def _tree() -> Iterator[Path]:
     """What git knows, and what it does not ignore; nothing where there is no git."""
     command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return iter(())
     return (ROOT / name for name in ended.stdout.split("\0") if name)
 
 

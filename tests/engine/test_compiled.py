@@ -85,6 +85,7 @@ def test_without_a_compiler_one_line_says_so(
         make_executor(loaded, 128, backend="compiled", row_counts=ROW_COUNTS)
 
 
+@needs_compiler
 def test_a_family_that_is_not_covered_is_refused(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("gpt2", tmp_path)))
     with pytest.raises(ModelError, match="fused engine has no"):
