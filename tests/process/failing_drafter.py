@@ -41,7 +41,7 @@ def fault(*_: Any, **__: Any) -> NoReturn:
     raise NodeError("the device has been taken away")
 
 
-def garbage(drafter: Loop[Any, Any, Any]) -> None:
+def garbage(drafter: Loop[Any, Any]) -> None:
     """Frames that nobody can read."""
     for _ in range(20):
         drafter.connection.send(b"\xff" * 9)
@@ -60,7 +60,7 @@ def main() -> int:
     turn = Loop._turn
     has_failed = False
 
-    def fail_later(self: Loop[Any, Any, Any], *args: Any) -> Any:
+    def fail_later(self: Loop[Any, Any], *args: Any) -> Any:
         nonlocal has_failed
         if not has_failed and self.heart.progress >= FAILING_STEP:  # one turn may run several steps
             has_failed = True

@@ -45,7 +45,7 @@ def check_greedy(pair: Pair, reference: Reference, prompt: tuple[int, ...]) -> t
     "prompts",
     [
         PROMPTS[:2],
-        pytest.param(PROMPTS[2:3], marks=pytest.mark.long),
+        pytest.param(PROMPTS[2:3], marks=pytest.mark.slow),
         pytest.param(PROMPTS[3:], marks=pytest.mark.slow),
     ],
     ids=["two", "more", "others"],

@@ -190,7 +190,8 @@ def test_ray_exec_writes_the_text_with_target_and_drafter_on_two_hosts(
     assert re.search(r"drafter: .* on one \(cpu.*\), \d+\.\d ms there and back", said)
 
 
-@pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=SLOW_TEST) for run in AGAIN)])
+@SLOW_TEST
+@pytest.mark.parametrize("run", [0, *AGAIN])
 def test_the_text_is_whole_when_the_link_is_cut_and_drafts_come_again_when_it_is_healed(
     hosts: Hosts, cluster: Path, arguments: list[str], alone: list[int], run: int
 ) -> None:

@@ -105,6 +105,7 @@ def test_nodes_serve_one_coordinator_after_another_without_loading_again(
             assert "Traceback" not in node.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_node_that_loses_its_coordinator_waits_for_the_next(
     model: str, keys: str, tmp_path: Path
 ) -> None:

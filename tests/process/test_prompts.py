@@ -130,7 +130,7 @@ def test_ctrl_c_loses_no_text_that_is_complete(models: list[str], tmp_path: Path
     assert not (first + rest).startswith(lines[0])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")
@@ -195,7 +195,7 @@ def test_every_sampling_parameter_is_a_flag_and_what_it_gives_is_in_the_object(
     assert (last["finish_reason"], last["stop_reason"]) == ("stop", last["token_ids"][-1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_several_texts_of_a_prompt_are_told_apart(models: list[str]) -> None:
     flags = ["--temperature", "1", "--seed", "1", "--n", "2"]
     (made,) = records(run("one", "--json", *flags, *models).stdout)

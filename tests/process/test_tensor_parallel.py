@@ -94,8 +94,8 @@ def test_sampled_text_of_two_ranks_is_that_of_one(split: Pair, embedded: Pair) -
     assert two.metrics.num_accepted_tokens > 0
 
 
-@LONG
-@pytest.mark.parametrize("architecture", ["mixtral", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3"])
 def test_other_architectures_and_a_drafter_of_two_ranks(architecture: str, tmp_path: Path) -> None:
     target = str(make_model(architecture, tmp_path / "target"))
     config = PairConfig(
@@ -137,7 +137,7 @@ def busy(pair: Pair, kill: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "when"),
-    [(1, busy), pytest.param(0, busy, marks=LONG), pytest.param(1, idle, marks=LONG)],
+    [(1, busy), pytest.param(0, busy, marks=LONG), pytest.param(1, idle, marks=pytest.mark.slow)],
 )
 def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path

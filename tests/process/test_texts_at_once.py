@@ -142,7 +142,7 @@ def check_killed(folder: Path, counts: list[int]) -> None:
 @pytest.mark.parametrize(
     "counts",
     [
-        pytest.param([60, 120], marks=pytest.mark.long),
+        pytest.param([60, 120], marks=pytest.mark.slow),
         pytest.param(list(range(1, 200, 20)), marks=pytest.mark.slow),
     ],
     ids=["twice", "ten times"],
