@@ -210,7 +210,7 @@ def test_the_command_line_says_it_in_one_line_and_in_the_figures(tiny: PairConfi
     assert [line for line in said.splitlines() if "going on without drafts" in line] == [
         "the drafter process was ended by signal 9 (SIGKILL); going on without drafts"
     ]
-    assert "drafter lost after 0 tokens" in said
+    assert "the drafter was lost after 0 tokens" in said
 
 
 def test_a_profile_tells_how_many_texts_had_no_drafter(
