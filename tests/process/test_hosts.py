@@ -205,7 +205,8 @@ def test_the_text_is_whole_when_the_link_is_cut_and_drafts_come_again_when_it_is
     assert "draft:model" in made["token_origins"][-40:], running.said
 
 
-@pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=SLOW_TEST) for run in AGAIN)])
+@SLOW_TEST
+@pytest.mark.parametrize("run", [0, *AGAIN])
 def test_the_text_is_whole_when_the_drafters_host_is_killed(
     hosts: Hosts, cluster: Path, arguments: list[str], alone: list[int], run: int
 ) -> None:
