@@ -43,14 +43,6 @@ def test_only_a_process_catches_everything() -> None:
     assert found == []
 
 
-def test_no_folder_is_crowded() -> None:
-    assert style.crowded_folders(sources(*PACKAGES)) == []
-    assert {str(file.path.parent) for file in sources(*PACKAGES)} >= style.WIDE
-    crowd = [source(f"node/m{number}.py", "") for number in range(style.MAX_MODULES)]
-    assert style.crowded_folders([*crowd, source("node/__init__.py", "")]) == []
-    assert style.crowded_folders([*crowd, source("node/more.py", "")]) == ["node has 13 modules"]
-
-
 def test_nobody_asks_for_the_name_of_a_policy() -> None:
     found = [line for file in sources(*PACKAGES) for line in style.asks_for_a_policy(file)]
     assert found == []
