@@ -28,6 +28,9 @@ What two verdicts in a row lack is taken for lost, and all that is alive is sent
 message, which stands for every number so far; so is what no verdict answers (`reminding.py`). A
 target that was opened anew has lost its tree: the first verdict of a new life is answered likewise.
 
+Where logits are not finite nothing is drafted until the root moves, and what is cached behind it
+is wiped (`_stop`).
+
 Under the classical rules every draft is sampled and carries the distribution that it was sampled
 from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
 those on a path that came back: they may have been judged.
@@ -42,11 +45,12 @@ from drafter_node.reading import Change, HeadReading, Reading
 from drafter_node.reminding import Reminder
 from drafter_node.saying import Said, all_of, some_of
 from engine.slots import Feed
-from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, gap
+from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, Wipe, gap
 from node.lanes import Lane
 from proto.messages import Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
+MAX_STUCK = 2  # the first time may be the fault of what was in the lane before
 MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
 
 
@@ -56,8 +60,6 @@ class Drafting:
     rests   the target is faster alone, by the newest verdict
     served  when it was last computed for, by the schedule's count
     """
-
-    may_copy = True  # its lane may have what another has computed
 
     def __init__(self, opened: Open, lane: Lane, known: Known) -> None:
         self.opened = opened
@@ -90,6 +92,8 @@ class Drafting:
         self._attempt = opened.attempt  # of the newest verdict
         self._is_hit = False  # all drafts that it was about were accepted
         self._reminder = Reminder(known.answers)
+        self._stuck_at: int | None = None  # the root below which nothing more can be drafted
+        self._num_stuck = 0  # roots in a row of which that was so from the start
 
     def begin(self) -> Sequence[SharedAction]:
         """Nothing is said before there is a draft."""
@@ -170,11 +174,18 @@ class Drafting:
     @property
     def tips(self) -> Sequence[Tip]:
         """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
+        if self._stuck_at == self.tree.root or self._num_stuck == MAX_STUCK:
+            return ()
         found = self.frontier.tips()
         if not self._reading.is_ready:
             return found[:1] if self.chunk else ()
         num_nodes, branches = len(self.tree.nodes), self.opened.policy.branches
         return found[: min((self.tree.max_nodes - num_nodes) // branches, self.slots.num_free)]
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether its lane may have what another has computed."""
+        return not self._num_stuck
 
     @property
     def chunk(self) -> Sequence[int]:
@@ -266,7 +277,27 @@ class Drafting:
         first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]
         if self._num_ahead:
             self._follow(first[0], followed)
-        return self._send_unsent(now)
+        if all(one.tokens for one in children):
+            self._num_stuck = 0 if children else self._num_stuck
+            return self._send_unsent(now)
+        said = () if self.rests else self._send_all(now, done=True)
+        at = dict(zip(expanded, children, strict=False)).get(self.tree.root)
+        return (*said, self._stop(is_at_root=at is not None and not at.tokens))
+
+    def _stop(self, *, is_at_root: bool) -> Wipe:
+        """Some row was not finite, and spoils all others: draft no more below this root.
+
+        At a draft that is the draft's fault. At the root it may be what is cached: the text is
+        read anew, and if that does not help, this life of the text has no more drafts.
+        """
+        self._num_stuck = self._num_stuck + 1 if is_at_root else 0
+        self._stuck_at = self.tree.root
+        self.tree.clear()
+        self.frontier.forget()
+        self._unsent = []
+        length = 0 if is_at_root else self.slots.prefix_len
+        self.slots.truncate(length)
+        return Wipe(self.lane.slots.lane, length)
 
     def _follow(self, key: int | None, followed: Sequence[Children]) -> None:
         """Each step that followed at once has fed the child of the one before, `key` the first."""

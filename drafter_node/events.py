@@ -41,7 +41,7 @@ class Part:
 
         chosen  what this step has chosen, and what each of those after it has
         """
-        if len(chosen) > len(self.ahead):
+        if len(chosen) > len(self.ahead) or not chosen[-1].tokens:
             return None
         token = chosen[-1].tokens[0]
         if token in self.opened.limits.stop_ids or sum(c.scores[0] for c in chosen) < self.least:
@@ -67,7 +67,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """`tokens`, `scores`: the children chosen at one row, the likeliest first.
+    """`tokens`, `scores`: the children chosen at one row, the likeliest first; none if the logits
+    are not finite.
 
     proposals  under the classical rules: what each of them was sampled from
     """
@@ -75,6 +76,9 @@ class Children:
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     proposals: tuple[Proposal, ...] = ()
+
+
+NOTHING = Children((), ())
 
 
 @dataclass(frozen=True, slots=True)

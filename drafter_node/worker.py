@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import torch
 
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Children, Compute, Part, Proposed
+from drafter_node.events import NOTHING, Action, Children, Compute, Part, Proposed
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
 from engine.coupling import chain_choice, rank_scored
+from engine.errors import NotFinite
 from engine.heads.loading import LoadedHead
 from engine.judging import life_of, sample_draft
 from engine.loading import Engine
@@ -127,7 +128,11 @@ class Worker:
             [feed.positions[0] + 1 for feed in feeds],
             num_valid=self.vocab_size,
         )
-        tokens, scores = self.forwards.run_chain([self._readable(f) for f in feeds], choice, inputs)
+        readable = [self._readable(feed) for feed in feeds]
+        try:
+            tokens, scores = self.forwards.run_chain(readable, choice, inputs)
+        except NotFinite:
+            return [NOTHING], self.forwards.done()
         made = [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
         return made, self.forwards.done()
 
@@ -158,7 +163,17 @@ class Worker:
         return replace(feed, tokens=known)
 
     def _children(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """What follows each row of a text that is asked, by its logits [n, V]."""
+        """What follows each row of a text that is asked, by its logits [n, V].
+
+        Where they are not finite, nothing follows any of them: one bad row spoils the others.
+        """
+        try:
+            return self._chosen(logits, part)
+        except NotFinite:
+            return (NOTHING,) * part.num_asked
+
+    def _chosen(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
+        """The same. Raises NotFinite."""
         if part.opened.sampling.has_processors:
             # The target's, on our own logits.
             logits = self.forwards.processed(

@@ -161,6 +161,14 @@ class CompiledBackend(Backend):
         """See `Backend.copy`."""
         self._fused.copy(source, target, length)
 
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        self._fused.wipe(first, length)
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        return self._fused.not_finite(first, length)
+
 
 def _rows(num_rows: int) -> torch.Tensor:
     """A chain of so many rows at the start of a text, as in `Backend.forward`."""

@@ -89,7 +89,7 @@ def choose(
     Equal scores go to the lowest id.
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     assert len(positions) == logits.shape[0]
     if logits.device.type != "cpu":

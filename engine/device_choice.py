@@ -17,7 +17,7 @@ import torch
 
 from engine.captures import Captures
 from engine.device import send
-from engine.errors import EngineError
+from engine.errors import NotFinite
 from engine.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
 
 # Of the noise's format, which `coupling.py` specifies.
@@ -41,7 +41,7 @@ def choose_there(
     beta    sharpness of the second result alone
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     what = Choice(_kind_of(sampling), beta, _within(num_valid, logits))
     return chosen_there(_run(what, logits, choice_inputs(sampling, keys)))
@@ -51,7 +51,7 @@ def chosen_there(found: torch.Tensor) -> tuple[list[int], list[float]]:
     """Fetch tokens and their scores from what `Choice.of` has found for n rows.
 
     Raises:
-        EngineError: the logits were not finite.
+        NotFinite: the logits were not finite.
     """
     tokens, scores, tops = found.t().tolist()
     check_tops(tops)
@@ -70,7 +70,7 @@ def rank_there(
     """Return what `coupling.rank_scored` returns.
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     what = Choice(_kind_of(sampling), beta, _within(num_valid, logits), num_ranked)
     rows = _run(what, logits, choice_inputs(sampling, keys)).tolist()
@@ -106,7 +106,9 @@ class Choice:
         scores, ids, top = self._scores(logits, inputs)
         if self.num_ranked == 1:
             best = scores.amax(dim=1, keepdim=True)
-            found = ids.masked_fill(scores != best, logits.shape[1]).amin(dim=1, keepdim=True)
+            # Of NaN none is the best. What is found there is no choice, but a chain reads it.
+            beyond = logits.shape[1] - 1
+            found = ids.masked_fill(scores != best, beyond).amin(dim=1, keepdim=True)
         else:
             best, found = most_likely_there(scores, ids, self.num_ranked)
         total = ((scores - best[:, :1]) * self.beta).exp().sum(dim=1, keepdim=True).log()
@@ -193,9 +195,9 @@ def scores_there(
 
 
 def check_tops(tops: Sequence[float]) -> None:
-    """Raise EngineError if the largest logit of a row is not finite."""
+    """Raise NotFinite if the largest logit of a row is not finite."""
     if not all(map(math.isfinite, tops)):
-        raise EngineError(NOT_FINITE)
+        raise NotFinite(NOT_FINITE)
 
 
 def most_likely_there(

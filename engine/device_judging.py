@@ -25,7 +25,7 @@ def candidates_there(
     """Return the `limit` likeliest tokens of what is sampled at logits [1, V] float32, any device.
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     with torch.inference_mode():
         scores, ids, top = scores_there(logits, sampling, num_valid)
@@ -48,16 +48,17 @@ def judge_there(
     *,
     luck: Sequence[float],
     last_luck: float,
-) -> tuple[int, int]:
-    """Judge n drafts by logits [n + 1, V] float32, any device.
+) -> tuple[int, int | None]:
+    """Judge n drafts by logits [n + 1, V] float32, any device; [n, V]: the last row is missing.
 
-    Returns how many are accepted, and the token that follows.
+    Returns how many are accepted, and the token that follows; None: it needs the row that is
+    missing.
 
     luck       [n] uniform numbers, one for each draft's test
     last_luck  the uniform number that what follows is picked with
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     with torch.inference_mode():
         probs, top = _probabilities(logits, sampling)
@@ -72,15 +73,18 @@ def judge_there(
             for proposal, row in zip(proposals, found, strict=True)
         ]
         # After the last draft p itself is sampled from, which is not asked of the trial.
-        trial = make_trial([*targets, _CERTAIN], drafts, proposals)
+        trial = make_trial([*targets, CERTAIN], drafts, proposals)
         num_accepted = trial.num_accepted(luck)
+        if num_accepted == len(logits):
+            return num_accepted, None
         weights = probs[num_accepted]
         if num_accepted < len(drafts):
             weights = _rest(weights, proposals[num_accepted], trial.weights[num_accepted])
         return num_accepted, int(_picked(weights, last_luck).item())
 
 
-_CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
+# In the place of a distribution that nobody asks for.
+CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
 
 
 def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,8 @@
     EngineError
     ├── ModelError      the model, its folder, or its device cannot be used
     │   └── OutOfMemory     there is no room for it now; another time there may be
-    └── RankError       a process that shares the model has ended
+    ├── RankError       a process that shares the model has ended
+    └── NotFinite       of one text the model computes numbers that are none; others go on
 
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
@@ -23,6 +24,10 @@ class OutOfMemory(ModelError):
 
 class RankError(EngineError):
     """The processes that share a model cannot go on together."""
+
+
+class NotFinite(EngineError):
+    """The logits of a text hold NaN or infinity; nothing is wrong with other texts."""
 
 
 def kind_of(cause: Exception) -> type[ModelError]:

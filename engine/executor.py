@@ -281,6 +281,18 @@ class Executor:
         lanes = self.lanes
         self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
 
+    def wipe(self, lane: int, start: int) -> None:
+        """Write zeros to all slots of a lane from `start` on, its scratch included."""
+        assert self._backend is not None, "this executor was freed"
+        assert 0 <= start <= self.capacity
+        lanes = self.lanes
+        self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
+
+    def not_finite(self, lane: int) -> int | None:
+        """Return the slot of a lane that has brought NaN or infinity (`Backend.not_finite`)."""
+        assert self._backend is not None, "this executor was freed"
+        return self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
+
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """Run passes of each number of rows, so that no session pays for a first time.
 
@@ -306,6 +318,8 @@ class Executor:
                 seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
         self._total = total
         if self._backend is not None:
+            # The token of these passes may be one that no text has, with numbers that are none.
+            self.wipe(0, 0)
             self._backend.is_loading = False
         return seconds
 

@@ -15,7 +15,7 @@ import torch
 from engine.device import send
 from engine.device_choice import Choice
 from engine.features import Layers, features_of
-from engine.kv_cache import SlotCache
+from engine.kv_cache import SlotCache, first_not_finite
 from engine.lanes import Span
 from engine.masks import Masks, from_words
 from engine.model import LoadedModel
@@ -95,6 +95,16 @@ class Backend(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy `length` slots from `source` on to those from `target` on, which are others."""
+
+    def wipe(self, first: int, length: int) -> None:
+        """Write zeros to `length` slots from `first` on."""
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """Return which of `length` slots from `first` on has brought NaN or infinity, from 0 on.
+
+        It is the first slot with such a number in the lowest layer that has any: further up all
+        rows of its pass have them. None: there are none.
+        """
 
     def take_over(self, *, timed: bool = True) -> None:
         """Lay the weights out as suits this backend; the model itself may not run afterwards.
@@ -186,6 +196,16 @@ class HuggingFaceBackend(Backend):
         """See `Backend.copy`."""
         with torch.inference_mode():
             self.cache.copy(source, target, length)
+
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        with torch.inference_mode():
+            self.cache.wipe(first, length)
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        with torch.inference_mode():
+            return first_not_finite(self.cache.parts(), first, length)
 
     def take_over(self, *, timed: bool = True) -> None:
         """Nothing to do: it runs the model as it is."""

@@ -26,6 +26,7 @@ from engine.errors import ModelError
 from engine.features import LAST, Layers, features_of
 from engine.flex_attention import Shape
 from engine.forward import Backend, Output, Spans
+from engine.kv_cache import first_not_finite
 from engine.lane_attention import LaneAttention, Plan, Seen
 from engine.lanes import Lanes
 from engine.linear import Packer, Product, lies_in, unpacked
@@ -317,6 +318,16 @@ class FusedBackend(Backend):
         """See `Backend.copy`."""
         with torch.inference_mode():
             self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
+
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        with torch.inference_mode():
+            self.cache.narrow(2, first, length).zero_()
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        with torch.inference_mode():
+            return first_not_finite(self.cache.unbind(), first, length)
 
 
 def why_not_fused(model: Any) -> str | None:

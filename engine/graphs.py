@@ -221,6 +221,14 @@ class GraphBackend(Backend):
         """See `Backend.copy`."""
         self._fused.copy(source, target, length)
 
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        self._fused.wipe(first, length)
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        return self._fused.not_finite(first, length)
+
 
 def _shape(spans: Spans) -> Shape:
     return len(spans), spans[0].num_rows

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.device_judging import MakeTrial, candidates_there, judge_there
+from engine.device_judging import CERTAIN, MakeTrial, candidates_there, judge_there
 from engine.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
 from engine.verification import (
     MAX_CANDIDATES,
@@ -50,22 +50,30 @@ def judge(
     seed: int,
     life: int,
     number: int,
+    is_cut: bool = False,
 ) -> tuple[int, tuple[int, ...]]:
     """Judge n drafts by logits [n + 1, V]: (how many are accepted, they and what follows).
 
     life, number  name this judgement: no other one of this text has the same two
+    is_cut        the last row is missing, [n, V]: if all drafts are accepted nothing follows them
+
+    Raises:
+        NotFinite: the logits are not finite.
     """
-    assert logits.shape[0] == len(drafts) + 1 == len(proposals) + 1
+    assert logits.shape[0] == len(drafts) + (not is_cut) == len(proposals) + (not is_cut)
     luck = [uniform(seed, Purpose.ACCEPT, life, number, i) for i in range(len(drafts))]
     last_luck = uniform(seed, Purpose.CORRECT, life, number)
     if logits.device.type != "cpu":
         num_accepted, token = judge_there(
             logits, sampling, make_trial, drafts, proposals, luck=luck, last_luck=last_luck
         )
-        return num_accepted, (*drafts[:num_accepted], token)
+        return num_accepted, (*drafts[:num_accepted], *(() if token is None else (token,)))
     rows = to_host(logits)
-    trial = make_trial(distributions(rows, sampling), drafts, proposals)
+    targets = [*distributions(rows, sampling), *([CERTAIN] if is_cut else [])]
+    trial = make_trial(targets, drafts, proposals)
     num_accepted = trial.num_accepted(luck)
+    if num_accepted == len(rows):
+        return num_accepted, tuple(drafts)
     following = trial.following(num_accepted).pick(last_luck)
     return num_accepted, (*drafts[:num_accepted], following)
 

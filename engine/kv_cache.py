@@ -2,10 +2,11 @@
 
 Owns the memory. Which slot holds what is decided elsewhere (`slots.py`); which slots a row may see
 is the mask's business (`forward.py`). A slot that nobody may see still takes part in the arithmetic
-with weight zero, so it must hold finite numbers: the buffers start as zeros.
+with weight zero, so it must hold finite numbers (zero times NaN is NaN): the buffers start as
+zeros, and what a row has written that was not finite is wiped (`not_finite.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +84,16 @@ class SlotCache(Cache):
         for buffer in self.buffers.values():
             buffer.narrow(3, target, length).copy_(buffer.narrow(3, source, length))
 
+    def wipe(self, first: int, length: int) -> None:
+        """Write zeros to `length` slots from `first` on."""
+        for buffer in self.buffers.values():
+            buffer.narrow(3, first, length).zero_()
+
+    def parts(self) -> Iterator[torch.Tensor]:
+        """Yield the keys, then the values of each layer, [heads, capacity, dim]."""
+        for layer in self._slot_layers:
+            yield from layer.parts()
+
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's part of a `SlotCache`: views of its buffers."""
@@ -98,6 +109,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values = self._values = values
         self.is_initialized = True
         self.show(0, keys.shape[2])
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values, [heads, capacity, dim]."""
+        return self._keys[0], self._values[0]
 
     def show(self, start: int, num_visible: int) -> None:
         """Let `update` return the slots [start, start + num_visible) from now on."""
@@ -133,6 +148,19 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """(slots that a mask covers, offset of the first)."""
         del query_length
         return self.cache.num_visible, 0
+
+
+def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> int | None:
+    """Return the first of some slots with NaN or infinity in the first part that has any.
+
+    parts  [heads, slots, dim] each, lower layers first
+    first, length  which slots; the result counts from `first` on
+    """
+    for part in parts:
+        is_bad = part.narrow(1, first, length).isfinite().logical_not_().amax(dim=(0, 2))
+        if bool(is_bad.any()):
+            return int(is_bad.nonzero()[0, 0])
+    return None
 
 
 def slot_bytes(model: Any, device: torch.device) -> int:

@@ -25,7 +25,7 @@ def report(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> Reporte
     tokens   [n]; its rank counts the tokens that are likelier, and of equal ones those of lower id
 
     Raises:
-        EngineError: the logits are not finite.
+        NotFinite: the logits are not finite.
     """
     rows = to_host(logits[: len(tokens)])
     assert len(rows) == len(tokens)

@@ -158,7 +158,7 @@ class Processors:
         A row in which nothing is left is given back as it was: then nothing can be obeyed.
 
         Raises:
-            EngineError: the logits are not finite.
+            NotFinite: the logits are not finite.
         """
         assert len(drafted) == logits.shape[0]
         paths = [Path(self._text, self._num_prompt, tokens) for tokens in drafted]

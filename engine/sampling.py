@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.errors import EngineError
+from engine.errors import NotFinite
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -115,14 +115,14 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
     """Return [n, V] float32 logits, or their first `num_valid` columns, without a copy on a CPU.
 
     Raises:
-        EngineError: a row holds NaN or infinity, or nothing that is finite.
+        NotFinite: a row holds NaN or infinity, or nothing that is finite.
     """
     assert logits.dim() == 2
     assert logits.dtype == torch.float32
     rows: Floats = logits.detach().cpu().numpy()[:, :num_valid]
     # NaN and infinity show in the maximum.
     if not all(math.isfinite(row.max()) for row in rows):
-        raise EngineError(NOT_FINITE)
+        raise NotFinite(NOT_FINITE)
     return rows
 
 

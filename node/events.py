@@ -50,6 +50,14 @@ class CopyPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Wipe:
+    """Write zeros to all slots of a lane from `start` on, likewise: some hold NaN or infinity."""
+
+    lane: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send to the coordinator."""
 
@@ -64,7 +72,7 @@ class WaitUntil:
 
 
 # What every machine may ask for, besides its own Compute.
-SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil
+SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil | Wipe
 
 
 def moved_together(actions: Iterable[SharedAction]) -> list[SharedAction]:

@@ -9,6 +9,7 @@ from engine.device_choice import Choice, chosen_there
 from engine.executor import Executor
 from engine.features import Layers
 from engine.forward import Output
+from engine.not_finite import Again, run_again
 from engine.processors import ProcessorsByText
 from engine.slots import Feed
 from node.process import Heart
@@ -43,6 +44,13 @@ class Forwards:
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
         out = self._executor.forward(laid_out, layers)
+        self._heart.watch.enter(Phase.CHOOSE)
+        return out
+
+    def run_again(self, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
+        """Within the pass that runs: make one lane's part of it again, row by row."""
+        self._heart.watch.enter(Phase.MODEL)
+        out = run_again(self._executor, feed, num_asked, layers)
         self._heart.watch.enter(Phase.CHOOSE)
         return out
 

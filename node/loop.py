@@ -16,7 +16,17 @@ from engine.executor import Executor
 from engine.heads.loading import LoadedHead, load_head_engine
 from engine.loading import Engine, load_engine
 from engine.slots import NUM_TREE_SLOTS
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, SharedAction, Tick, WaitUntil
+from node.events import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    MoveRows,
+    Send,
+    SharedAction,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
@@ -290,6 +300,9 @@ class Loop(Generic[Compute, Result]):
             case CopyPrefix(source, target, length):
                 enter(Phase.MOVE)
                 self.executor.copy_prefix(source, target, length)
+            case Wipe(lane, start):
+                enter(Phase.MOVE)
+                self.executor.wipe(lane, start)
             case WaitUntil(deadline):
                 return deadline - time.monotonic()
             case Allocate(max_len):

@@ -5,6 +5,7 @@ SlipstreamError
 ├── ModelError              a model or tokenizer that cannot be used
 ├── IncompatibleError       two nodes that do not fit each other (refused at the handshake)
 ├── NodeError               a node process that failed to start, died, or stopped answering
+│   └── TextError           a text that cannot be completed; others can
 ├── TransportError          an endpoint that cannot be bound or reached
 ├── OutputError             text that cannot be written
 ├── ClosedError             use of something that was closed
@@ -35,6 +36,10 @@ class IncompatibleError(SlipstreamError):
 
 class NodeError(SlipstreamError):
     """A node process that failed to start, died, or stopped answering."""
+
+
+class TextError(NodeError):
+    """A text that cannot be completed. Nothing is wrong with the others."""
 
 
 class TransportError(SlipstreamError):

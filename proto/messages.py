@@ -99,7 +99,7 @@ class FaultCode(StrEnum):
 
     GAP = "gap"  # the node's text is not the coordinator's: answer with Open
     REFUSED = "refused"  # the handshake failed
-    FAILED = "failed"  # the node cannot go on; another time it might
+    FAILED = "failed"  # the node, or this text alone, cannot go on; another time it might
     UNUSABLE = "unusable"  # its model or its settings: a user must mend them
     CLOSED = "closed"  # the coordinator ends: a node that was started by hand waits for another
 

@@ -69,6 +69,11 @@ class VirtualCache:
         self._sound_len = 0
         self._prefix_digest(length)
 
+    def wipe(self, start: int) -> None:
+        """Forget all rows from a slot on."""
+        self.rows[start:] = [None] * (len(self.rows) - start)
+        self._sound_len = min(self._sound_len, start)
+
     def _run_causal(self, feed: Feed) -> list[int]:
         if feed.slots != feed.positions:
             raise CacheError("in a prefill the slots are the positions")

@@ -14,7 +14,7 @@ from drafter_node import events as drafter
 from drafter_node import known as drafter_known
 from drafter_node import scheduling as drafter_scheduling
 from node.costs import Costs, Passes
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.follower import Follower
 from node.lanes import Lanes
 from proto import codec
@@ -127,6 +127,8 @@ class Node:
                     self.lanes[move.lane].move(move)
             case CopyPrefix(lane, to, length):
                 self.lanes[to].copy(self.lanes[lane], length)
+            case Wipe(lane, start):
+                self.lanes[lane].wipe(start)
             case drafter.Compute() | target.Compute():
                 self._compute(action)
             case WaitUntil(deadline):

@@ -7,6 +7,8 @@ from engine.slots import Feed
 from node.events import Arrived, Confirmed, SharedAction
 from proto.messages import Logprobs, Open, Proposal, Rule
 
+NO_TOKEN = -1  # no choice: the logits are not finite
+
 
 @dataclass(frozen=True, slots=True)
 class Judge:
@@ -81,18 +83,24 @@ class FeatureRows:
 class Outcome:
     """What a pass has said about one of its texts.
 
-    tokens        the target's choice at each row that was asked for; of a judged pass, the accepted
-                  drafts and the token that follows them
+    tokens        the target's choice at each row that was asked for, NO_TOKEN where the logits are
+                  not finite; of a judged pass, the accepted drafts and the token that follows
+                  them, if there is one
     num_accepted  of a judged pass
     logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
                   tokens that were to be scored
     features      if they are wanted: of the committed rows, and of the drafts that are accepted
+    was_repeated  some logits were not finite, so it was made again row by row
+    bad_at        the text cannot go on with what is cached: the position of the token that is at
+                  fault, as far as is known
     """
 
     tokens: tuple[int, ...]
     num_accepted: int | None = None
     logprobs: Logprobs | None = None
     features: FeatureRows | None = None
+    was_repeated: bool = False
+    bad_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

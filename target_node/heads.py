@@ -7,7 +7,7 @@ from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
 from engine.loading import Engine
 from node.costs import Passes
-from node.events import CopyPrefix, MoveRows
+from node.events import CopyPrefix, MoveRows, Wipe
 from node.follower import Follower
 from node.forwards import Forwards
 from node.lanes import Lanes
@@ -71,6 +71,9 @@ class WithHeads:
                 return HeadsDone()
             case ForHeads(CopyPrefix(source, to, length)):
                 self._executor.copy_prefix(source, to, length)
+                return HeadsDone()
+            case ForHeads(Wipe(lane, start)):
+                self._executor.wipe(lane, start)
                 return HeadsDone()
             case target.Compute():
                 return self._targets.compute(action)

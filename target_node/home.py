@@ -34,6 +34,7 @@ from node.events import (
     Send,
     Tick,
     WaitUntil,
+    Wipe,
 )
 from node.follower import Follower
 from node.price import drafting_pays, step_pays, token_s
@@ -60,7 +61,7 @@ TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
 class ForHeads:
     """Do this with the heads' model and cache."""
 
-    action: MoveRows | CopyPrefix | drafter.Compute
+    action: MoveRows | CopyPrefix | Wipe | drafter.Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class Home:
                 case drafter.Compute():
                     self._is_busy = True
                     done.append(ForHeads(action))
-                case MoveRows() | CopyPrefix():
+                case MoveRows() | CopyPrefix() | Wipe():
                     done.append(ForHeads(action))
         return done
 

@@ -200,7 +200,8 @@ class Schedule:
             (text, len(text.tree.text) - length)
             for (text, _), length in zip(pairs, lengths, strict=True)
         ]
-        if running.num_rows and len(pairs) == len(running.texts):
+        is_usual = not any(outcome.was_repeated for outcome in result.outcomes)
+        if running.num_rows and is_usual and len(pairs) == len(running.texts):
             self._measure(running, grown, now)
         self._ended_at = now
         return moved_together(actions)

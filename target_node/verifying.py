@@ -21,6 +21,9 @@ A pass feeds what the cache lacks of the text, the last token at least, and a su
 `accepting.py`). The target's own choices lead down it, to the first that was not drafted: that path
 is the verdict. So verification is equality, and the text is the target's whatever was drafted.
 
+Where logits are not finite a row chooses nothing, and the path ends there. If that is the last
+committed token's row, the text is read anew, or it ends (`not_finite.py`).
+
 Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
 There the text is the target's only if no draft is judged twice and none is preferred for what it
 is (docs/adr/0003): after a rejection a new *attempt* begins, for which the drafter drafts anew, and
@@ -37,15 +40,16 @@ from dataclasses import dataclass
 
 from engine.slots import Feed
 from node.acceptance import FIRST_OF_MODEL
-from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, gap
+from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe, gap
 from node.lanes import Lane
 from node.price import num_expected
 from proto.messages import Cause, Close, Draft, Hit, Logprobs, Open, Rule, Verdict
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
-from target_node.events import Event, Judge, Outcome, Part
+from target_node.events import NO_TOKEN, Event, Judge, Outcome, Part
 from target_node.known import Known
+from target_node.not_finite import NotFinite
 from target_node.reading import next_chunk, scored_by, tell_features, tell_prompt
 from target_node.reports import Reports, missed_of, repeated
 from target_node.resting import Course
@@ -109,6 +113,7 @@ class Verifying:
         self._is_hit = False  # it had drafts, and all were accepted
         self._wanted: int | None = None  # drafts that the next one starts with; None: to be priced
         self._waiting = Waiting(opened, known.costs, known.acceptance)
+        self._not_finite = NotFinite(opened)
 
     def begin(self) -> Sequence[SharedAction]:
         """Say again what the coordinator has missed."""
@@ -140,6 +145,8 @@ class Verifying:
 
     def _on_confirmed(self, length: int) -> Sequence[SharedAction]:
         self.reports.forget(length)
+        if self._not_finite.has_ended:
+            return self._not_finite.said
         # The coordinator is behind while a verdict is on its way; if none can follow it, it was
         # lost.
         if not self.finished or length == len(self.tree.text):
@@ -170,6 +177,8 @@ class Verifying:
     @property
     def may_copy(self) -> bool:
         """Whether its lane may have what another has computed."""
+        if self._not_finite.is_reading_anew:
+            return False
         return self._known.fixed_rows is None and not self.opened.sampling.scores_prompt
 
     @property
@@ -305,6 +314,8 @@ class Verifying:
         """What the pass that is running has said; it took so long."""
         running, self._running = self._running, None
         assert running is not None
+        if outcome.bad_at is not None:
+            return self._on_not_finite(outcome.bad_at, now)
         if running.nodes is None:
             self.ready_at = now
             return (
@@ -315,13 +326,22 @@ class Verifying:
         if outcome.num_accepted is None:
             drafted = [node.token for node in nodes]
             rows = walk(drafted, running.parents, outcome.tokens)
-            tokens = tuple(outcome.tokens[row] for row in rows)
+            chosen = (outcome.tokens[row] for row in rows)
+            tokens = tuple(token for token in chosen if token != NO_TOKEN)
         else:
             rows, tokens = list(range(outcome.num_accepted + 1)), outcome.tokens
         said = self._commit(running, nodes, rows, tokens, outcome.logprobs, model_us, now)
         # A head can do nothing with a verdict without them.
         told = tell_features(self.opened, self.tree.text, running.start, outcome.features)
         return (*told, *said)
+
+    def _on_not_finite(self, position: int, now: float) -> Sequence[SharedAction]:
+        """Nothing follows the text by what its lane holds: read it anew, or end it."""
+        self.ready_at = now
+        self.slots.truncate(0)
+        said = self._not_finite.met(len(self.tree.text), position)
+        self.finished = self._not_finite.has_ended
+        return (*said, Wipe(self.lane.slots.lane, 0))
 
     def _commit(
         self,
@@ -349,8 +369,9 @@ class Verifying:
         if self.finished:
             self.drafts.end()
         move = self.slots.advance(path, self.tree.nodes)
-        if is_new_attempt:
-            # The last token is always fed again, also if it is the draft that was rejected.
+        if is_new_attempt or (not self.finished and self.slots.prefix_len == len(self.tree.text)):
+            # The last token is always fed again, also if it is the draft that was rejected, or one
+            # whose own row is not finite.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         wait_s, pass_s = running.started - self.ready_at, now - running.started
         if not self.drafts.are_there:

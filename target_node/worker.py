@@ -8,10 +8,12 @@ from typing import NoReturn
 import torch
 
 from engine.coupling import choose
-from engine.features import as_bytes
+from engine.errors import NotFinite
+from engine.features import Layers, as_bytes
 from engine.judging import judge, life_of
 from engine.loading import Engine
 from engine.logprobs import report
+from engine.not_finite import Again
 from engine.sampling import Sampling, sampling_of
 from engine.verification import Distribution, block_trial, careless_trial, token_trial
 from node.costs import Costs
@@ -26,7 +28,16 @@ from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
 from target_node.accepting import rows_on_text, walk
-from target_node.events import Action, Compute, Computed, FeatureRows, Judge, Outcome, Part
+from target_node.events import (
+    NO_TOKEN,
+    Action,
+    Compute,
+    Computed,
+    FeatureRows,
+    Judge,
+    Outcome,
+    Part,
+)
 from target_node.known import Known
 from target_node.scheduling import Schedule
 from target_node.verifying import Verifying
@@ -76,24 +87,82 @@ class Worker:
         layers = next((part.layers for part in parts if part.layers), ())
         out = self.forwards.run([part.feed for part in parts], asks, layers)
         ends = pairwise(accumulate(map(len, asks), initial=0))
-        outcomes = [
-            self._outcome(part, out.logits[start:end])
+        outcomes: list[Outcome | None] = [
+            self._outcome_if_finite(part, out.logits[start:end])
             for part, (start, end) in zip(parts, ends, strict=True)
         ]
         if out.features is not None:
             ends = pairwise(accumulate((len(part.feed.tokens) for part in parts), initial=0))
             outcomes = [
-                _with_features(part, outcome, out.features[start:end])
+                outcome and _with_features(part, outcome, out.features[start:end])
                 for part, outcome, (start, end) in zip(parts, outcomes, ends, strict=True)
             ]
-        return Computed(action.ticket, tuple(outcomes), self.forwards.done())
+        # Last, for what the pass has left on the device is valid until the next one.
+        whole = tuple(
+            outcome or self._again(part, len(ask), layers)
+            for part, ask, outcome in zip(parts, asks, outcomes, strict=True)
+        )
+        return Computed(action.ticket, whole, self.forwards.done())
+
+    def _outcome_if_finite(self, part: Part, logits: torch.Tensor) -> Outcome | None:
+        """What the rows of one text say, [n, V]; None: some of them are not finite."""
+        try:
+            return self._outcome(part, logits)
+        except NotFinite:
+            return None
+
+    def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
+        """What they say each by itself, so that a bad draft spoils nothing but what follows it."""
+        again = self.forwards.run_again(part.feed, num_asked, layers)
+        bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
+        if again.culprit is not None:
+            return replace(bad, bad_at=again.culprit)
+        try:
+            if all(again.is_good):
+                outcome = self._outcome(part, again.logits)
+            elif part.judge is not None:
+                outcome = self._outcome_of_chain(part, part.judge, again)
+            else:
+                outcome = self._outcome_of_tree(part, again)
+        except NotFinite:  # what was made of logits that are finite, by biases for one
+            return bad
+        outcome = replace(outcome, was_repeated=True)
+        if again.features is None:
+            return outcome
+        return _with_features(part, outcome, again.features)
+
+    def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
+        """The chain ends with the draft whose row is bad: that one is judged by the row before.
+
+        If it is accepted nothing follows it here, and the next pass begins with it.
+        """
+        count = again.is_good.index(False)
+        wanted = replace(wanted, drafts=wanted.drafts[:count], proposals=wanted.proposals[:count])
+        logits = again.logits[:count]
+        part = _first_rows(part, count)
+        num_accepted, tokens = _judged(
+            self._processed(logits, part), _sampling_of(part), wanted, part, is_cut=True
+        )
+        return Outcome(tokens, num_accepted, _logprobs(logits, tokens, replace(part, judge=wanted)))
+
+    def _outcome_of_tree(self, part: Part, again: Again) -> Outcome:
+        """The choices at the good rows."""
+        good = [row for row, is_good in enumerate(again.is_good) if is_good]
+        logits, spec = again.logits[good], part.opened.sampling
+        positions, paths = [part.positions[row] for row in good], part.paths()
+        processed = self._processed(logits, part, [paths[row] for row in good])
+        chosen = choose(processed, _sampling_of(part), spec.seed, spec.sample_index, positions)
+        tokens = [NO_TOKEN] * len(again.is_good)
+        for row, token in zip(good, chosen, strict=True):
+            tokens[row] = token
+        return Outcome(tuple(tokens), None, _logprobs(again.logits, tokens, part))
 
     def _outcome(self, part: Part, logits: torch.Tensor) -> Outcome:
-        """What the rows of one text say, [n, V]."""
+        """What the rows of one text say, [n, V]. Raises NotFinite."""
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = part.opened.sampling
-        sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+        sampling = _sampling_of(part)
         if part.judge is not None:
             processed = self._processed(logits, part)
             num_accepted, tokens = _judged(processed, sampling, part.judge, part)
@@ -104,11 +173,29 @@ class Worker:
             )
         return Outcome(tokens, num_accepted, _logprobs(logits, tokens, part))
 
-    def _processed(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
-        """The logits [num_asked, V] after the processors of this text, each row after its path."""
+    def _processed(
+        self, logits: torch.Tensor, part: Part, paths: Sequence[tuple[int, ...]] | None = None
+    ) -> torch.Tensor:
+        """The logits [n, V] after the processors of this text, each row after its path.
+
+        paths  of these rows; None: they are all that were asked
+        """
         if not part.opened.sampling.has_processors:
             return logits
-        return self.forwards.processed(logits, part.opened, part.committed, part.paths())
+        paths = part.paths() if paths is None else paths
+        return self.forwards.processed(logits, part.opened, part.committed, paths)
+
+
+def _sampling_of(part: Part) -> Sampling:
+    spec = part.opened.sampling
+    return sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+
+
+def _first_rows(part: Part, count: int) -> Part:
+    """The part without all but the first rows that are asked."""
+    num_left_out = part.num_asked - count
+    feed = replace(part.feed, tokens=part.feed.tokens[: len(part.feed.tokens) - num_left_out])
+    return replace(part, feed=feed, num_asked=count, parents=part.parents[: count - 1])
 
 
 def _rows_asked_of(part: Part) -> range:
@@ -122,12 +209,15 @@ def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outc
         return outcome
     rows = rows_on_text(part, outcome)
     found = features[: len(rows)] if rows[-1] == len(rows) - 1 else features[rows]
+    found = found.cpu()
+    if not bool(found.isfinite().all()):
+        return outcome  # what a head is not told it does without
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))
 
 
 def _judged(
-    logits: torch.Tensor, sampling: Sampling, wanted: Judge, part: Part
+    logits: torch.Tensor, sampling: Sampling, wanted: Judge, part: Part, *, is_cut: bool = False
 ) -> tuple[int, tuple[int, ...]]:
     spec = part.opened.sampling
     return judge(
@@ -139,6 +229,7 @@ def _judged(
         seed=spec.seed,
         life=life_of(spec.sample_index, wanted.incarnation),
         number=part.number,
+        is_cut=is_cut,
     )
 
 
@@ -152,6 +243,7 @@ def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logpro
     elif tokens and spec.num_logprobs != OFF:
         if part.judge is None:
             rows = walk(part.drafted, part.parents, tokens)
+            rows = [row for row in rows if tokens[row] != NO_TOKEN]
             logits, tokens = logits[rows], [tokens[row] for row in rows]
         reported = report(logits, tokens, spec.num_logprobs)
     else:

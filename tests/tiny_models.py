@@ -150,6 +150,21 @@ def make_noised(folder: Path, out: Path, sigma: float, seed: int = 0) -> Path:
     return out
 
 
+def make_overflowing(folder: Path, out: Path, token: int) -> Path:
+    """Save a copy of the granite model in `folder` as `out`, which overflows at one token alone.
+
+    All weights are finite. At every other token it says what the original says.
+    """
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings /= 1e10
+        embeddings[token] = 1e30
+    model.config.embedding_multiplier *= 1e10
+    model.save_pretrained(out)
+    return out
+
+
 def _widen(model: Any, gain: float, seed: int) -> None:
     """Draw every weight matrix anew: matrices by `gain`, logits with a deviation of about gain.
 

@@ -13,12 +13,14 @@ from contextlib import suppress
 from coordinator.api.pair import Pair
 from coordinator.api.request import Request, Step
 from coordinator.text.stream import WAIT_S, Reader, Stream
+from proto.errors import TextError
 
 
 class Batch:
     """Requests of one call. Read its steps once; then each request has its `whole`.
 
-    Texts are begun in the order of the requests, and all of them are queued from now on. The first
+    Texts are begun in the order of the requests, and all of them are queued from now on. A text
+    that cannot be completed ends with a step that says so (`CompletionOutput.error`). Any other
     error ends those that are open and is raised; leaving the steps early ends them too.
     """
 
@@ -72,7 +74,11 @@ class Batch:
 
     def _read(self, stream: Stream, reader: Reader) -> Step | None:
         """What the next item of a text adds. At its end the next one begins."""
-        step = self._open[stream].read(stream)
+        request = self._open[stream]
+        try:
+            step = request.read(stream)
+        except TextError as error:
+            step = request.failed(stream, error)
         if step is not None and step.is_last:
             del self._open[stream]
             self._begin(reader)

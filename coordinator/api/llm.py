@@ -19,7 +19,7 @@ from coordinator.api.config import ALONE, PairConfig
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request
+from coordinator.api.request import Request, Step
 from coordinator.api.vllm import speculation
 from coordinator.api.vllm.progress import Bar, UseTqdm
 from coordinator.api.vllm.settings import in_our_names
@@ -105,7 +105,8 @@ class LLM:
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
 
-        The first error ends all texts of this call and is raised: ConfigurationError, NodeError.
+        A text that cannot be completed has the finish_reason "error", and says why (`error`). Any
+        other error ends all texts of this call and is raised: ConfigurationError, NodeError.
         """
         return self._answers(self._requests(prompts, sampling_params), use_tqdm)
 
@@ -125,6 +126,7 @@ class LLM:
             closing(Batch(self.pair, requests).steps()) as steps,
         ):
             for step in steps:
+                _warn(step)
                 bar.show(step)
         return [request.whole() for request in requests]
 
@@ -147,6 +149,7 @@ class LLM:
         self._check_open()
         with closing(Batch(self.pair, [request]).steps()) as steps:
             for step in steps:
+                _warn(step)
                 yield step.part
 
     # -- asyncio ----------------------------------------------------------------------------------
@@ -157,8 +160,8 @@ class LLM:
         """As `generate`; a cancelled task ends its texts on both nodes."""
         requests = await asyncio.to_thread(self._requests, prompts, sampling_params)
         async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
-            async for _ in steps:
-                pass
+            async for step in steps:
+                _warn(step)
         return [request.whole() for request in requests]
 
     async def astream(
@@ -168,6 +171,7 @@ class LLM:
         request = await asyncio.to_thread(self._request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
             async for step in steps:
+                _warn(step)
                 yield step.part
 
     # -- prompts ----------------------------------------------------------------------------------
@@ -242,6 +246,13 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _warn(step: Step) -> None:
+    """A text that could not be completed must not pass for a short one."""
+    for made in step.part.outputs:
+        if made.error is not None:
+            logger.warning("a text could not be completed: %s", made.error)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

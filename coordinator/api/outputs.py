@@ -34,12 +34,14 @@ class CompletionOutput:
     index               which of the `n` continuations
     text                without special tokens; the ids if the target has no tokenizer
     token_ids           up to and including the token that ended the text
-    finish_reason       "stop" or "length"; None while more is to come
+    finish_reason       "stop" or "length"; "error" if the text could not be completed; None while
+                        more is to come
     stop_reason         the stop string or stop token that ended the text; None: its length or an
                         end-of-text token of the model
     token_origins       for each token `draft:SOURCE` (`origins.SOURCES`), `recovered`, `bonus` or
                         `plain`
-    metrics             of the whole text, at its end
+    metrics             of the whole text, at its end; None if it could not be completed
+    error               why it could not, in one line
     logprobs            for each token, if they were asked for
     cumulative_logprob  their sum over the tokens
     """
@@ -53,6 +55,7 @@ class CompletionOutput:
     metrics: Metrics | None = None
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +139,18 @@ class Assembly:
         self._add(part)
         return emit, self._output(part, finished=False)
 
-    def finish(self, reason: str, metrics: Metrics, *, is_last: bool = True) -> RequestOutput:
+    def finish(
+        self,
+        reason: str,
+        metrics: Metrics | None,
+        *,
+        is_last: bool = True,
+        error: str | None = None,
+    ) -> RequestOutput:
         """The last part: text that was held back, how the text ended and what it cost.
 
         is_last  no other continuation of the prompt is open
+        error    why it could not be completed
         """
         text = ""
         if not self.is_stopped:
@@ -147,7 +158,7 @@ class Assembly:
             text = self._stops.push(self._decoder.finish(), may_stop=may_stop)
             text += self._stops.finish()
         if self.is_stopped:
-            reason = FinishReason.STOP.value
+            reason, error = FinishReason.STOP.value, None
         part = CompletionOutput(
             self.index,
             text,
@@ -155,6 +166,7 @@ class Assembly:
             finish_reason=reason,
             stop_reason=self._stop_reason(reason),
             metrics=metrics,
+            error=error,
         )
         self._add(part)
         return self._output(part, finished=is_last)

@@ -11,10 +11,13 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.text.metrics import Metrics
 from coordinator.text.running import Result
 from coordinator.text.session import Emit, EmitPrompt
 from coordinator.text.stream import Item, Reader, Stream
-from proto.errors import SlipstreamError
+from proto.errors import SlipstreamError, TextError
+
+ERROR = "error"  # the finish reason of a text that could not be completed, as vLLM has it
 
 
 class Request:
@@ -81,6 +84,20 @@ class Request:
             raise
         return None if item is None else self._step(stream, self._open[stream], item)
 
+    def failed(self, stream: Stream, error: TextError) -> "Step":
+        """One of its texts could not be completed. What has come of it is the whole of it."""
+        self.failure = None
+        return self._ended(stream, ERROR, None, str(error))
+
+    def _ended(
+        self, stream: Stream, reason: str, metrics: Metrics | None, error: str | None = None
+    ) -> "Step":
+        assembly = self._open.pop(stream)
+        is_last = len(self._complete) == self.num_texts - 1
+        part = assembly.finish(reason, metrics, is_last=is_last, error=error)
+        self._complete[assembly.index] = assembly.whole()
+        return Step(self, None, part)
+
     def _step(self, stream: Stream, assembly: Assembly, item: Item) -> "Step | None":
         """At a stop string both nodes are freed; what follows it is dropped."""
         match item:
@@ -95,11 +112,7 @@ class Request:
                 if assembly.is_stopped:
                     metrics = until(assembly.num_tokens)
                 metrics = self._pair.marked(metrics, self._simulated)
-                del self._open[stream]
-                is_last = len(self._complete) == self.num_texts - 1
-                part = assembly.finish(str(reason), metrics, is_last=is_last)
-                self._complete[assembly.index] = assembly.whole()
-                return Step(self, None, part)
+                return self._ended(stream, str(reason), metrics)
         return None
 
     def whole(self) -> RequestOutput:

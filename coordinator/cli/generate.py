@@ -17,6 +17,7 @@ from coordinator.api.config import (
     SpeculationConfig,
 )
 from coordinator.api.launch import LaunchConfig
+from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
@@ -29,7 +30,7 @@ from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
 from coordinator.tracing.writing import check_writable
-from proto.errors import ConfigurationError, OutputError, SlipstreamError
+from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
 from proto.messages import Role
 
 EXIT_SOME_FAILED = 2
@@ -183,6 +184,13 @@ class _Prompt:
         return self.request is not None and self.request.is_complete
 
     @property
+    def is_well(self) -> bool:
+        """Whether all of its texts were completed."""
+        if self.request is None or not self.request.is_complete:
+            return False
+        return all(made.error is None for made in self.request.whole().outputs)
+
+    @property
     def has_failed(self) -> bool:
         """Whether one of its texts could not be completed."""
         return self.request is not None and self.request.failure is not None
@@ -204,7 +212,7 @@ class Run:
         with closing(Batch(self.pair, requests).steps()) as steps:
             self._show(prompts, Turns(steps))
         self.writer.close()
-        return len(requests) == len(prompts)
+        return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
         """Raises ConfigurationError if it does not fit and is the only one."""
@@ -247,7 +255,24 @@ class Run:
         except (SlipstreamError, KeyboardInterrupt):
             self.writer.break_off()
             raise
-        self.writer.end(prompt.request.whole())
+        whole = prompt.request.whole()
+        self.writer.end(whole)
+        for made in whole.outputs:
+            if made.error is None:
+                continue
+            if prompt.place.total == len(whole.outputs) == 1:
+                raise TextError(made.error)
+            typer.echo(
+                f"error: {_text_of(prompt.place, made.index, whole)}: {made.error}", err=True
+            )
+
+
+def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
+    """How a text is called among all."""
+    if len(whole.outputs) == 1:
+        return str(place)
+    text = f"text {index + 1} of {len(whole.outputs)}"
+    return text if place.total == 1 else f"{place}, {text}"
 
 
 def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:

@@ -99,15 +99,16 @@ class JsonWriter:
 
 
 def _as_record(made: CompletionOutput) -> dict[str, object]:
-    assert made.metrics is not None
     record: dict[str, object] = {
         "text": made.text,
         "token_ids": made.token_ids,
         "token_origins": made.token_origins,
         "finish_reason": made.finish_reason,
         "stop_reason": made.stop_reason,
-        "metrics": dataclasses.asdict(made.metrics),
+        "metrics": made.metrics and dataclasses.asdict(made.metrics),
     }
+    if made.error is not None:
+        record["error"] = made.error
     if made.logprobs is not None:
         record["logprobs"] = [_named(row) for row in made.logprobs]
         record["cumulative_logprob"] = made.cumulative_logprob
@@ -186,7 +187,7 @@ class TextWriter:
             self._write("\n")
         found = [made.metrics for made in whole.outputs if made.metrics is not None]
         self._done += found
-        if self._is_only:
+        if self._is_only and found:
             seed = whole.seed if self._request.temperature > 0 else None
             figures = summary(found[0], policy=self._policy, seed=seed, verbose=self._verbose)
             typer.echo("\n" + figures, err=True)

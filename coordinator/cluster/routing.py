@@ -51,7 +51,7 @@ from coordinator.text import session as s
 from coordinator.text.running import MISHAPS, Result, Running
 from coordinator.text.session import NodeId
 from proto.codec import encode, session_of
-from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError
+from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import (
     Draft,
@@ -179,7 +179,7 @@ class Router:
                 self._on_heartbeat(node, message, now)
             case Hello():
                 self._on_hello(node, message, now)
-            case Fault(code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
+            case Fault(session=0, code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
                 line = f"the {node.role} failed: {message.detail}"
                 self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
             case Fault():
@@ -394,7 +394,7 @@ class Router:
             case s.Finish(reason):
                 self._end(running, running.result(reason))
             case s.Fail(detail):
-                self._end(running, NodeError(detail))
+                self._end(running, TextError(detail))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

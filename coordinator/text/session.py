@@ -10,6 +10,7 @@ incarnation.
     Started                 open the text on the nodes that are there
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
     FaultArrived(gap)       a node's text is not ours                              -> Open
+    FaultArrived(failed)    the target cannot go on with this text                 -> Fail
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
     NodeJoined (a head)     the target must hand out features; it is told so               -> Open
     Tick                    the target owes a verdict for too long                 -> Open
@@ -226,6 +227,10 @@ class Session:
         return self._open(node, role, now)
 
     def _on_fault(self, node: NodeId, fault: Fault, now: float) -> list[Action]:
+        told = self._told.get(node)
+        if fault.code is FaultCode.FAILED and told is not None and told.role is Role.TARGET:
+            is_present = fault.incarnation == told.incarnation
+            return self._end(Fail(fault.detail)) if is_present else []
         if fault.code is not FaultCode.GAP:
             return []
         return self._repair(node, fault.incarnation, now)

@@ -272,6 +272,13 @@ class EagleExecutor:
             for held, dim in ((self._cache, 1), (self._states, 0), (self._hidden, 0)):
                 held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
 
+    def wipe(self, lane: int, start: int) -> None:
+        """As `Executor.wipe`: write zeros to all slots of a lane from `start` on."""
+        first, length = self.lanes.first_slot(lane) + start, self.capacity - start
+        with torch.inference_mode():
+            self._cache.narrow(1, first, length).zero_()
+            self._states.narrow(0, first, length).zero_()
+
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """As `Executor.warm_up`: seconds of a pass by its rows; only before a session.
 

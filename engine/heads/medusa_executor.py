@@ -94,6 +94,11 @@ class MedusaExecutor:
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
         """Likewise."""
 
+    def wipe(self, lane: int, start: int) -> None:
+        """As `Executor.wipe`: forget what was said of a text."""
+        del start
+        self._said.pop(lane, None)
+
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """As `Executor.warm_up`: seconds of the row that is given a feature."""
         feed = Feed((0,), (1,), (1,), 0, (2,), features=(bytes(self.loaded.feature_bytes),))

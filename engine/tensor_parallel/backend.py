@@ -21,6 +21,7 @@ from engine.tensor_parallel.calls import (
     MoveSlots,
     Plain,
     TakeOver,
+    WipeSlots,
 )
 from engine.tensor_parallel.group import Followers
 
@@ -83,6 +84,17 @@ class LeadingBackend(Backend):
         """See `Backend.copy`."""
         with self._followers.together(CopySlots(source, target, length)):
             self._inner.copy(source, target, length)
+
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        with self._followers.together(WipeSlots(first, length)):
+            self._inner.wipe(first, length)
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`. It asks for the heads of this rank alone: what is not finite
+        in another's is in all of them one layer further up.
+        """
+        return self._inner.not_finite(first, length)
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. Clocks may choose otherwise on each rank: only last bits."""

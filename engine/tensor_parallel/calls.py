@@ -106,4 +106,14 @@ class CopySlots:
     length: int
 
 
-Call = Plain | MakeBackend | TakeOver | Loading | Forward | Chain | MoveSlots | CopySlots
+@dataclass(frozen=True, slots=True)
+class WipeSlots:
+    """As `Backend.wipe`."""
+
+    first: int
+    length: int
+
+
+Call = (
+    Plain | MakeBackend | TakeOver | Loading | Forward | Chain | MoveSlots | CopySlots | WipeSlots
+)

@@ -21,6 +21,7 @@ from engine.tensor_parallel.calls import (
     Plain,
     Start,
     TakeOver,
+    WipeSlots,
 )
 from engine.tensor_parallel.group import following, meet
 
@@ -102,6 +103,8 @@ class Follower:
                 self._backend.move(sources, targets)
             case CopySlots(source, target, length):
                 self._backend.copy(source, target, length)
+            case WipeSlots(first, length):
+                self._backend.wipe(first, length)
             case TakeOver(timed):
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):

@@ -95,6 +95,7 @@ PURE = (
     "target_node/events.py",
     "target_node/home.py",
     "target_node/known.py",
+    "target_node/not_finite.py",
     "target_node/scheduling.py",
     "target_node/lookup.py",
     "target_node/waiting.py",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.coupling import choose, rank_scored, row_keys
-from engine.device_choice import choose_there, rank_there
+from engine.device_choice import choice_inputs, choice_of, choose_there, rank_there
 from engine.errors import EngineError
 from engine.sampling import Sampling
 
@@ -115,3 +115,13 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
         choose_there(torch.full((1, 4), -math.inf), Sampling(), (1,))
     with pytest.raises(EngineError, match="not finite"):
         rank_there(logits, Sampling(0.5), (1, 2, 3), 2, beta=1.0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.5, top_k=3)], ids=str)
+def test_what_is_found_among_numbers_that_are_none_can_be_looked_up(sampling: Sampling) -> None:
+    """The next step of a chain reads it before anybody has seen that it is no choice."""
+    logits = torch.full((2, 50), math.nan)
+    logits[1] = 0.0
+    choice = choice_of(sampling, 1.0, None)
+    ids = choice.of(logits, choice_inputs(sampling, (1, 2)))[:, 0]
+    assert 0 <= ids.min() <= ids.max() < 50

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.device_judging import candidates_there, judge_there
+from engine.device_judging import MakeTrial, candidates_there, judge_there
 from engine.errors import EngineError
 from engine.judging import distributions, judge, sample_draft
 from engine.sampling import Sampling
@@ -102,3 +102,30 @@ def test_no_row_of_logits_crosses(sampling: Sampling, monkeypatch: pytest.Monkey
     drafts = [int(whole.ids[0])] * 4
     judge_there(logits, sampling, token_trial, drafts, proposals, luck=[0.0] * 4, last_luck=0.5)
     assert max(fetched) <= 5 * 16 + 5
+
+
+@pytest.mark.parametrize("make_trial", [token_trial, block_trial])
+def test_a_chain_without_its_last_row_is_judged_alike_and_nothing_follows_all_of_it(
+    make_trial: MakeTrial,
+) -> None:
+    kinds = set()
+    for number in range(60):
+        target = some_rows(4, 12, number)
+        drafts, proposals = [], []
+        for row in target[:3] + 0.3 * some_rows(3, 12, 1000 + number):
+            token, _, ids, weights = sample_draft(
+                row[None], Sampling(1.0), seed=SEED, life=LIFE, number=number
+            )
+            drafts.append(token)
+            proposals.append(Distribution.of(ids, weights))
+        judged = Sampling(1.0), make_trial, drafts, proposals
+        named = {"seed": SEED, "life": LIFE, "number": number}
+        num_accepted, tokens = judge(target, *judged, **named)
+        kinds.add(num_accepted == 3)
+        wanted = num_accepted, tokens[:3] if num_accepted == 3 else tokens
+        assert judge(target[:3], *judged, **named, is_cut=True) == wanted
+        luck = [uniform(SEED, Purpose.ACCEPT, LIFE, number, i) for i in range(3)]
+        last = uniform(SEED, Purpose.CORRECT, LIFE, number)
+        there = judge_there(target[:3], *judged, luck=luck, last_luck=last)
+        assert there == (num_accepted, None if num_accepted == 3 else tokens[-1])
+    assert kinds == {True, False}

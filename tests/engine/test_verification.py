@@ -1,9 +1,11 @@
 """The classical rules, enumerated: the joint distribution of what is written is the target's."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +115,59 @@ def test_the_joint_distribution_is_the_targets(
     length = num_drafts + 2
     written = joint(RULES[name], p, q, num_drafts, vocab_size, length)
     assert distance(written, exact(p, vocab_size, length)) < 1e-9
+
+
+BAD = 0  # behind it the target has no distribution, so no text goes on behind it
+
+
+def cut_outcomes(
+    rule: Rule, p: Model, q: Model, num_drafts: int, vocab_size: int
+) -> Iterator[tuple[float, tuple[int, ...], int]]:
+    """As `outcomes`, where a chain ends with its first BAD: what follows that is not asked."""
+    nothing = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
+
+    def cut(targets: Sequence[Distribution], drafts: Any, proposals: Any) -> Trial:
+        if BAD not in drafts:
+            return rule(targets, drafts, proposals)
+        end = drafts.index(BAD) + 1
+        trial = rule([*targets[:end], nothing], drafts[:end], proposals[:end])
+        # The rest is never reached, and nothing follows a BAD that is accepted.
+        left = len(drafts) - end
+        fillers = (0.0,) * left
+        behind = [nothing] * left
+        return replace(
+            trial,
+            targets=[*trial.targets, *behind],
+            proposals=[*trial.proposals, *[nothing] * left],
+            chances=(*trial.chances, *fillers),
+            weights=(*trial.weights, *fillers),
+        )
+
+    for weight, tokens, num_accepted in outcomes(cut, p, q, num_drafts, vocab_size):
+        end = tokens.index(BAD) + 1 if BAD in tokens else len(tokens)
+        yield weight, tokens[:end], min(num_accepted, end)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("vocab_size", "num_drafts", "seed"), CASES)
+def test_a_chain_that_ends_with_a_token_keeps_the_law_of_the_text_up_to_it(
+    name: str, vocab_size: int, num_drafts: int, seed: int
+) -> None:
+    p, q, length = random_model(vocab_size, 2 * seed), random_model(vocab_size, 2 * seed + 1), 3
+    mass: list[dict[tuple[int, ...], float]] = [defaultdict(float) for _ in range(length + 1)]
+    mass[0][()] = 1.0
+    ended: dict[tuple[int, ...], float] = defaultdict(float)
+    for done in range(length):
+        for prefix, chance in mass[done].items():
+            here = [partial(_after, prefix, model) for model in (p, q)]
+            for weight, tokens, _ in cut_outcomes(RULES[name], *here, num_drafts, vocab_size):
+                text = (prefix + tokens)[:length]
+                into = ended if BAD in text else mass[len(text)]
+                into[text] += chance * weight
+    want: dict[tuple[int, ...], float] = defaultdict(float)
+    for text, chance in exact(p, vocab_size, length).items():
+        want[text[: text.index(BAD) + 1] if BAD in text else text] += chance
+    assert distance({**mass[length], **ended}, want) < 1e-9
 
 
 @pytest.mark.parametrize("name", RULES)

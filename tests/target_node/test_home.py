@@ -10,7 +10,7 @@ from drafter_node import events as drafter
 from drafter_node import scheduling as drafting
 from drafter_node.known import Known as HeadsKnown
 from node.costs import Costs, Passes
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.follower import Follower
 from node.lanes import Lanes
 from proto.messages import (
@@ -53,6 +53,7 @@ class Node:
     now: float = 0.0
     said: list[Any] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
+    wiped: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.models = Deterministic(self.model)
@@ -97,6 +98,10 @@ class Node:
                 self.handle(HeadsDone())
             case ForHeads(CopyPrefix(source, to, length)):
                 self.heads[to].copy(self.heads[source], length)
+                self.handle(HeadsDone())
+            case ForHeads(Wipe(lane, start)):
+                self.wiped.append((lane, start))
+                self.heads[lane].wipe(start)
                 self.handle(HeadsDone())
             case ForHeads(drafter.Compute(ticket, parts)):
                 self.turns.append("heads")
@@ -256,3 +261,30 @@ def test_several_texts_and_the_same_one_opened_anew() -> None:
     node.run()
     assert node.text(3) == truth()
     assert sum(verdict.num_accepted for verdict in node.verdicts(3)) > 5
+
+
+@pytest.mark.parametrize("name", ["auto", "sync", "tree"])
+@pytest.mark.parametrize("from_", [1, 6])
+def test_heads_whose_logits_are_not_finite_draft_no_more_and_the_text_goes_on(
+    name: Any, from_: int
+) -> None:
+    node = Node()
+    real, calls = node.models, []
+
+    class Failing:
+        """From some step on nothing is finite."""
+
+        verify = real.verify
+
+        def draft(self, part: Any, digests: Any, index: int) -> Any:
+            calls.append(part)
+            if len(calls) >= from_:
+                return (drafter.NOTHING,) * part.num_asked
+            return real.draft(part, digests, index)
+
+    node.models = Failing()  # type: ignore[assignment]
+    node.handle(Arrived(opening(policy=without_drafter(POLICIES[name].make()))))
+    node.run()
+    assert node.text() == truth()
+    assert node.wiped
+    assert len(calls) < from_ + 8, "it goes on trying"

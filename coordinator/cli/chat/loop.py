@@ -16,7 +16,7 @@ from coordinator.cli.chat.interrupts import LineInterruptedError
 from coordinator.cli.chat.screen import TWICE, Screen
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
-from proto.errors import ConfigurationError, OutputError, SlipstreamError
+from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
 from proto.messages import FinishReason, Role
 
 FOR_GOOD = "or start with a larger --max-model-len, or --drop-oldest"
@@ -92,7 +92,7 @@ class Chat:
                         f"there is no command /{name}; /help lists them, and with a space before "
                         "the / the line is a message"
                     )
-        except ConfigurationError as error:
+        except (ConfigurationError, TextError) as error:
             if not self._screen.is_person:
                 raise
             self._screen.note(str(error))

@@ -33,6 +33,7 @@ from coordinator.cli.screens.loading import models_of
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.cli.writers import wants_colour, write_out
 from coordinator.text.metrics import Metrics
+from proto.errors import TextError
 
 # The embedded pair writes plausible code here; it was sought among a few hundred texts, and the
 # figures are those of whoever runs it.
@@ -141,9 +142,10 @@ def _take(
     with closing(Batch(pair, [request]).steps()) as coming:
         for step in coming:
             steps.append((time.monotonic() - since, step))
-    metrics = request.whole().outputs[0].metrics
-    assert metrics is not None
-    return Take(tuple(steps), metrics)
+    made = request.whole().outputs[0]
+    if made.metrics is None:
+        raise TextError(made.error or "")
+    return Take(tuple(steps), made.metrics)
 
 
 def _shown_by(view: SpeculationView) -> Callable[[Step], str]:

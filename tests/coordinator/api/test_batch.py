@@ -1,6 +1,7 @@
 """Several texts of one call: what is asked for when, what is read, and how all of it ends."""
 
 import asyncio
+import itertools
 from collections.abc import Generator
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from coordinator.api.batch import Batch
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request, Step
-from proto.errors import ConfigurationError, NodeError
+from proto.errors import ConfigurationError, NodeError, TextError
 from tests.coordinator.api.scripted import SEED, Script, ScriptedPair
 
 THREE = SamplingParams(temperature=1.0, n=3)
@@ -147,3 +148,34 @@ def test_a_task_reads_all_texts_and_one_that_is_cancelled_ends_its_own_alone() -
     made = asyncio.run(main())
     assert made == [(0, "1", False), (0, "", True), (0, "2", False), (0, "", True)]
     assert [script.is_cancelled for script in pair.asked] == [False, False, True, True]
+
+
+def test_a_text_that_cannot_be_completed_says_so_and_the_others_are_delivered() -> None:
+    pair = ScriptedPair(num_seqs=3)
+    requests = [pair.request(number) for number in (1, 2, 3, 4)]
+    steps = started(pair, *requests)
+    pair.asked[1].add(7)
+    pair.asked[1].fail(TextError("no more"))
+    for script in (pair.asked[0], pair.asked[2]):
+        script.end()
+    seen = list(itertools.islice(steps, 4))
+    pair.asked[3].end()
+    assert [step.request for step in (*seen, *steps) if step.is_last] == [
+        *(requests[1], requests[0], requests[2], requests[3])
+    ]
+    made = [request.whole().outputs[0] for request in requests]
+    assert [one.finish_reason for one in made] == ["length", "error", "length", "length"]
+    assert (made[1].token_ids, made[1].error, made[1].metrics) == ([7], "no more", None)
+    assert [one.error for one in made if one is not made[1]] == [None] * 3
+    assert not any(script.is_cancelled for script in pair.asked)
+
+
+def test_one_of_several_texts_of_a_prompt_may_fail() -> None:
+    pair = ScriptedPair(num_seqs=3)
+    request = pair.request(1, params=THREE)
+    steps = started(pair, request)
+    pair.asked[2].fail(TextError("no more"))
+    pair.asked[0].end()
+    pair.asked[1].end()
+    assert [step.part.finished for step in steps] == [False, False, True]
+    assert [one.error for one in request.whole().outputs] == [None, None, "no more"]

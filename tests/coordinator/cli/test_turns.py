@@ -10,7 +10,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.generate import Asked, Run, generate
 from coordinator.cli.writers import JsonWriter, TextWriter, Writer
-from proto.errors import ConfigurationError, NodeError
+from proto.errors import ConfigurationError, NodeError, TextError
 from tests.coordinator.api.scripted import Script, ScriptedPair
 
 TWO = SamplingParams(temperature=1.0, n=2)
@@ -117,3 +117,30 @@ def test_the_nodes_make_room_for_no_more_texts_than_there_are(
     with pytest.raises(ConfigurationError, match="nothing is started"):
         app(["a", "--temperature", "1", *flags], standalone_mode=False)
     assert [config.num_seqs for config in seen] == [num_seqs]
+
+
+def test_a_text_that_cannot_be_completed_has_a_line_and_the_others_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = ScriptedPair(num_seqs=4)
+
+    def begin(script: Script) -> None:
+        script.add(len(pair.asked))
+        script.fail(TextError("no more")) if len(pair.asked) == 1 else script.end()
+
+    pair.begin = begin
+    assert not run_of(pair, JsonWriter("ar")).every(asked("a", "b", "c"))
+    output = capsys.readouterr()
+    made = [json.loads(line) for line in output.out.splitlines()]
+    assert [(record["token_ids"], record.get("error")) for record in made] == [
+        *(([0], None), ([1], "no more"), ([2], None))
+    ]
+    assert (made[1]["finish_reason"], made[1]["metrics"]) == ("error", None)
+    assert output.err.splitlines() == ["error: prompt 2 of 3: no more"]
+
+
+def test_the_only_text_that_cannot_be_completed_is_the_end_of_the_command() -> None:
+    pair = ScriptedPair(num_seqs=1)
+    pair.begin = lambda script: script.fail(TextError("no more"))
+    with pytest.raises(TextError, match=r"^no more$"):
+        run_of(pair, JsonWriter("ar")).every(asked("a"))

@@ -15,9 +15,11 @@ from coordinator.cluster.events import (
 )
 from coordinator.text.running import Result
 from coordinator.text.session import Emit
-from proto.errors import ClosedError, NodeError
+from proto.errors import ClosedError, NodeError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import (
+    Fault,
+    FaultCode,
     FinishReason,
     Heartbeat,
     Limits,
@@ -174,3 +176,29 @@ def test_a_mistake_in_one_text_ends_that_one_alone(monkeypatch: pytest.MonkeyPat
     assert router.handle(Arrived(TARGET, said(3, session=2)), 0.0) == [
         Deliver(2, Emit((3,), 0, 0, ()))
     ]
+
+
+def test_a_text_that_the_target_cannot_go_on_with_ends_alone() -> None:
+    router = router_of(FIRST, max_num_seqs=2)
+    for session in (1, 2, 3):
+        begun(router, text(session))
+    incarnation = 1  # the target is told first
+    failed = Fault(1, incarnation, FaultCode.FAILED, "not finite at token position 7")
+    actions = router.handle(Arrived(TARGET, failed), 0.1)
+    (end,) = (action for action in actions if isinstance(action, End))
+    assert end.session == 1
+    assert isinstance(end.last, TextError)
+    assert str(end.last) == "not finite at token position 7"
+    assert {closed(TARGET, "failed"), closed(FIRST, "failed")} <= set(actions)
+    assert router.sessions == (2, 3), "its place is free"
+    assert router.handle(Arrived(TARGET, failed), 0.2) == [], "it may be said more than once"
+    router.check()
+
+
+@pytest.mark.parametrize(("node", "incarnation"), [(FIRST, 2), (FIRST, 1), (TARGET, 0)])
+def test_only_the_target_that_is_there_ends_a_text(node: bytes, incarnation: int) -> None:
+    router = router_of(FIRST)
+    begun(router, text())
+    failed = Fault(1, incarnation, FaultCode.FAILED, "it cannot go on")
+    assert router.handle(Arrived(node, failed), 0.1) == []
+    assert router.sessions == (1,)

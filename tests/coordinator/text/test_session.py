@@ -206,8 +206,8 @@ def test_a_gap_of_an_earlier_life_was_answered_unless_that_was_lost() -> None:
 
 def test_other_faults_are_not_answered_with_the_text() -> None:
     session = begun(1, 2)
-    failed = FaultArrived(TARGET, Fault(1, TARGET_OPEN, FaultCode.FAILED, "broken"))
-    assert session.handle(failed, 0.1) == []
+    refused = FaultArrived(TARGET, Fault(1, TARGET_OPEN, FaultCode.REFUSED, "broken"))
+    assert session.handle(refused, 0.1) == []
 
 
 def test_a_lost_drafter_costs_nothing_but_speed() -> None:

@@ -256,3 +256,16 @@ def test_a_warm_executor_has_forgotten_what_it_warmed_up_with(eagle: LoadHead) -
     row = Feed((5,), (2,), (2,), 2, (1,))
     assert run(executor, Pass(row, [(3, 4, 5)]), [b""], plain) == 0
     assert run(executor, Pass(row, [(3, 4, 5)]), [features_of(loaded, (3, 4, 5))], plain) == 1
+
+
+def test_a_lane_of_a_head_is_wiped(eagle: LoadHead) -> None:
+    loaded, _ = eagle("eagle")
+    executor = EagleExecutor(loaded, CAPACITY, num_lanes=2)
+    feature = bytes(loaded.feature_bytes)
+    row = Feed((9,), (1,), (1,), 0, (2,), lane=1, before=(0,), features=(feature,))
+    want = executor.run(row, (0,))
+    executor._cache.fill_(float("nan"))
+    executor._states.fill_(float("nan"))
+    assert not executor.run(row, (0,))[0, 0].isfinite()
+    executor.wipe(1, 0)
+    assert torch.equal(executor.run(row, (0,)), want)
