@@ -25,6 +25,7 @@ MAY_ALSO_IMPORT = {
     # What a head is called, which the coordinator knows too.
     **{f"engine/heads/{n}.py": {"proto"} for n in ("eagle_layer", "layouts", "loaded", "loading")},
     # What a folder must be, as far as it is looked at without torch.
+    "coordinator/api/models/architectures.py": {"engine"},
     "coordinator/api/models/folders.py": {"engine"},
     # Heads at home are a drafter in the target's process.
     "target_node/home.py": {"drafter_node"},
