@@ -22,7 +22,13 @@ from engine.errors import ModelError
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.loading import PackedCheckpoint
-from engine.shards import Shapes, check_layers, read_shapes, weight_files
+from engine.shards import (
+    Shapes,
+    check_layers,
+    read_shapes,
+    refuse_odd_weights,
+    weight_files,
+)
 from engine.tensor_parallel.split import Rank, split
 from engine.tensors import check_shapes
 from engine.weights import put, read_packed, read_weights, refuse_too_large, straight_onto
@@ -171,6 +177,7 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     stated_eos = stated_eos_ids(folder, stated)
     form = read_format(path, stated)
     shapes = read_shapes(folder)
+    refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
     packed = None if form is None else PackedCheckpoint(folder, form)
     config = _read_config(path, stated)

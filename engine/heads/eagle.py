@@ -193,11 +193,12 @@ class EagleExecutor:
         cos, sin = self._rotations.index_select(1, positions)
         torch.cat(made.halves, dim=-1, out=made.swapped)
         made.turned.mul_(cos).addcmul_(made.swapped, sin)
-        self._cache.index_copy_(1, slots, made.written)
+        # A mask does not hide NaN: from a slot that holds it, every later row of the lane would.
+        self._cache.index_copy_(1, slots, _finite(made.written))
         plan = self._attention.plan(made.apart, wave.spans, mask)
         attended = self._attention.attend(plan, next(iter(plan.seen)))
         states = self._head.leave(residual, attended)
-        self._states.index_copy_(0, slots, states)
+        self._states.index_copy_(0, slots, _finite(states))
         return states
 
     def _states_before(self, wave: Wave) -> torch.Tensor:
@@ -219,7 +220,8 @@ class EagleExecutor:
         numbers = torch.frombuffer(
             bytearray(wave.features), dtype=DTYPES[loaded.feature_dtype]
         ).view(len(wave.given), loaded.feature_size)
-        return self._head.states(send(numbers, self._device).to(self._dtype))
+        # What is wrong with a text at its target is no fault of the head.
+        return self._head.states(_finite(send(numbers, self._device)).to(self._dtype))
 
     def _rows(self, num_rows: int) -> _Rows:
         made = self._made.get(num_rows)
@@ -291,9 +293,13 @@ class EagleExecutor:
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
             seconds[num_rows] = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+        self.forget()
+        return seconds
+
+    def forget(self) -> None:
+        """From now on no slot holds anything; only between sessions."""
         self._slots = Slots(self.lanes)
         self._hidden.fill_(self._lowest)
-        return seconds
 
     def _seconds_of(self, feed: Feed) -> float:
         """What a pass takes until one of its numbers is on the host."""
@@ -315,6 +321,11 @@ class EagleExecutor:
             return self._round_up(needed)
         assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
         return self._total
+
+
+def _finite(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the same with zeros in place of NaN and infinity."""
+    return numbers.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def slot_bytes(head: EagleHead) -> int:

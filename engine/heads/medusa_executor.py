@@ -82,7 +82,9 @@ class MedusaExecutor:
     def _logits(self, feature: bytes) -> torch.Tensor:
         """What all heads say of a feature, [num_heads, V]."""
         numbers = torch.frombuffer(bytearray(feature), dtype=DTYPES[self.loaded.feature_dtype])
-        return self._heads.logits(send(numbers, self.loaded.device)[None])[:, 0]
+        # What is wrong with a text at its target is no fault of the heads.
+        numbers = send(numbers, self.loaded.device).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return self._heads.logits(numbers[None])[:, 0]
 
     @property
     def _nothing(self) -> torch.Tensor:
@@ -102,8 +104,12 @@ class MedusaExecutor:
             started = time.perf_counter()
             self.run(feed, (0,))[0, 0].item()
             seconds.append(time.perf_counter() - started)
-        self._said.clear()
+        self.forget()
         return dict.fromkeys(row_counts, min(seconds))
+
+    def forget(self) -> None:
+        """Nothing has been said; only between sessions."""
+        self._said.clear()
 
     def free(self) -> None:
         """Forget what was said."""
