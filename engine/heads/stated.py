@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.model_files import Object, shown
+from engine.model_files import THETAS, Object, refuse_number, refuse_odd_dim, shown
 from proto.heads import HeadKind
 
 # What a configuration of the llama family means that does not say.
 EPSILON, POSITIONS = 1e-6, 2048
 MOST_MEDUSA = 1024
-_THETAS = (1.0, 1e12)
 _EPSILONS = (1e-12, 0.1)
 _ROPES = ("rope_scaling", "rope_parameters")
 # The numbers that a kind of rotary embedding cannot do without; of the others transformers knows.
@@ -47,14 +46,11 @@ def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
             f"{num_heads}; one of them is wrong"
         )
     dim = count(path, part, "head_dim", width // num_heads or 1)
-    if dim % 2:
-        of = "head_dim" if part.get("head_dim") else "hidden_size / num_attention_heads"
-        raise ModelError(
-            f"{path}: {of} is {dim}, and a rotary embedding turns pairs of numbers; it must be even"
-        )
+    of = "head_dim" if part.get("head_dim") else "hidden_size / num_attention_heads"
+    refuse_odd_dim(path, of, dim)
     count(path, part, "intermediate_size")
     count(path, part, "max_position_embeddings", POSITIONS)
-    _refuse_number(path, part, "rms_norm_eps", _EPSILONS)
+    refuse_number(path, part, "rms_norm_eps", _EPSILONS)
     _refuse_rope(path, part)
     if kind is HeadKind.EAGLE3:
         count(path, stated, "draft_vocab_size", 1)
@@ -112,7 +108,7 @@ def _refuse_other_forms(path: Path, part: Object) -> None:
 
 
 def _refuse_rope(path: Path, part: Object) -> None:
-    _refuse_number(path, part, "rope_theta", _THETAS)
+    refuse_number(path, part, "rope_theta", THETAS)
     for field in _ROPES:
         if part.get(field) is not None and not isinstance(part[field], dict):
             raise ModelError(
@@ -126,7 +122,7 @@ def _refuse_rope(path: Path, part: Object) -> None:
                 f"{path}: its rotary embedding cannot be used: rope_type is {shown(kind)} in "
                 f"{field}; there are {', '.join(_NUMBERS)}"
             )
-        _refuse_number(path, rope, "rope_theta", _THETAS)
+        refuse_number(path, rope, "rope_theta", THETAS)
         for number in _NUMBERS[kind]:
             found = rope.get(number)
             if number == "original_max_position_embeddings":
@@ -142,13 +138,3 @@ def _ropes(part: Object) -> Iterator[tuple[str, Object]]:
     for field in _ROPES:
         if isinstance(rope := part.get(field), dict) and rope:
             yield field, rope
-
-
-def _refuse_number(path: Path, part: Object, field: str, between: tuple[float, float]) -> None:
-    found, (least, most) = part.get(field), between
-    if found is None:
-        return
-    if type(found) not in (int, float) or not least <= found <= most:
-        raise ModelError(
-            f"{path}: {field} is {shown(found)}; it must be a number from {least:g} to {most:g}"
-        )
