@@ -193,12 +193,11 @@ class EagleExecutor:
         cos, sin = self._rotations.index_select(1, positions)
         torch.cat(made.halves, dim=-1, out=made.swapped)
         made.turned.mul_(cos).addcmul_(made.swapped, sin)
-        # A mask does not hide NaN: from a slot that holds it, every later row of the lane would.
-        self._cache.index_copy_(1, slots, _finite(made.written))
+        self._cache.index_copy_(1, slots, made.written)
         plan = self._attention.plan(made.apart, wave.spans, mask)
         attended = self._attention.attend(plan, next(iter(plan.seen)))
         states = self._head.leave(residual, attended)
-        self._states.index_copy_(0, slots, _finite(states))
+        self._states.index_copy_(0, slots, states)
         return states
 
     def _states_before(self, wave: Wave) -> torch.Tensor:
@@ -220,8 +219,7 @@ class EagleExecutor:
         numbers = torch.frombuffer(
             bytearray(wave.features), dtype=DTYPES[loaded.feature_dtype]
         ).view(len(wave.given), loaded.feature_size)
-        # What is wrong with a text at its target is no fault of the head.
-        return self._head.states(_finite(send(numbers, self._device)).to(self._dtype))
+        return self._head.states(send(numbers, self._device).to(self._dtype))
 
     def _rows(self, num_rows: int) -> _Rows:
         made = self._made.get(num_rows)
@@ -321,11 +319,6 @@ class EagleExecutor:
             return self._round_up(needed)
         assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
         return self._total
-
-
-def _finite(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the same with zeros in place of NaN and infinity."""
-    return numbers.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def slot_bytes(head: EagleHead) -> int:

@@ -82,9 +82,7 @@ class MedusaExecutor:
     def _logits(self, feature: bytes) -> torch.Tensor:
         """What all heads say of a feature, [num_heads, V]."""
         numbers = torch.frombuffer(bytearray(feature), dtype=DTYPES[self.loaded.feature_dtype])
-        # What is wrong with a text at its target is no fault of the heads.
-        numbers = send(numbers, self.loaded.device).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        return self._heads.logits(numbers[None])[:, 0]
+        return self._heads.logits(send(numbers, self.loaded.device)[None])[:, 0]
 
     @property
     def _nothing(self) -> torch.Tensor:
