@@ -6,7 +6,7 @@ sides: whoever starts a node asks it with what config.json states, the node with
 makes of that. So it knows also what a family does where config.json is silent. Without torch.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 Stated = Mapping[str, Any]
@@ -122,7 +122,7 @@ def has_encoder(kind: str, stated: Stated) -> bool:
     return found is True or (found is None and kind in _ENCODER_DECODERS)
 
 
-def _has_alibi(kinds: Collection[str], text: Stated) -> bool:
+def _has_alibi(kinds: Set[str], text: Stated) -> bool:
     inner = text.get("attn_config")
     found = inner.get("alibi") if isinstance(inner, dict) else None
     if "mpt" in kinds:
@@ -130,7 +130,7 @@ def _has_alibi(kinds: Collection[str], text: Stated) -> bool:
     return bool(text.get("alibi")) or bool(found)
 
 
-def _types_of(kinds: Collection[str], text: Stated) -> Iterator[str]:
+def _types_of(kinds: Set[str], text: Stated) -> Iterator[str]:
     """The types of the layers, as far as they are known to differ from plain ones."""
     types = text.get("layer_types")
     if isinstance(types, list | tuple) and types:
@@ -143,7 +143,7 @@ def _types_of(kinds: Collection[str], text: Stated) -> Iterator[str]:
         yield "chunked_attention"
 
 
-def _has_window(kinds: Collection[str], text: Stated) -> bool:
+def _has_window(kinds: Set[str], text: Stated) -> bool:
     window = text.get("sliding_window", _default_window(kinds))
     for kind, first in _WINDOW_BY_FLAG.items():
         if kind not in kinds:
@@ -156,7 +156,7 @@ def _has_window(kinds: Collection[str], text: Stated) -> bool:
     return type(window) is int
 
 
-def _default_window(kinds: Collection[str]) -> int | None:
+def _default_window(kinds: Set[str]) -> int | None:
     if not kinds.isdisjoint(_WINDOW_BY_FLAG):
         return 4096
     return next((size for kind, size in _WINDOWS.items() if kind in kinds), None)

@@ -64,6 +64,7 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
     is_packed  the model's matrices are: then only norms and biases have to be plain
     whole      the ends of tensors' names that must be whole numbers
     """
+    wanted: tuple[str, ...]
     for name, kind, num_dims in _types_in(path):
         is_plain_one = name.endswith((".weight", ".bias")) and not COMPUTED.search(name)
         if name.endswith(tuple(whole)):

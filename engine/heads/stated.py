@@ -127,7 +127,8 @@ def _refuse_rope(path: Path, part: Object) -> None:
             found = rope.get(number)
             if number == "original_max_position_embeddings":
                 found = found or part.get(number)
-            if type(found) not in (int, float) or not 0 < found < math.inf:
+            is_number = isinstance(found, int | float) and not isinstance(found, bool)
+            if not is_number or not 0 < float(found or 0) < math.inf:
                 raise ModelError(
                     f"{path}: its rotary embedding cannot be used: {number} is {shown(found)} in "
                     f"{field}, and {kind} needs a number above 0"
