@@ -92,6 +92,8 @@ class WithHeads:
                 self._executor.move(*moves)
             case CopyPrefix(source, to, length):
                 self._executor.copy_prefix(source, to, length)
+            case _:
+                raise AssertionError(f"unknown action {wanted.action}")
         return HeadsDone()
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
