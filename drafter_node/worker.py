@@ -98,6 +98,15 @@ class Worker:
 
     def compute(self, action: Compute) -> Proposed:
         """Run a forward and choose the children that it is asked for, and go on if it may."""
+        made = self._forward(action)
+        if not all(one.tokens for children in made.children for one in children):
+            self.forwards.trouble(
+                f"its {'head computes' if self.head else 'model computes'} numbers that are not "
+                "finite for some texts, and those have fewer drafts or none"
+            )
+        return made
+
+    def _forward(self, action: Compute) -> Proposed:
         children, model_us = self._step(action.parts)
         first = action.parts[0]
         if not first.ahead:

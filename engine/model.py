@@ -12,17 +12,23 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
+from engine import families
 from engine.checkpoint import find_checkpoint
 from engine.device import claim, cpu_is_fast_in
 from engine.errors import ModelError
 from engine.model_files import Object, blamed, one_line, read_config, stated_eos_ids
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.loading import PackedCheckpoint
-from engine.shards import Shapes, check_layers, read_shapes, weight_files
+from engine.shards import (
+    Shapes,
+    check_layers,
+    read_shapes,
+    refuse_odd_weights,
+    weight_files,
+)
 from engine.tensor_parallel.split import Rank, split
 from engine.tensors import check_shapes
 from engine.weights import put, read_packed, read_weights, refuse_too_large, straight_onto
@@ -171,6 +177,7 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     stated_eos = stated_eos_ids(folder, stated)
     form = read_format(path, stated)
     shapes = read_shapes(folder)
+    refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
     packed = None if form is None else PackedCheckpoint(folder, form)
     config = _read_config(path, stated)
@@ -189,39 +196,16 @@ def refuse_unknown_dtype(dtype: str) -> None:
 def refuse_unsupported(name: str, config: Any) -> None:
     """Raise ModelError if this architecture's cache cannot be rolled back to any of its tokens."""
     kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
+    if families.has_encoder(kind, vars(config)):
         raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
     text_config = config.get_text_config(decoder=True)
-    why = _why_not_rolled_back(text_config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    why = families.why_not(kind, text_config.to_dict())
+    if why is None and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        why = families.RECURRENT
     if why is not None:
-        raise ModelError(f"{name}: {kind} has {why}; use a model with plain full attention")
-
-
-def _why_not_rolled_back(config: Any, model_class: Any) -> str | None:
-    if _has_alibi(config):
-        return "ALiBi position biases, which go by the slot of a token and not by its position"
-    if getattr(model_class, "_is_stateful", False):
-        return "recurrent layers, whose state cannot be rolled back"
-    types = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"}
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        types.add("sliding_attention")
-    if not types:
-        return None
-    if "sliding_attention" in types:
-        window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
-        return f"sliding-window attention ({window} tokens), which a rolled-back tree would break"
-    if "chunked_attention" in types:
-        return "chunked attention, which a rolled-back tree would break"
-    if types & {"linear_attention", "conv", "hybrid", "hybrid_sliding"}:
-        return "recurrent layers, whose state cannot be rolled back"
-    return f"layers of type {', '.join(sorted(types))}, which do not keep a key and value per token"
-
-
-def _has_alibi(config: Any) -> bool:
-    parts = (config, getattr(config, "attn_config", None))
-    return config.model_type == "bloom" or any(getattr(part, "alibi", False) for part in parts)
+        raise ModelError(f"{name}: {kind} has {why}; {families.USE_ANOTHER}")
 
 
 def max_model_len(name: str, config: Any) -> int:

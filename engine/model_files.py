@@ -5,6 +5,7 @@ no architecture: what a configuration means is asked of transformers, afterwards
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ _COUNTS = (
     *("max_position_embeddings", "n_positions", "n_ctx"),
 )
 _LARGEST_COUNT = (1 << 31) - 1
+# Within these numbers are finite; transformers takes others, and computes NaN or nonsense.
+EPSILONS = (0.0, 0.1)
+THETAS = (1.0, 1e12)
+_EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
+
+_KIND_OF_ERROR = re.compile(r"^\w+(Error|Exception): ")
 
 Object = dict[str, Any]
 
@@ -67,6 +74,13 @@ def read_config(folder: Path) -> Object:
                 raise ModelError(
                     f"{path}: {field} is {shown(value)}; it must be a whole number from 1 on"
                 )
+        for field in _EPSILON_FIELDS:
+            refuse_number(path, part, field, EPSILONS)
+        refuse_number(path, part, "rope_theta", THETAS)
+        for field in ("rope_parameters", "rope_scaling"):
+            if isinstance(rope := part.get(field), dict):
+                refuse_number(path, rope, "rope_theta", THETAS)
+        refuse_odd_dim(path, "head_dim", part.get("head_dim") or 2)
         packing = part.get("quantization_config")
         if packing is not None and not isinstance(packing, dict):
             raise ModelError(
@@ -79,6 +93,26 @@ def read_config(folder: Path) -> Object:
                 "does not divide; one of them is wrong"
             )
     return stated
+
+
+def refuse_number(path: Path, part: Object, field: str, between: tuple[float, float]) -> None:
+    """Raise ModelError if a number that is stated lies outside of a range, or is none."""
+    found, (least, most) = part.get(field), between
+    if found is None:
+        return
+    if type(found) not in (int, float) or not least <= found <= most:
+        raise ModelError(
+            f"{path}: {field} is {shown(found)}; it must be a number from {least:g} to {most:g}"
+        )
+
+
+def refuse_odd_dim(path: Path, field: str, dim: int) -> None:
+    """Raise ModelError if heads of attention have an odd number of numbers."""
+    if dim % 2:
+        raise ModelError(
+            f"{path}: {field} is {dim}; it must be even, for a rotary embedding turns pairs of "
+            "numbers"
+        )
 
 
 def refuse_odd_file(path: Path) -> None:
@@ -141,9 +175,11 @@ def shown(value: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut to a readable length."""
+    """Return the first line of an error's text that says why, cut to a readable length."""
     lines = str(error).strip().splitlines()
     text = lines[0].strip() if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:  # of which what follows is the reason
+        text = _KIND_OF_ERROR.sub("", lines[1].strip()).partition(". Errors: ")[0]
     return text if len(text) <= 200 else text[:197] + "..."
 
 

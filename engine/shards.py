@@ -4,7 +4,8 @@ Reads the heads of the files and no number, without torch: also whoever starts a
 before it does.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,6 +16,11 @@ from engine.model_files import LAYER_COUNTS, Object, one_line, parts, read_objec
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+# Masks and frequencies that older checkpoints hold and newer models compute.
+COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")
+_PLAIN_TYPES = ("F32", "BF16", "F16", "F64")
+_WHOLE_TYPES = ("I16", "I32", "I64")
 
 
 def read_shapes(folder: Path) -> Shapes:
@@ -44,6 +50,45 @@ def shapes_in(path: Path) -> Shapes:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
     return shapes
+
+
+def refuse_odd_weights(folder: Path, *, is_packed: bool) -> None:
+    """As `refuse_odd_types`, of all files of a model. Raises ModelError."""
+    for path in weight_files(folder):
+        refuse_odd_types(path, is_packed=is_packed)
+
+
+def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[str] = ()) -> None:
+    """Raise ModelError if a weight, bias or norm in a file is of a type that none can have.
+
+    is_packed  the model's matrices are: then only norms and biases have to be plain
+    whole      the ends of tensors' names that must be whole numbers
+    """
+    wanted: tuple[str, ...]
+    for name, kind, num_dims in _types_in(path):
+        is_plain_one = name.endswith((".weight", ".bias")) and not COMPUTED.search(name)
+        if name.endswith(tuple(whole)):
+            wanted, words = _WHOLE_TYPES, "whole numbers (int64, int32 or int16)"
+        elif is_plain_one and (num_dims < 2 or not is_packed):
+            wanted, words = _PLAIN_TYPES, "float32, bfloat16 or float16"
+        else:
+            continue
+        if kind not in wanted:
+            raise ModelError(
+                f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get the "
+                "checkpoint again, or one with plain weights"
+            )
+
+
+def _types_in(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield name, number type and number of dimensions of every tensor in a file."""
+    try:
+        with safe_open(path, framework="np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                found = tensors.get_slice(name)
+                yield name, found.get_dtype(), len(found.get_shape())
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
 
 
 def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:

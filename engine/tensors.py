@@ -14,10 +14,8 @@ import torch
 
 from engine.errors import ModelError
 from engine.model_files import Object, fields_with
-from engine.shards import Shapes
+from engine.shards import COMPUTED, Shapes
 
-# Masks and frequencies that older checkpoints hold and newer models compute.
-_COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
@@ -96,7 +94,7 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
                 return True
         return False
 
-    names = sorted(n for n in unexpected if not _COMPUTED.search(n) and belongs(n))
+    names = sorted(n for n in unexpected if not COMPUTED.search(n) and belongs(n))
     if names:
         raise ModelError(
             f"{path}: it leaves out {len(names)} tensors of the checkpoint, {names[0]} first; "

@@ -87,6 +87,10 @@ class Forwards:
         processors = self._processors.of(opened, committed, logits.shape[1])
         return processors.apply(logits, drafted)
 
+    def trouble(self, line: str) -> None:
+        """Let people hear of it (`Heart.trouble`)."""
+        self._heart.trouble(line)
+
     def done(self) -> int:
         """The choice is made; returns the microseconds since `run` began."""
         self._heart.progress += 1

@@ -44,6 +44,7 @@ from proto.node_config import (
     EXIT_UNUSABLE,
     HEARTBEAT_SUFFIX,
     NO_CONFIG,
+    READY_BUT,
     NodeConfig,
 )
 from proto.stopwatch import Recorder, Stopwatch
@@ -116,6 +117,11 @@ class Heart:
         """A forward took so much longer than it should have: told soon, for the text's figures."""
         self.num_overruns += 1
         self.late_us += round(late_s * 1e6)
+        self._news.set()
+
+    def trouble(self, line: str) -> None:
+        """The node goes on with less than it has: said with every beat, so it is heard once."""
+        self.state = f"{READY_BUT}{line}"
         self._news.set()
 
     def heard(self, beat: Heartbeat) -> None:

@@ -25,6 +25,9 @@ _EAGLE3 = re.compile(r"Eagle3\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausal
 _EAGLE = re.compile(r"Eagle(?!\d)\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle")
 _MEDUSA_TENSOR = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
 _EAGLE_TENSOR = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
+# A Llama of one layer has norms where the first heads of EAGLE have none.
+_LAYER_TENSOR = re.compile(r"(model\.)?layers\.0\.self_attn\.q_proj\.weight")
+_LLAMA_TENSOR = re.compile(r"(model\.)?(layers\.0\.input_layernorm|norm|lm_head)\.weight")
 _EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.weight)")
 
 
@@ -47,13 +50,21 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
 
 
 def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
-    """Return of which kind the head is whose tensors have these names; None: of none."""
+    """Return of which kind the head is whose tensors have these names; None: of none.
+
+    One that lacks its first matrix is a head all the same: whoever loads it says what is missing.
+    """
     names = tuple(names)
-    if any(map(_MEDUSA_TENSOR.fullmatch, names)):
+
+    def has(pattern: re.Pattern[str]) -> bool:
+        return any(map(pattern.fullmatch, names))
+
+    if has(_MEDUSA_TENSOR):
         return HeadKind.MEDUSA
-    if not any(map(_EAGLE_TENSOR.fullmatch, names)):
-        return None
-    return HeadKind.EAGLE3 if any(map(_EAGLE3_TENSOR.fullmatch, names)) else HeadKind.EAGLE
+    if has(_EAGLE3_TENSOR):
+        return HeadKind.EAGLE3
+    is_first = has(_EAGLE_TENSOR) or (has(_LAYER_TENSOR) and not has(_LLAMA_TENSOR))
+    return HeadKind.EAGLE if is_first else None
 
 
 def feature_layers(

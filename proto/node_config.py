@@ -13,6 +13,7 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
+READY_BUT = "ready, but "  # so begins a state that people must hear of
 FETCHING = "fetching the model"  # a node's state while no limit for its start runs
 MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1

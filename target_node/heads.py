@@ -5,7 +5,9 @@ from drafter_node import worker as drafting
 from drafter_node.drafting import Drafting
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
+from engine.errors import EngineError
 from engine.loading import Engine
+from engine.model_files import one_line
 from node.costs import Passes
 from node.events import CopyPrefix, MoveRows, Wipe
 from node.follower import Follower
@@ -19,11 +21,16 @@ from proto.links.transport import Connection
 from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
 from target_node import events as target
-from target_node.home import Event, ForHeads, HeadsDone, Home, Targets
+from target_node.home import Event, ForHeads, HeadsDone, HeadsFailed, Home, Targets
 from target_node.known import Known as TargetKnown
 from target_node.worker import Worker
 
 Work = target.Compute | ForHeads
+# What comes of a head that does not run: drafts are not worth the end of the target.
+FAILURES = (
+    *(EngineError, RuntimeError, MemoryError),
+    *(ValueError, TypeError, LookupError, ArithmeticError),
+)
 
 
 class WithHeads:
@@ -45,6 +52,8 @@ class WithHeads:
     ) -> None:
         device = SimulatedDevice(config.heads_ms / 1e3, config.heads_ms_per_row / 1e3)
         self._engine = engine
+        self._heart = heart
+        self._have_failed = False
         self._targets = worker
         self._executor = heads.executor
         forwards = Forwards(heads.executor, heart, device)
@@ -63,21 +72,31 @@ class WithHeads:
 
     def compute(self, action: Work) -> Event:
         """Run a pass of the target, or do what is asked of the heads."""
-        match action:
-            case ForHeads(drafter.Compute() as steps):
+        if isinstance(action, target.Compute):
+            return self._targets.compute(action)
+        was_step = isinstance(action.action, drafter.Compute)
+        if self._have_failed:  # they were asked before that was known
+            return HeadsFailed(was_step)
+        try:
+            return self._of_heads(action)
+        except FAILURES as error:
+            self._have_failed = True
+            self._heart.trouble(f"its heads have failed, and draft no more: {one_line(error)}")
+            return HeadsFailed(was_step)
+
+    def _of_heads(self, wanted: ForHeads) -> HeadsDone:
+        match wanted.action:
+            case drafter.Compute() as steps:
                 return HeadsDone(self._heads.compute(steps))
-            case ForHeads(MoveRows(moves)):
+            case MoveRows(moves):
                 self._executor.move(*moves)
-                return HeadsDone()
-            case ForHeads(CopyPrefix(source, to, length)):
+            case CopyPrefix(source, to, length):
                 self._executor.copy_prefix(source, to, length)
-                return HeadsDone()
-            case ForHeads(Wipe(lane, start)):
+            case Wipe(lane, start):
                 self._executor.wipe(lane, start)
-                return HeadsDone()
-            case target.Compute():
-                return self._targets.compute(action)
-        raise AssertionError(f"unknown action {action}")
+            case _:
+                raise AssertionError(f"unknown action {wanted.action}")
+        return HeadsDone()
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
         """The loop of the node."""

@@ -16,7 +16,8 @@ prices until a chain has as many drafts as a pass verifies; then it is the targe
 are hardly ever right do not draft at all (`price.drafting_pays`), but for a step now and then,
 which would show that this has changed.
 
-What they do is asked for as `ForHeads`, and comes back as `HeadsDone`.
+What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads that fail
+(`HeadsFailed`) are not asked again, and hear nothing more; the target goes on alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,13 +66,23 @@ class ForHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadsFailed:
+    """It could not be done: the heads draft no more.
+
+    was_step  it was a Compute
+    """
+
+    was_step: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HeadsDone:
     """It is done; what a Compute has brought."""
 
     proposed: drafter.Proposed | None = None
 
 
-Event = Arrived | Tick | target.Computed | HeadsDone
+Event = Arrived | Tick | target.Computed | HeadsDone | HeadsFailed
 Action = target.Action | ForHeads
 Targets = Follower[Verifying, target.Computed, target.Action]
 Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
@@ -103,6 +114,7 @@ class Home:
         self._told: set[int] = set()  # texts whose features somebody else wants as well
         self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
         self._is_busy = False  # a Compute has not come back
+        self._have_failed = False  # the heads; they are told and asked nothing more
 
     @property
     def texts(self) -> Mapping[int, Verifying]:
@@ -124,6 +136,10 @@ class Home:
                     return ()
                 self._is_busy = False
                 return self._of_heads(self._heads.handle(proposed, now), now)
+            case HeadsFailed(was_step):
+                self._have_failed = True
+                self._is_busy = self._is_busy and not was_step
+                return ()
             case target.Computed():
                 self._is_busy = False
                 return self._of_target(self._targets.handle(event, now), now)
@@ -134,7 +150,7 @@ class Home:
                     self._told.discard(message.session)
                     self._drafted_at.pop(message.session, None)
                 said = self._of_target(self._targets.handle(event, now), now)
-                return (*said, *self._of_heads(self._heads.handle(event, now), now))
+                return (*said, *self._tell_heads(event, now))
         return self._of_target(self._targets.handle(event, now), now)
 
     # -- texts ------------------------------------------------------------------------------------
@@ -160,6 +176,8 @@ class Home:
         A drafter that reads other features than they do has those to itself.
         """
         policy, is_coupled = message.policy, message.rule is Rule.COUPLED
+        if self._have_failed:
+            return False
         if not policy.num_speculative_tokens or message.layers not in ((), self._layers):
             return False
         return is_coupled or not (policy.has_drafter or message.lookup is not None)
@@ -177,7 +195,13 @@ class Home:
             lookup=None,
             layers=(),
         )
-        return self._of_heads(self._heads.handle(Arrived(told), now), now)
+        return self._tell_heads(Arrived(told), now)
+
+    def _tell_heads(self, event: Arrived | Tick, now: float) -> Sequence[Action]:
+        """What the heads answer."""
+        if self._have_failed:
+            return ()
+        return self._of_heads(self._heads.handle(event, now), now)
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -185,13 +209,15 @@ class Home:
         """The heads draft, if that is worth it; else the target goes on."""
         said: Sequence[Action] = ()
         if self._is_heads_turn:
-            said = self._of_heads(self._heads.handle(Tick(), now), now)
+            said = self._tell_heads(Tick(), now)
             if self._is_busy:
                 return said
         return (*said, *self._of_target(self._targets.handle(Tick(), now), now))
 
     @property
     def _is_heads_turn(self) -> bool:
+        if self._have_failed:
+            return False
         return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
 
     def _is_worth_drafting(self, text: Drafting) -> bool:
@@ -234,7 +260,7 @@ class Home:
                     session = message.session
                     if isinstance(message, Verdict) or session in self._told:
                         done.append(action)
-                    done += self._of_heads(self._heads.handle(Arrived(message), now), now)
+                    done += self._tell_heads(Arrived(message), now)
                     continue
                 case target.Compute():
                     self._is_busy = True
@@ -260,6 +286,8 @@ class Home:
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         self._targets.check()
+        if self._have_failed:
+            return
         self._heads.check()
         for session, text in self._heads.texts.items():
             if session in self.texts and not self.texts[session].finished:

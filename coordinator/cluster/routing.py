@@ -67,6 +67,7 @@ from proto.messages import (
     Verdict,
     Welcome,
 )
+from proto.node_config import READY_BUT
 
 
 class Router:
@@ -189,6 +190,8 @@ class Router:
 
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
         has_worked = beat.progress != node.progress
+        if beat.state != node.state and beat.state.startswith(READY_BUT):
+            self._do(Warn(f"the {node.role}: {beat.state.removeprefix(READY_BUT)}"))
         if self.registry.beaten(node, beat, now):
             words = node.round_trips.words
             self._do(Warn(f"a message to the {node.role} and back takes longer: {words}"))

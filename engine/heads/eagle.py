@@ -298,9 +298,13 @@ class EagleExecutor:
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
             seconds[num_rows] = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+        self.forget()
+        return seconds
+
+    def forget(self) -> None:
+        """From now on no slot holds anything; only between sessions."""
         self._slots = Slots(self.lanes)
         self._hidden.fill_(self._lowest)
-        return seconds
 
     def _seconds_of(self, feed: Feed) -> float:
         """What a pass takes until one of its numbers is on the host."""

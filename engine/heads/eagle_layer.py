@@ -217,7 +217,7 @@ class _Reader:
         if count == vocab_size and "d2t" not in self._tensors:
             return None
         own = torch.arange(count)
-        found = own + self._tensors.take("d2t", count).long()
+        found = own + self._tensors.take_whole("d2t", count)
         if int(found.min()) < 0 or int(found.max()) >= vocab_size:
             raise ModelError(
                 f"{self._tensors.path}: d2t leads to the tokens {int(found.min())} to "

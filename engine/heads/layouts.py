@@ -19,13 +19,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.errors import ModelError
 from engine.features import LAST
+from engine.heads.stated import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
 from engine.heads.target import Target
 from engine.model import max_model_len
 from engine.model_files import Object, one_line, shown
 from proto.heads import HeadKind
 
-# What a configuration of the llama family means that does not say.
-_EPSILON, _POSITIONS = 1e-6, 2048
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 _NUM_FEATURES = 3  # of EAGLE-3, where config.json does not say which
 
@@ -81,23 +80,16 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
     Raises:
         ModelError: it lacks a number, or is of another target's head, or of one of another form.
     """
-    part = stated.get("transformer_layer_config", stated)
-    if not isinstance(part, dict):
-        raise ModelError(f"{path}: transformer_layer_config must be an object; get it again")
-    _refuse_other_forms(path, part)
+    part = layer_config(path, stated)
     _refuse_other_targets(path, stated, part, kind, target)
-    width, num_heads = _count(path, part, "hidden_size"), _count(path, part, "num_attention_heads")
-    num_kv_heads = _count(path, part, "num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{path}: num_key_value_heads, {num_kv_heads}, does not divide num_attention_heads, "
-            f"{num_heads}; one of them is wrong"
-        )
-    dim = _count(path, part, "head_dim", width // num_heads or 1)
+    refuse_odd_config(path, stated, kind)
+    width, num_heads = count(path, part, "hidden_size"), count(path, part, "num_attention_heads")
+    num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
+    dim = count(path, part, "head_dim", width // num_heads or 1)
     rope = _rope(path, part, num_heads, dim)
     draft_vocab = target.vocab_size
     if kind is HeadKind.EAGLE3:
-        draft_vocab = _count(path, stated, "draft_vocab_size", draft_vocab)
+        draft_vocab = count(path, stated, "draft_vocab_size", draft_vocab)
     longest = max_model_len(str(path), rope)
     is_bounded = rope.rope_parameters["rope_type"] in ("longrope", "dynamic")
     return EagleConfig(
@@ -106,8 +98,8 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         dim=dim,
-        intermediate=_count(path, part, "intermediate_size"),
-        epsilon=float(part.get("rms_norm_eps") or _EPSILON),
+        intermediate=count(path, part, "intermediate_size"),
+        epsilon=float(part.get("rms_norm_eps") or EPSILON),
         layers=(LAST,) if kind is HeadKind.EAGLE else _layers(path, stated, target),
         draft_vocab=draft_vocab,
         residual_is_normed=_residual_is_normed(path, stated, kind),
@@ -124,20 +116,6 @@ def rotations(rope: Any, num_positions: int, dtype: torch.dtype) -> torch.Tensor
     cos, sin = made(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
     first, second = sin[0].chunk(2, dim=-1)
     return torch.stack((cos[0], torch.cat((-first, second), dim=-1)))[:, :, None]
-
-
-def _refuse_other_forms(path: Path, part: Object) -> None:
-    num_layers = _count(path, part, "num_hidden_layers", 1)
-    if num_layers != 1:
-        raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
-    if part.get("hidden_act", "silu") != "silu":
-        raise ModelError(
-            f"{path}: hidden_act is {shown(part['hidden_act'])}; only heads with silu are covered"
-        )
-    scaling = part.get("rope_parameters") or part.get("rope_scaling") or {}
-    for stated in (part, scaling):
-        if isinstance(stated, dict) and stated.get("partial_rotary_factor", 1) != 1:
-            raise ModelError(f"{path}: partial_rotary_factor is not covered; use another head")
 
 
 def _refuse_other_targets(
@@ -200,28 +178,19 @@ def _residual_is_normed(path: Path, stated: Object, kind: HeadKind) -> bool:
 def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
     """Return a configuration that transformers makes a rotary embedding of."""
     fields = {field: deepcopy(part[field]) for field in _ROPE if part.get(field) is not None}
-    longest = _count(path, part, "max_position_embeddings", _POSITIONS)
+    longest = count(path, part, "max_position_embeddings", POSITIONS)
     try:
-        return LlamaConfig(
+        made = LlamaConfig(
             hidden_size=num_heads * dim,
             num_attention_heads=num_heads,
             head_dim=dim,
             max_position_embeddings=longest,
             **fields,
         )
+        if rotations(made, 2, torch.float32).isfinite().all():
+            return made
     except Exception as error:  # it computes with what it finds, so anything may come of it
         raise ModelError(
             f"{path}: its rotary embedding cannot be used: {one_line(error)}"
         ) from error
-
-
-def _count(path: Path, part: Object, field: str, default: int | None = None) -> int:
-    """Return a number from 1 on that config.json states."""
-    found = part.get(field)
-    if found is None:
-        found = default
-    if type(found) is not int or not 1 <= found < 1 << 31:
-        raise ModelError(
-            f"{path}: {field} is {shown(part.get(field))}; it must be a whole number from 1 on"
-        )
-    return found
+    raise ModelError(f"{path}: its rotary embedding cannot be used: it is not finite; correct it")

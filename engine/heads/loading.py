@@ -18,12 +18,14 @@ from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor
+from engine.heads.selfcheck import check_outputs
+from engine.heads.stated import medusa_counts
 from engine.heads.target import Target
 from engine.heads.tensors import HeadTensors
 from engine.loading import Engine
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.model import DTYPES, LoadedModel, refuse_unknown_dtype
-from engine.model_files import Object, read_config, shown
+from engine.model_files import read_config
 from engine.slots import NUM_TREE_SLOTS
 from engine.tokenizer import fingerprint
 from proto.heads import HeadKind, head_kind, head_kind_of_tensors
@@ -72,10 +74,7 @@ def load_head(
     longest = of.max_model_len
     module: Medusa | EagleHead
     if kind is HeadKind.MEDUSA:
-        num_heads, num_layers = (
-            _count_of_medusa(name, stated, field, least)
-            for field, least in (("medusa_num_heads", 1), ("medusa_num_layers", 0))
-        )
+        num_heads, num_layers = medusa_counts(path, stated)
         module = read_medusa(num_heads, num_layers, tensors, of, chosen, where)
     else:
         config = read_eagle_config(path, stated, kind, of)
@@ -150,6 +149,7 @@ def load_head_engine(
     num_lanes = num_lanes_that_fit(like_a_model, max_len, num_lanes, each)
     make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
     executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
+    check_outputs(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
     return Engine(
@@ -170,13 +170,3 @@ def _choose_dtype(dtype: str, tensors: HeadTensors, device: torch.device) -> tor
     own = tensors.dtype
     is_usable = own in DTYPES.values() and (device.type != "cpu" or cpu_is_fast_in(own))
     return own if is_usable else torch.float32
-
-
-def _count_of_medusa(name: str, stated: Object, field: str, least: int) -> int:
-    found = stated.get(field, 1)
-    if type(found) is not int or not least <= found <= 1024:
-        raise ModelError(
-            f"{name}: {field} is {shown(found)} in config.json; it must be a whole number from "
-            f"{least} on"
-        )
-    return found

@@ -107,8 +107,12 @@ class MedusaExecutor:
             started = time.perf_counter()
             self.run(feed, (0,))[0, 0].item()
             seconds.append(time.perf_counter() - started)
-        self._said.clear()
+        self.forget()
         return dict.fromkeys(row_counts, min(seconds))
+
+    def forget(self) -> None:
+        """Nothing has been said; only between sessions."""
+        self._said.clear()
 
     def free(self) -> None:
         """Forget what was said."""

@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +20,9 @@ from engine.shards import weight_files
 
 # In this order: what is safe to read first. No other name is looked for.
 _MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+# Number types that are read; of all others (FP8, integers) a head would need more than a tensor.
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
 _WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
 
@@ -55,15 +59,38 @@ class HeadTensors:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the first tensor of floating point."""
-        types = (t.dtype for t in self._tensors.values() if t.is_floating_point())
+        types = (t.dtype for t in self._tensors.values() if t.dtype in _PLAIN)
         return next(types, torch.float32)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor of this shape.
 
         Raises:
-            ModelError: it is missing, or has another shape, or holds NaN or infinity.
+            ModelError: it is missing, or has another shape or type, or holds NaN or infinity.
         """
+        tensor = self._taken_as(name, shape)
+        if tensor.dtype not in _PLAIN:
+            self._refuse_type(name, tensor, "float32, bfloat16 or float16")
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"{self.path}: {name} holds NaN or infinity; get it again")
+        return tensor
+
+    def take_whole(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of whole numbers as int64. Raises as `take`."""
+        tensor = self._taken_as(name, shape)
+        if tensor.dtype not in _WHOLE_NUMBERS:
+            self._refuse_type(name, tensor, "whole numbers (int64, int32 or int16)")
+        return tensor.long()
+
+    def _refuse_type(self, name: str, tensor: torch.Tensor, wanted: str) -> NoReturn:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{self.path}: {name} holds numbers of type {kind}, and they must be {wanted}; get the "
+            "checkpoint again, or one with plain weights"
+        )
+
+    def _taken_as(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a tensor of this shape. Raises ModelError."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelError(
@@ -75,8 +102,6 @@ class HeadTensors:
                 f"{self.path}: {name} is {list(tensor.shape)}, but by config.json and for the "
                 f"target {self._target} it must be {list(shape)}; use a head made for this target"
             )
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError(f"{self.path}: {name} holds NaN or infinity; get it again")
         self._taken.add(name)
         return tensor
 

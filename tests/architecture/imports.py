@@ -23,8 +23,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Experiments with engines and without nodes, and a command that makes models.
 MAY_ALSO_IMPORT = {
     # What a head is called, which the coordinator knows too.
-    **{f"engine/heads/{n}.py": {"proto"} for n in ("eagle_layer", "layouts", "loaded", "loading")},
+    **{
+        f"engine/heads/{name}.py": {"proto"}
+        for name in ("eagle_layer", "layouts", "loaded", "loading", "stated")
+    },
     # What a folder must be, as far as it is looked at without torch.
+    "coordinator/api/models/architectures.py": {"engine"},
     "coordinator/api/models/folders.py": {"engine"},
     # Heads at home are a drafter in the target's process.
     "target_node/home.py": {"drafter_node"},

@@ -62,7 +62,7 @@ def test_what_a_model_says_of_itself(architecture: str, load: Load) -> None:
         ("mamba", "mamba has recurrent layers, whose state cannot be rolled back"),
         ("bloom", "bloom has ALiBi position biases"),
         ("falcon_alibi", "falcon has ALiBi position biases"),
-        ("gpt_neo_global", "gpt_neo gives other logits under a tree mask than in a plain forward"),
+        ("gpt_neo_global", "gpt_neo has an attention mask of its own, which would hide the tree's"),
         ("t5", "t5 is an encoder-decoder model; use a decoder-only one"),
     ],
 )

@@ -318,3 +318,45 @@ def test_a_size_that_shows_only_when_experts_are_put_together_is_named(
     model = copied(folder("qwen3_moe"), tmp_path / "model")
     state(model, moe_intermediate_size=32)
     assert refusal(model).startswith("config.json: by its sizes model.layers.0.mlp.experts.")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "bool", "complex64", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"]
+)
+def test_a_norm_or_matrix_of_a_type_that_nothing_expects_is_refused(
+    model: Path, name: str, kind: str
+) -> None:
+    path = model / "model.safetensors"
+    change_tensors(model, lambda t: t.update({name: t[name].to(getattr(torch, kind))}))
+    with pytest.raises(ModelError) as caught:
+        load_model(str(model))
+    assert str(caught.value).startswith(f"{path}: {name} holds numbers of type ")
+    assert str(caught.value).endswith(
+        "and they must be float32, bfloat16 or float16; get the checkpoint again, or one with "
+        "plain weights"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("head_dim", 17, "head_dim is 17; it must be even"),
+        ("rms_norm_eps", -1e-6, "rms_norm_eps is -1e-06; it must be a number from 0 to 0.1"),
+        ("rms_norm_eps", "x", 'rms_norm_eps is "x"; it must be a number from 0 to 0.1'),
+        ("rope_theta", 0, "rope_theta is 0; it must be a number from 1 to 1e+12"),
+        ("rope_parameters", {"rope_theta": "x"}, 'rope_theta is "x"; it must be a number'),
+        (
+            "tie_word_embeddings",
+            3,
+            "it cannot be used: Field 'tie_word_embeddings' expected bool, got int (value: 3)",
+        ),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_its_name(
+    model: Path, field: str, value: object, line: str
+) -> None:
+    state(model, **{field: value})
+    with pytest.raises(ModelError) as caught:
+        load_model(str(model))
+    assert str(caught.value).startswith(f"{model / 'config.json'}: {line}")

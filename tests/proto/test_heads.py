@@ -48,6 +48,10 @@ def test_a_configuration_tells_which_head_it_is_of(
         (["fc.weight", "layers.0.hidden_norm.weight", *LAYER], HeadKind.EAGLE3),
         (["fc.weight", "d2t", *LAYER], HeadKind.EAGLE3),
         (["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"], None),
+        # A head without its first matrix, and a Llama of one layer that is tied.
+        (["layers.0.self_attn.q_proj.weight", "embed_tokens.weight"], HeadKind.EAGLE),
+        (["midlayer.hidden_norm.weight"], HeadKind.EAGLE3),
+        (["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], None),
         ([], None),
     ],
 )

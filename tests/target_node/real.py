@@ -21,7 +21,8 @@ from target_node.worker import Worker
 def heart() -> Any:
     """Of a node that nobody watches."""
     watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
-    return SimpleNamespace(watch=watch, progress=0, num_uncaptured=0)
+    trouble = list[str]().append
+    return SimpleNamespace(watch=watch, progress=0, num_uncaptured=0, trouble=trouble)
 
 
 class RealTarget:

@@ -30,7 +30,7 @@ from rehearsal.cache import HeadCache, VirtualCache
 from rehearsal.node import with_features
 from target_node import events as target
 from target_node import scheduling as verifying
-from target_node.home import ForHeads, HeadsDone, Home
+from target_node.home import ForHeads, HeadsDone, HeadsFailed, Home
 from target_node.known import Known
 from tests.simulation.models import Deterministic
 from tests.simulation.toys import ToyModel
@@ -53,6 +53,7 @@ class Node:
     now: float = 0.0
     said: list[Any] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
+    fails_at: int | None = None  # the step of the heads that fails, from 0 on
     wiped: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,6 +107,9 @@ class Node:
             case ForHeads(drafter.Compute(ticket, parts)):
                 self.turns.append("heads")
                 self.now += self.step_s
+                if self.turns.count("heads") - 1 == self.fails_at:
+                    self.handle(HeadsFailed(was_step=True))
+                    return True
                 children = []
                 for part in parts:
                     seen = self.heads[part.feed.lane].run(part.feed)
@@ -261,6 +265,37 @@ def test_several_texts_and_the_same_one_opened_anew() -> None:
     node.run()
     assert node.text(3) == truth()
     assert sum(verdict.num_accepted for verdict in node.verdicts(3)) > 5
+
+
+@pytest.mark.parametrize("name", ["auto", "sync", "pipelined", "tree"])
+@pytest.mark.parametrize("fails_at", [0, 1, 7])
+def test_heads_that_fail_draft_no_more_and_the_texts_go_on(name: Any, fails_at: int) -> None:
+    policy = without_drafter(POLICIES[name].make())
+    node = Node(fails_at=fails_at)
+    for session in (1, 2):
+        node.handle(Arrived(opening(session, policy=policy, layers=(-1,) if session == 2 else ())))
+    node.run()
+    assert node.text(1) == node.text(2) == truth()
+    assert node.turns.count("heads") == fails_at + 1, "they are asked again"
+    told = {one.session for one in node.said if isinstance(one, Features)}
+    assert told == {2}, "features are for whoever else asked for them"
+    node.handle(Arrived(Close(1, "")))
+    node.handle(Arrived(opening(3, policy=policy)))
+    node.run()
+    assert node.text(3) == truth()
+    assert node.turns.count("heads") == fails_at + 1
+    assert not node.home.texts[3].opened.layers, "its features are computed for nobody"
+
+
+def test_a_move_of_heads_that_fails_does_not_let_a_pass_begin_twice() -> None:
+    node = Node()
+    node.handle(Arrived(opening()))
+    while not node.turns.count("heads"):
+        node.handle(Tick())
+    started = node.home.handle(Tick(), node.now)
+    assert any(isinstance(one, ForHeads | target.Compute) for one in started)
+    assert node.home.handle(HeadsFailed(was_step=False), node.now) == ()
+    assert node.home.handle(Tick(), node.now) == (), "what was begun has not come back"
 
 
 @pytest.mark.parametrize("name", ["auto", "sync", "tree"])

@@ -16,16 +16,6 @@ from proto.errors import ModelError, did_you_mean, shown
 Config = Mapping[str, Any]
 
 _CONFIGS, _CAUSAL = "CONFIG_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-# Every model of these has layers with a state that cannot be rolled back.
-_RECURRENT = {
-    *("bamba", "bailing_hybrid", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"),
-    *("kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next"),
-    *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
-}
-# Whose `sliding_window` is that of every layer, where it is a number.
-_WINDOWED = {"mistral", "mixtral", "phi3", "starcoder2"}
-_PLAIN = {"full_attention"}
-USE_ANOTHER = "use a model with plain full attention"
 
 
 def refuse(name: str, path: Path, stated: Config) -> None:
@@ -41,39 +31,21 @@ def refuse(name: str, path: Path, stated: Config) -> None:
             f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it the "
             "folder of a model for transformers?"
         )
+    from engine import families  # which is loaded with the first folder that is looked at
+
     known, causal = _known()
     if known and kind not in known:
         raise ModelError(
             f"{path}: model_type is {kind!r}, which transformers does not know here; use a model "
             f"that needs no code of its own{did_you_mean(kind, known)}"
         )
-    if stated.get("is_encoder_decoder") is True:
+    if families.has_encoder(kind, stated):
         raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
     if causal and known[kind] not in {known.get(one) for one in causal}:
         raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
-    if why := _why_not_rolled_back(kind, stated):
-        raise ModelError(f"{name}: {kind} has {why}; {USE_ANOTHER}")
-
-
-def _why_not_rolled_back(kind: str, stated: Config) -> str | None:
-    if kind == "bloom" or any(part.get("alibi") is True for part in _parts(stated, "attn_config")):
-        return "ALiBi position biases, which go by the slot of a token and not by its position"
-    if kind in _RECURRENT:
-        return "recurrent layers, whose state cannot be rolled back"
-    window = stated.get("sliding_window")
-    types = next(
-        (part["layer_types"] for part in _parts(stated, "text_config") if "layer_types" in part), ()
-    )
-    of_all = kind in _WINDOWED and type(window) is int and not types
-    if of_all or (isinstance(types, list) and "sliding_attention" in types):
-        return f"sliding-window attention ({window} tokens), which a rolled-back tree would break"
-    return None
-
-
-def _parts(stated: Config, inner: str) -> Iterator[Config]:
-    yield stated
-    if isinstance(stated.get(inner), dict):
-        yield stated[inner]
+    inner = stated.get("text_config")
+    if why := families.why_not(kind, inner if isinstance(inner, dict) else stated):
+        raise ModelError(f"{name}: {kind} has {why}; {families.USE_ANOTHER}")
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.api.models import architectures
 from coordinator.api.models.fetching import Download, Say
 from proto.errors import ModelError, did_you_mean
+from proto.heads import HeadKind
 
 TOKENIZER = "tokenizer.json"
 # Without the weights: those are large, and fetched when all else is known to fit.
@@ -72,6 +73,7 @@ class Checkpoint:
         """Raises ModelError if a file of weights is missing or torn, or there are too few."""
         from engine import shards
         from engine.checkpoint import refuse_no_safetensors
+        from engine.quantised.formats import read_format
 
         with _as_ours():
             if self.is_head:
@@ -79,6 +81,8 @@ class Checkpoint:
                 return
             refuse_no_safetensors(self.name, self.folder)
             shapes = shards.read_shapes(self.folder)
+            form = read_format(self.config, dict(self.stated))
+            shards.refuse_odd_weights(self.folder, is_packed=form is not None)
             shards.check_layers(self.config, dict(self.stated), shapes)
 
     def _check_head_files(self) -> None:
@@ -88,16 +92,29 @@ class Checkpoint:
                 f"{self.folder}: no weights of a head; name them {names}, of Medusa "
                 f"{ANY_HEAD_FILES[0]} or {ANY_HEAD_FILES[1]}"
             )
-        self.head_shapes()
+        from engine import shards
+
+        for path in self._head_files():
+            shards.refuse_odd_types(path, whole=("d2t",))
+
+    def check_head_config(self, kind: HeadKind) -> None:
+        """Raises ModelError if its config.json lacks what a head of this kind needs."""
+        from engine.heads.stated import refuse_odd_config
+
+        with _as_ours():
+            refuse_odd_config(self.config, dict(self.stated), kind)
+
+    def _head_files(self) -> list[Path]:
+        """The file of a head that can be read here; of a head on the hub it may be missing yet."""
+        return [self.folder / n for n in HEAD_FILES if (self.folder / n).is_file()][:1]
 
     def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of a head's tensors, where they stand in a file that can be read here."""
         from engine import shards
 
         with _as_ours():
-            for name in HEAD_FILES:
-                if (self.folder / name).is_file():
-                    return shards.shapes_in(self.folder / name)
+            for path in self._head_files():
+                return shards.shapes_in(path)
         return {}
 
 

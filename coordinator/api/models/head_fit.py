@@ -11,6 +11,8 @@ from proto.heads import HeadKind, feature_layers
 FIX = "use a head made for this target"
 _SQUARE = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")  # [hidden_size, hidden_size]
 
+_FIRST = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
+
 
 def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> None:
     """Raises ModelError if it is none, or of a target of other sizes, as far as that is stated.
@@ -26,12 +28,19 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
         _check_medusa(head, target)
     else:
         _check_eagle(head, kind, target)
+    head.check_head_config(kind)
+    shapes = head.head_shapes()
+    if kind is not HeadKind.MEDUSA and shapes and not any(map(_FIRST.fullmatch, shapes)):
+        raise ModelError(
+            f"{head.folder}: it lacks the tensor fc.weight, the first matrix of an EAGLE head; it "
+            "is incomplete, or no head: get it again"
+        )
 
 
 def _check_medusa(head: Checkpoint, target: Checkpoint) -> None:
     size = target.number("hidden_size")
     for name, shape in head.head_shapes().items():
-        if size is not None and _SQUARE.fullmatch(name) and shape[0] != size:
+        if size is not None and _SQUARE.fullmatch(name) and shape != (size, size):
             raise ModelError(
                 f"{head.folder}: {name} is {list(shape)}, and the hidden size of {target.name} is "
                 f"{size}; {FIX}"

@@ -240,3 +240,18 @@ def test_a_drafter_for_which_there_is_no_number_is_turned_away() -> None:
         Send(b"one-more", encode(Fault(0, 0, FaultCode.REFUSED, line))),
         Warn(f"{line}; going on without it"),
     ]
+
+
+@pytest.mark.parametrize(("node", "name"), [(TARGET, "target"), (FIRST, "drafter")])
+def test_what_a_node_that_is_ready_has_lost_is_said_once(node: bytes, name: str) -> None:
+    router = router_of(FIRST)
+    states = ("loading weights", "ready", *["ready, but its heads have failed: no memory"] * 3)
+    said = [
+        action
+        for number, state in enumerate(states)
+        for action in router.handle(Arrived(node, Heartbeat((), number, state)), 0.1 * number)
+        if isinstance(action, Warn)
+    ]
+    assert said == [Warn(f"the {name}: its heads have failed: no memory")]
+    again = router.handle(Arrived(node, Heartbeat((), 9, "ready, but it is slow")), 1.0)
+    assert Warn(f"the {name}: it is slow") in again

@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.heads.loading import LoadedHead, load_head, load_head_engine
+from engine.shards import refuse_odd_types
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, LAYOUTS, VOCAB, checkpoint, medusa
 from tests.tiny_models import make_model
 
@@ -148,6 +149,22 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
         ("eagle", {"hidden_act": "gelu"}, 'hidden_act is "gelu"; only heads with silu'),
         ("eagle", {"intermediate_size": None}, "intermediate_size is null; it must be"),
         ("eagle", {"head_dim": -3}, "head_dim is -3; it must be"),
+        ("eagle", {"head_dim": 17}, "head_dim is 17; it must be even"),
+        ("eagle", {"rope_theta": 0}, "rope_theta is 0; it must be a number from 1 to 1e+12"),
+        ("eagle", {"rope_theta": -5.0}, "rope_theta is -5.0; it must be a number from 1 to"),
+        ("eagle", {"rope_theta": "x"}, 'rope_theta is "x"; it must be a number from 1 to'),
+        ("eagle", {"rope_scaling": {"rope_type": "x"}}, "its rotary embedding cannot be used"),
+        (
+            "eagle",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": []}},
+            "rope_theta is []; it must be a number from 1 to 1e+12",
+        ),
+        ("eagle3", {"rms_norm_eps": "x"}, 'rms_norm_eps is "x"; it must be a number from '),
+        ("eagle3", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number from 1e-12 to 0.1"),
+        ("eagle3", {"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; it must be a number"),
+        ("eagle3", {"rms_norm_eps": 1e39}, "rms_norm_eps is 1e+39; it must be a number from"),
+        ("eagle3", {"norm_before_residual": "no"}, 'norm_before_residual is "no"; it must be'),
+        ("medusa", {"medusa_num_heads": 5000}, "medusa_num_heads is 5000; it must be a whole"),
         ("eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is not covered"),
         ("eagle", {"rope_scaling": {"rope_type": "yarn"}}, "its rotary embedding cannot be used"),
         ("eagle", {"rope_scaling": "x"}, "its rotary embedding cannot be used"),
@@ -172,6 +189,74 @@ def test_a_configuration_that_is_not_covered_is_refused(
     got = refusal(folder, target)
     if line is not None:
         assert got.startswith(f"config.json: {line}")
+
+
+ODD_TYPES = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    "int64": torch.int64,
+    "bool": torch.bool,
+    "complex64": torch.complex64,
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TYPES)
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("medusa", "0.0.linear.weight"),
+        ("medusa", "1.2.weight"),
+        ("eagle", "fc.weight"),
+        ("eagle", "layers.0.post_attention_layernorm.weight"),
+        ("eagle3", "midlayer.hidden_norm.weight"),
+        ("speculators eagle3", "input_norm.weight"),
+    ],
+)
+def test_a_tensor_of_a_type_that_nothing_expects_is_refused(
+    layout: str, name: str, kind: str, tmp_path: Path, target: Path
+) -> None:
+    saved = checkpoint(layout)
+    files = {**saved.files, name: saved.files[name].to(ODD_TYPES[kind])}
+    line = refusal(replace(saved, files=files).save(tmp_path), target)
+    assert line.startswith(f"{saved.file}: {name} holds numbers of type {kind}, and they must be")
+    with pytest.raises(ModelError, match="and they must be float32, bfloat16 or float16"):
+        refuse_odd_types(tmp_path / saved.file, whole=("d2t",))
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "bool", "complex64"])
+def test_a_vocabulary_map_of_anything_but_whole_numbers_is_refused(
+    kind: str, tmp_path: Path, target: Path
+) -> None:
+    saved = checkpoint("eagle3")
+    files = {**saved.files, "d2t": saved.files["d2t"].to(getattr(torch, kind))}
+    line = refusal(replace(saved, files=files).save(tmp_path), target)
+    assert line.startswith(f"model.safetensors: d2t holds numbers of type {kind}, and they must be")
+    with pytest.raises(ModelError, match=r"d2t holds numbers of type .* must be whole numbers"):
+        refuse_odd_types(tmp_path / saved.file, whole=("d2t",))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_that_does_not_compute_finite_numbers_is_refused(
+    layout: str, tmp_path: Path, target: Path
+) -> None:
+    saved = checkpoint(layout)
+    name = {"medusa": "0.0.linear.weight", "speculators eagle": "fusion_fc.weight"}
+    large = name.get(layout, "fc.weight")
+    files = {**saved.files, large: torch.full_like(saved.files[large], 3e38)}
+    folder = replace(saved, files=files).save(tmp_path)
+    with pytest.raises(ModelError, match="what the head computes is not finite"):
+        load_head_engine(
+            str(folder),
+            revision=None,
+            target=str(target),
+            target_revision=None,
+            dtype="float32",
+            device="cpu",
+            max_len=64,
+            warm_rows=(1,),
+            say=lambda state: None,
+        )
 
 
 def test_a_tensor_that_nobody_knows_is_refused(tmp_path: Path, target: Path) -> None:

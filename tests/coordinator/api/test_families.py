@@ -1,0 +1,138 @@
+"""Families that cannot work: the coordinator refuses just those that the engine refuses."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from coordinator.api.models import architectures
+from coordinator.api.models.nodes import node_configs
+from coordinator.api.models.preflight import Preflight
+from engine.errors import ModelError as EngineModelError
+from engine.model import refuse_unsupported
+from proto.errors import ModelError, SlipstreamError
+from tests.coordinator.api.test_heads import LLAMA
+
+# Their configuration of all defaults raises in transformers itself.
+WITHOUT_DEFAULTS = {"gemma4_assistant", "gemma4_unified_assistant"}
+WIDTH = re.compile(r" \(\d+ tokens\)")
+REFUSED = {
+    "llama4": "chunked attention",
+    "minimax": "recurrent layers",
+    "gpt_neo": "an attention mask of its own",
+    "gemma2": "sliding-window attention",
+    "mistral": "sliding-window attention (4096 tokens)",
+    "qwen3_5": "recurrent layers",
+    "deepseek_v32": "sparse attention",
+    "roberta": "positions that it counts itself",
+    "bert": "a view of the whole text at once",
+    "openai-gpt": "no cache of a key and a value per token",
+    "blt": "patches of bytes",
+    "mpt": "ALiBi position biases",
+}
+RUN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "phi3", "deepseek_v3", "glm4_moe")
+
+
+def causal_kinds() -> list[str]:
+    """Every model type that transformers has a causal language model for."""
+    return [kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in WITHOUT_DEFAULTS]
+
+
+@cache
+def configuration(kind: str) -> Any:
+    """As transformers has it where config.json names the model type alone."""
+    return CONFIG_MAPPING[kind]()
+
+
+def said_before(stated: dict[str, Any]) -> str:
+    """What the coordinator says of a config.json; empty: nothing."""
+    try:
+        architectures.refuse("M", Path("config.json"), stated)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def said_by_engine(config: Any) -> str:
+    """What the engine says of the same."""
+    try:
+        refuse_unsupported("M", config)
+    except EngineModelError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", causal_kinds())
+def test_what_the_engine_refuses_is_refused_before_a_process_is_started(kind: str) -> None:
+    config = configuration(kind)
+    assert type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    line = said_by_engine(config)
+    whole = json.loads(config.to_json_string(use_diff=False))
+    assert said_before(whole) == line
+    # How wide the window is where config.json does not state it, only transformers knows.
+    assert WIDTH.sub("", said_before({"model_type": kind})) == WIDTH.sub("", line)
+
+
+@pytest.mark.parametrize(("kind", "why"), REFUSED.items())
+def test_a_family_that_cannot_work_is_refused_with_what_it_has(kind: str, why: str) -> None:
+    assert said_before({"model_type": kind}).startswith(f"M: {kind} has {why}")
+
+
+@pytest.mark.parametrize("kind", RUN)
+def test_a_family_that_works_is_not_refused(kind: str) -> None:
+    assert said_before({"model_type": kind}) == said_by_engine(configuration(kind)) == ""
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_refused"),
+    [
+        ({"model_type": "mistral", "sliding_window": None}, False),
+        ({"model_type": "mixtral", "sliding_window": 512}, True),
+        ({"model_type": "qwen2", "sliding_window": 512}, False),
+        ({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 28}, False),
+        ({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 29}, True),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True, "sliding_window": 64}, True),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 26}, False),
+        ({"model_type": "llama4_text", "layer_types": ["full_attention"] * 48}, False),
+        ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, True),
+        ({"model_type": "llama", "layer_types": ["something"] * 32}, True),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, True),
+        ({"model_type": "falcon", "alibi": True}, True),
+        ({"model_type": "falcon", "alibi": False}, False),
+        ({"model_type": "bert", "is_decoder": True}, False),
+        ({"model_type": "bart"}, True),
+    ],
+)
+def test_both_say_the_same_of_what_config_json_states(
+    stated: dict[str, Any], *, is_refused: bool
+) -> None:
+    line = said_before(stated)
+    assert bool(line) == is_refused
+    fields = {field: value for field, value in stated.items() if field != "model_type"}
+    try:
+        config = CONFIG_MAPPING[stated["model_type"]](**fields)
+    except Exception:  # noqa: BLE001 (transformers has its own line for it)
+        assert is_refused
+        return
+    assert said_by_engine(config) == line
+
+
+def test_where_target_and_drafter_have_the_fault_the_line_names_the_target(tmp_path: Path) -> None:
+    from coordinator.api.config import PairConfig
+
+    for name in ("target", "drafter"):
+        (tmp_path / name).mkdir()
+        stated = {**LLAMA, "num_hidden_layers": 2, "model_type": "minimax"}
+        (tmp_path / name / "config.json").write_text(json.dumps(stated))
+    config = PairConfig(target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))
+    with pytest.raises(SlipstreamError) as caught:
+        Preflight(node_configs(config, endpoint="", outside="", secret="", drafts=True))
+    assert str(caught.value).startswith(f"{tmp_path / 'target'}: minimax has recurrent layers")

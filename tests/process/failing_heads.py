@@ -1,0 +1,64 @@
+"""A target whose heads fail after some steps, in the way that SLIPSTREAM_TEST_FAILURE names."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.forward import Output
+from engine.heads.eagle import EagleExecutor
+from engine.heads.medusa_executor import MedusaExecutor
+from node.process import run_node
+from target_node import heads
+from target_node.__main__ import work
+
+FAILING_STEP = 12  # by then some drafts have been accepted
+
+
+def memory(_: Output) -> Output:
+    """As torch says it."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def shapes(_: Output) -> Output:
+    """As a mistake in a checkpoint or in a kernel shows."""
+    raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x64 and 32x64)")
+
+
+def nan(made: Output) -> Output:
+    """Numbers that are none."""
+    return Output(torch.full_like(made.logits, torch.nan))
+
+
+WAYS: dict[str, Callable[[Output], Output]] = {one.__name__: one for one in (memory, shapes, nan)}
+
+
+def main() -> int:
+    """A node whose heads fail when they have drafted for a while."""
+    fail, begin = WAYS[os.environ["SLIPSTREAM_TEST_FAILURE"]], heads.WithHeads.__init__
+    steps = 0
+
+    def spoil(kind: Any) -> None:
+        forward = kind.forward
+
+        def failing(self: Any, *args: Any) -> Output:
+            nonlocal steps
+            steps += 1
+            made = forward(self, *args)
+            return fail(made) if steps > FAILING_STEP else made
+
+        kind.forward = failing
+
+    def begin_to_count(self: Any, *args: Any) -> None:
+        for kind in (EagleExecutor, MedusaExecutor):
+            spoil(kind)
+        begin(self, *args)
+
+    heads.WithHeads.__init__ = begin_to_count  # type: ignore[method-assign]
+    return run_node(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Heads in the target's process that fail cost speed, and none of the texts that are open."""
+
+import logging
+
+import pytest
+
+from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.launching import launcher
+from proto.messages import Role
+from tests.process.test_faults import wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+PROMPTS = [f"def read_{word}(path, encoding='utf-8'):\n" for word in "abcdefgh"]
+GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
+AR = SpeculationConfig(policy="ar")
+TREE = SpeculationConfig(policy="tree", adaptive=False)
+
+
+def written(pair: Pair, speculation: SpeculationConfig) -> list[list[int]]:
+    """All texts, open at once."""
+    opened = [pair.generate(pair.encode(prompt), speculation, GREEDY)[0] for prompt in PROMPTS]
+    return [[token for emit in stream for token in emit.tokens] for stream in opened]
+
+
+@pytest.mark.parametrize(
+    ("way", "head", "line"),
+    [
+        ("memory", "eagle", "the target: its heads have failed, and draft no more: CUDA out of"),
+        ("shapes", "medusa", "the target: its heads have failed, and draft no more: mat1 and mat2"),
+        ("nan", "eagle3", "the target: its head"),
+    ],
+)
+def test_heads_that_fail_are_said_once_and_the_texts_are_those_of_the_target_alone(
+    way: str,
+    head: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.failing_heads")
+    monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", way)
+    config = PairConfig(
+        drafter=str(MODELS / head),
+        drafter_home="target",
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=len(PROMPTS),
+    )
+    with Pair(config) as pair:
+        plain = written(pair, AR)
+        assert not caplog.messages
+        assert written(pair, TREE) == plain
+        assert wait_for(lambda: bool(caplog.messages), 10.0)
+        assert written(pair, TREE) == plain
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(said) == 1
+    assert said[0].startswith(line)

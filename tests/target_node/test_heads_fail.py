@@ -1,0 +1,83 @@
+"""What heads in the target's process raise costs drafts, and never the target."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from drafter_node import events as drafter
+from engine.errors import EngineError, OutOfMemory
+from engine.slots import Move
+from node.events import CopyPrefix, MoveRows
+from target_node import events as target
+from target_node.heads import WithHeads
+from target_node.home import ForHeads, HeadsDone, HeadsFailed
+
+STEP = ForHeads(drafter.Compute(1, ()))
+MOVE = ForHeads(MoveRows((Move((1,), (0,)),)))
+COPY = ForHeads(CopyPrefix(0, 1, 4))
+ERRORS = [
+    EngineError("the model's logits are not finite"),
+    OutOfMemory("no room"),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    IndexError("index out of range"),
+    MemoryError("cannot allocate"),
+]
+
+
+class Heads:
+    """An executor and a worker of heads that raise."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+        self.num_asked = 0
+
+    def compute(self, *_: Any) -> drafter.Proposed:
+        """Whatever it is that is asked for."""
+        self.num_asked += 1
+        if self.error is not None:
+            raise self.error
+        return drafter.Proposed(1, (), 1)
+
+    move = copy_prefix = compute
+
+
+def both(heads: Heads, said: list[str]) -> WithHeads:
+    """A target that answers, with these heads."""
+    made = WithHeads.__new__(WithHeads)
+    targets: Any = SimpleNamespace(compute=lambda action: target.Computed(action.ticket, (), 1))
+    made._targets, made._heads, made._executor = targets, cast(Any, heads), cast(Any, heads)
+    made._heart = cast(Any, SimpleNamespace(trouble=said.append))
+    made._have_failed = False
+    return made
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("wanted", [STEP, MOVE, COPY], ids=["step", "move", "copy"])
+def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
+    wanted: ForHeads, error: Exception
+) -> None:
+    heads, said = Heads(error), list[str]()
+    node = both(heads, said)
+    assert node.compute(wanted) == HeadsFailed(was_step=wanted is STEP)
+    assert node.compute(STEP) == HeadsFailed(was_step=True)
+    assert node.compute(COPY) == HeadsFailed(was_step=False)
+    assert said == [f"its heads have failed, and draft no more: {error}"]
+    assert heads.num_asked == 1
+    assert node.compute(target.Compute(3, ())) == target.Computed(3, (), 1)
+
+
+def test_heads_that_work_are_asked_again() -> None:
+    heads, said = Heads(None), list[str]()
+    node = both(heads, said)
+    assert node.compute(STEP) == HeadsDone(drafter.Proposed(1, (), 1))
+    assert node.compute(MOVE) == node.compute(COPY) == HeadsDone()
+    assert heads.num_asked == 3
+    assert said == []
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    with pytest.raises(AssertionError, match="two feeds of one lane"):
+        both(Heads(AssertionError("two feeds of one lane")), []).compute(STEP)
