@@ -106,6 +106,8 @@ class LLM:
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
 
         The first error ends all texts of this call and is raised: ConfigurationError, NodeError.
+        So does Ctrl-C (KeyboardInterrupt), at once, however many texts are open; the nodes stay
+        warm and the LLM can be asked again.
         """
         return self._answers(self._requests(prompts, sampling_params), use_tqdm)
 

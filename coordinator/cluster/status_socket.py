@@ -2,7 +2,7 @@
 
 It lies in the runtime folder, which no other user can enter, and answers nobody but this user
 (SO_PEERCRED). A request is one line, the answer is one object as JSON; both have a limit, and so
-has the time of each. Whatever else comes is answered with a reason, or not at all, and ends nothing.
+has the time of each. Whatever else comes is answered with a reason, or not at all; it ends nothing.
 """
 
 import contextlib

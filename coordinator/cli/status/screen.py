@@ -8,6 +8,8 @@ from typing import Any
 WIDTH = 80
 MAX_TEXTS = 8  # that are shown; --json has more
 
+NODE_COLUMNS = ("NODE", "STATE", "MODEL", "TYPE", "DEVICE", "TEXTS", "ROUND TRIP")
+
 Answer = Mapping[str, Any]
 
 
@@ -38,9 +40,7 @@ def heading(answer: Answer, now: float) -> list[str]:
 def _nodes(nodes: Sequence[Answer]) -> list[str]:
     if not nodes:
         return ["no node has been started"]
-    rows = [("NODE", "STATE", "MODEL", "TYPE", "DEVICE", "TEXTS", "ROUND TRIP")]
-    rows += [_row(node) for node in nodes]
-    lines = _table(rows)
+    lines = _table([NODE_COLUMNS, *map(_row, nodes)])
     shown = [lines[0]]
     for node, line in zip(nodes, lines[1:], strict=True):
         shown += [line, *_about(node)]

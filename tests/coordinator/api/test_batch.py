@@ -1,6 +1,8 @@
 """Several texts of one call: what is asked for when, what is read, and how all of it ends."""
 
 import asyncio
+import signal
+import threading
 from collections.abc import Generator
 
 import pytest
@@ -147,3 +149,19 @@ def test_a_task_reads_all_texts_and_one_that_is_cancelled_ends_its_own_alone() -
     made = asyncio.run(main())
     assert made == [(0, "1", False), (0, "", True), (0, "2", False), (0, "", True)]
     assert [script.is_cancelled for script in pair.asked] == [False, False, True, True]
+
+
+def test_ctrl_c_ends_all_texts_of_the_call_at_once_and_no_others() -> None:
+    pair = ScriptedPair(num_seqs=3)
+    other = started(pair, pair.request(9))
+    steps = started(pair, pair.request(1), pair.request(2))
+    pressing = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(steps)
+    signal.signal(signal.SIGINT, before)
+    assert [script.is_cancelled for script in pair.asked] == [False, True, True]
+    pair.asked[0].end()
+    assert len(list(other)) == 1
