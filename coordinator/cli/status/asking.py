@@ -57,6 +57,8 @@ def ask(folder: Path, limit_s: float = LIMIT_S) -> Found | None:
             pid, read = _exchange(folder, deadline)
         except TimeoutError:
             return Found(folder, pid or _listener(folder), trouble=_hung(limit_s))
+        except BlockingIOError:
+            read = b""  # so many ask that one more cannot even wait
         except OSError as error:
             if not has_owner(folder):
                 return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from textwrap import fill
+from textwrap import wrap
 from typing import Any
 
 WIDTH = 80
@@ -110,14 +110,8 @@ def _since_the_start(answer: Answer) -> list[str]:
     refusals = answer["refusals"]
     lines.append(f"refusals: {sum(refusals.values()) or 'none'}")
     for cause, number in sorted(refusals.items(), key=lambda item: -item[1]):
-        lines.append(
-            fill(
-                f"{number} x {cause}",
-                WIDTH,
-                initial_indent="  ",
-                subsequent_indent="    ",
-            )
-        )
+        words = f"{number} x {cause}"
+        lines += wrap(words, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
