@@ -76,7 +76,7 @@ def _about(node: Answer) -> list[str]:
         words.append(f"round trip at the start {first:.1f} ms")
     if node["bad_frames"]:
         words.append(f"{node['bad_frames']} frames could not be read")
-    return [_cut(f"  {'; '.join(words)}")] if words else []
+    return wrap("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _texts(answer: Answer) -> list[str]:
