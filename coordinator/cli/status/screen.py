@@ -1,4 +1,4 @@
-"""What `status` shows of a coordinator, in lines of at most 80 columns (pure)."""
+"""What `status` shows of a coordinator, in lines of at most 80 columns but for paths (pure)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -24,7 +24,7 @@ def lines_of(answer: Answer, log: Sequence[str], now: float) -> list[str]:
         *_since_the_start(answer),
         "",
         f"logs: {answer['logs']}",
-        *(f"  {_cut(line, WIDTH - 2)}" for line in log),
+        *(part for line in log for part in _wrapped(line)),
     ]
 
 
@@ -76,7 +76,7 @@ def _about(node: Answer) -> list[str]:
         words.append(f"round trip at the start {first:.1f} ms")
     if node["bad_frames"]:
         words.append(f"{node['bad_frames']} frames could not be read")
-    return wrap("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return _wrapped("; ".join(words))
 
 
 def _texts(answer: Answer) -> list[str]:
@@ -110,8 +110,7 @@ def _since_the_start(answer: Answer) -> list[str]:
     refusals = answer["refusals"]
     lines.append(f"refusals: {sum(refusals.values()) or 'none'}")
     for cause, number in sorted(refusals.items(), key=lambda item: -item[1]):
-        words = f"{number} x {cause}"
-        lines += wrap(words, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _wrapped(f"{number} x {cause}")
     return lines
 
 
@@ -134,6 +133,11 @@ def _duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line below another, as long as it is."""
+    return wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _cut(line: str, width: int = WIDTH) -> str:

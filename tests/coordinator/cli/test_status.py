@@ -16,7 +16,9 @@ from coordinator.cli.status.screen import WIDTH, lines_of
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher
 from coordinator.launching.logs import Logs
+from coordinator.launching.remote import RemoteNodes
 from proto.errors import NodeError
+from proto.messages import Role
 
 NODE = {
     "role": "target",
@@ -142,4 +144,16 @@ def test_a_service_whose_loop_hangs_is_said_to_hang(
         assert "its loop hangs" in capsys.readouterr().out
     finally:
         goes_on.set()
+        service.close()
+
+
+def test_a_coordinator_whose_nodes_are_started_by_hand_says_where_it_listens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service = Service(RemoteNodes("tcp://127.0.0.1:*", None, list(Role)))
+    service.start()
+    try:
+        status(os.getpid())
+        assert f"nodes: by hand, listens at {service.endpoint}" in capsys.readouterr().out
+    finally:
         service.close()
