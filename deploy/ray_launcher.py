@@ -33,6 +33,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coordinator.launching.launcher import ROOT, Obituary, Wanted
+from coordinator.launching.logs import Logs
 from coordinator.launching.runtime_folder import RuntimeFolder
 from deploy import supervisor
 from deploy.supervisor import Place, Supervisor, loopback_network
@@ -63,6 +64,8 @@ class RayLauncher:
     a host is not ready.
     """
 
+    way = "Ray"
+
     def __init__(self, wanted: Wanted) -> None:
         self.secret = secrets.token_hex(16)
         self.outside = ""
@@ -76,8 +79,10 @@ class RayLauncher:
         self._pids: dict[Role, int] = {}
         self._deaths: dict[Role, Future[Obituary]] = {}
         self._identities: dict[Role, str] = {}
-        self._folder = RuntimeFolder()
-        self.endpoint = f"ipc://{self._folder.path}/s"
+        self._runtime = RuntimeFolder()
+        self.folder = self._runtime.path
+        self.logs = Logs(self.folder)
+        self.endpoint = f"ipc://{self.folder}/s"
         _check_reachable(wanted.address)
         try:
             _connect(wanted.address)
@@ -85,7 +90,7 @@ class RayLauncher:
             self._group = _reserve(self._roles, self._bundles, is_packed=wanted.is_packed)
             self._places = self._arrive(self._roles)
         except BaseException:
-            self._folder.remove()
+            self._runtime.remove()
             _leave_in_time(list(self._actors.values()), None)
             raise
         if not all(map(self._is_near, self._roles)):
@@ -102,7 +107,7 @@ class RayLauncher:
                     raise NodeError(f"cannot start the {role}: all nodes are being ended")
                 actor = _supervisor(self._group, index, self._bundles[index])
                 self._actors[role] = actor
-            asked[role] = actor.arrive.remote(str(ROOT), str(self._folder.path))
+            asked[role] = actor.arrive.remote(str(ROOT), str(self.folder))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _is_near(self, role: Role) -> bool:
@@ -165,7 +170,8 @@ class RayLauncher:
             actors = [self._actors.pop(role) for role in list(self._actors)]
         self._deaths.clear()
         self._pids.clear()
-        self._folder.remove()
+        self._runtime.remove()
+        self.logs.close()
         _leave_in_time(actors, self._group)
 
 

@@ -50,6 +50,7 @@ from proto.node_config import (
 from proto.stopwatch import Recorder, Stopwatch
 
 logger = logging.getLogger(__name__)
+last_words = logging.getLogger("last_words")  # why this process ends
 
 MAX_CONFIG_CHARS = 1 << 16
 PARENT_CHECK_S = 0.5
@@ -214,23 +215,35 @@ def shake_hands(
     raise NoAnswerError(f"no welcome from the coordinator in {limit_s:.0f} s")
 
 
+def _stamp_logs() -> None:
+    """Every line begins with the time: it goes into a file that stays (`launching/logs.py`)."""
+    form = "%(asctime)s.%(msecs)03dZ %(name)s: %(message)s"
+    bare = form.replace("%(name)s: ", "")
+    for name, each in (("", form), (last_words.name, bare)):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(each, "%Y-%m-%dT%H:%M:%S"))
+        handler.formatter.converter = time.gmtime  # type: ignore[union-attr]
+        logging.getLogger(name).addHandler(handler)
+    last_words.propagate = False
+
+
 def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     """The main of a node process: returns its exit status; an error becomes a Fault and a line."""
     # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
+    _stamp_logs()
     try:
         check_spare()
         config = read_config()
         connection = connect(config)
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        last_words.error("error: %s", error)
         return EXIT_UNUSABLE
     try:
         work(config, connection, heart)
     except SlipstreamError as error:
-        print(f"{config.role}: {error}", file=sys.stderr)  # noqa: T201
+        last_words.error("%s: %s", config.role, error)
         return tell(connection, error)
     finally:
         heart.stop()

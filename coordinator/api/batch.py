@@ -30,6 +30,25 @@ class Batch:
         # One entry for each text that has not been asked for.
         self._waiting = deque(request for request in requests for _ in range(request.num_texts))
         self._open: dict[Stream, Request] = {}
+        self._winds_up = False
+
+    @property
+    def num_open(self) -> int:
+        """Texts that are being written."""
+        return len(self._open)
+
+    @property
+    def is_winding_up(self) -> bool:
+        """Whether no more texts are begun."""
+        return self._winds_up
+
+    def wind_up(self) -> None:
+        """Begin no more texts; also from the handler of a signal. What runs goes on to its end.
+
+        A request of which some texts were begun wants no others any more; of one of which none
+        was, `num_texts` is 0.
+        """
+        self._winds_up = True
 
     def steps(self) -> Generator[Step, None, None]:
         """What comes, waited for in this thread. The steps of several texts are mixed."""
@@ -68,6 +87,10 @@ class Batch:
 
     def _begin(self, reader: Reader) -> None:
         """Ask for as many texts as there is room for."""
+        if self._winds_up:
+            for request in self._waiting:
+                request.want_no_more()
+            self._waiting.clear()
         while self._waiting and len(self._open) < self._pair.num_seqs:
             request = self._waiting.popleft()
             self._open[request.start(reader)] = request

@@ -107,6 +107,8 @@ class LLM:
 
         A text that cannot be completed has the finish_reason "error", and says why (`error`). Any
         other error ends all texts of this call and is raised: ConfigurationError, NodeError.
+        So does Ctrl-C (KeyboardInterrupt), at once, however many texts are open; the nodes stay
+        warm and the LLM can be asked again.
         """
         return self._answers(self._requests(prompts, sampling_params), use_tqdm)
 

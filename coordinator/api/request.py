@@ -43,11 +43,16 @@ class Request:
         self._open: dict[Stream, Assembly] = {}  # the texts that are asked for and not complete
         self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
+        self._num_texts = params.n
 
     @property
     def num_texts(self) -> int:
         """How many continuations are wanted."""
-        return self._params.n
+        return self._num_texts
+
+    def want_no_more(self) -> None:
+        """Only those that have been begun are wanted."""
+        self._num_texts = len(self._open) + len(self._complete)
 
     @property
     def is_complete(self) -> bool:

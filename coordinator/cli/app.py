@@ -18,6 +18,7 @@ from coordinator.cli.keys import keys
 from coordinator.cli.mistakes import line_of
 from coordinator.cli.screens.help import Command as HelpfulCommand
 from coordinator.cli.screens.help import Program, examples
+from coordinator.cli.status.command import status
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
@@ -56,7 +57,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
         no_args_is_help=True,
     )
     app.callback()(root)
-    commands: list[Command] = [demo, generate, chat, verify_lossless, *measurements]
+    commands: list[Command] = [demo, generate, chat, status, verify_lossless, *measurements]
     for command in commands:
         name = command.__name__.replace("_", "-")
         app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)

@@ -26,6 +26,7 @@ from coordinator.cli.display import Progress, engines
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.screens.loading import models_of
 from coordinator.cli.turns import Turns
+from coordinator.cli.winding_up import WindingUp
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
@@ -206,12 +207,19 @@ class Run:
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
-        """Whether all went well. What fits is generated although other prompts do not fit."""
+        """Whether all went well. What fits is generated although other prompts do not fit.
+
+        Raises KeyboardInterrupt behind the texts that ran if Ctrl-C has left others out.
+        """
         prompts = [self._prompt(index, len(asked), one) for index, one in enumerate(asked)]
         requests = [prompt.request for prompt in prompts if prompt.request is not None]
-        with closing(Batch(self.pair, requests).steps()) as steps:
+        wanted = sum(request.num_texts for request in requests)
+        batch = Batch(self.pair, requests)
+        with WindingUp(batch), closing(batch.steps()) as steps:
             self._show(prompts, Turns(steps))
         self.writer.close()
+        if sum(request.num_texts for request in requests) < wanted:
+            raise KeyboardInterrupt
         return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
@@ -245,6 +253,8 @@ class Run:
                 raise type(error)(f"{blamed.place}: {error}") from error
 
     def _show_one(self, prompt: _Prompt, turns: Turns) -> None:
+        if prompt.request is not None and not prompt.request.num_texts:
+            return  # Ctrl-C came before it was begun
         self.writer.begin(prompt.place)
         if prompt.request is None:
             self.writer.failed(prompt.place, prompt.misfit)

@@ -15,8 +15,10 @@ class Turns:
 
     def of(self, request: Request) -> Iterator[Step]:
         """All steps of a request, one of its texts after another. Raises what ends the steps."""
-        for index in range(request.num_texts):
+        index = 0
+        while index < request.num_texts:  # it may become less
             yield from self._of_text(request, index)
+            index += 1
 
     def _of_text(self, request: Request, index: int) -> Iterator[Step]:
         held = self._held[request, index]

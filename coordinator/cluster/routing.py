@@ -142,6 +142,16 @@ class Router:
         return tuple(self._open)
 
     @property
+    def open_texts(self) -> tuple[OpenText, ...]:
+        """The same texts."""
+        return tuple(self._open.values())
+
+    @property
+    def num_queued(self) -> int:
+        """How many texts wait."""
+        return len(self._waiting)
+
+    @property
     def queued(self) -> tuple[int, ...]:
         """The texts that wait, oldest first."""
         return tuple(running.machine.session for running in self._waiting)

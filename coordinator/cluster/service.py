@@ -7,6 +7,7 @@ reads its `Stream` in a thread of their own. Every wait has a limit.
 
 import logging
 import os
+import queue
 import secrets
 import socket
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from coordinator.cluster.events import (
     UNREAD,
@@ -38,6 +40,9 @@ from coordinator.cluster.link import Links
 from coordinator.cluster.registry import Health, Registry
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
+from coordinator.cluster.snapshot import Snapshot, number_of, taken
+from coordinator.cluster.status_socket import StatusSocket
+from coordinator.cluster.tally import NO_KEY, Tally, ending_of
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.remote import RemoteNodes
 from coordinator.launching.restarts import Restarts
@@ -50,12 +55,14 @@ from proto.errors import ClosedError, NodeError, RemoteProtocolError, Slipstream
 from proto.links.transport import Listener
 from proto.messages import (
     MAX_SESSIONS,
+    PROTOCOL_VERSION,
     SESSION_KEY_BYTES,
     Fault,
     FaultCode,
     Heartbeat,
     Limits,
     Lookup,
+    Message,
     Policy,
     Role,
     Rule,
@@ -69,6 +76,7 @@ logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05
 ROUND_TRIP_LIMIT_S = 1.0
+SNAPSHOT_LIMIT_S = 2.0
 UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
 
@@ -128,6 +136,10 @@ class Service:
         self.registry.traced = traced
         self._num_dropped = 0  # frames that a queue refused
         self.num_bytes = 0  # of all frames that came or went but those of UNCOUNTED
+        self.tally = Tally()
+        self._asked: deque[queue.SimpleQueue[Snapshot]] = deque()  # who waits for a snapshot
+        self._since = time.time()
+        self._status = StatusSocket(launcher.folder, self.status)
         self._stopping = False
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -144,6 +156,8 @@ class Service:
     def start(self) -> None:
         """Begin to listen."""
         self._thread.start()
+        self._status.start()
+        self._note("the coordinator starts, process %d, nodes: %s", os.getpid(), self._launcher.way)
 
     def launch(self, config: NodeConfig) -> None:
         """Start a node and expect its Hello."""
@@ -189,6 +203,24 @@ class Service:
             if all(node.round_trips.now_s is not None for node in nodes):
                 break
             time.sleep(0.01)
+
+    def status(self) -> dict[str, Any]:
+        """How everything is, as JSON. If the loop does not say it in time, that is told."""
+        about = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": round(self._since, 3),
+            "protocol": PROTOCOL_VERSION,
+            "nodes_started": self._launcher.way,
+            "listens": self.outside or (self.endpoint if self._launcher.way == "by hand" else ""),
+            "logs": str(self._launcher.logs.folder),
+        }
+        mine: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
+        self._asked.append(mine)
+        try:
+            return {**about, "hung": False, **mine.get(timeout=SNAPSHOT_LIMIT_S).as_json()}
+        except queue.Empty:
+            return {**about, "hung": not self._stopping and self._failure is None}
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
@@ -249,6 +281,10 @@ class Service:
 
     def close(self) -> None:
         """Stop the loop and end the nodes. May be called twice."""
+        if os.getpid() == self._owner:
+            self._status.close()
+        if not self._stopping:
+            self._note("the coordinator ends")
         self._stopping = True
         self._listener.wake()
         if self._thread.is_alive():
@@ -279,6 +315,7 @@ class Service:
                     self._on_timer(now)
         except SlipstreamError as error:
             self._failure = error
+            self._note("everything ends: %s", error)
         finally:
             if self._failure is None:
                 self._failure = ClosedError("the coordinator was closed")
@@ -326,20 +363,24 @@ class Service:
     def _count_refused(self) -> None:
         number = self._door.num_refused
         if number and not self.num_refused:
-            logger.warning(
-                "refused a connection to %s: it has no key that is known here", self.outside
-            )
+            self._warn(f"refused a connection to {self.outside}: it has no key that is known here")
+        if number > self.num_refused:
+            self.tally.refused(NO_KEY, number - self.num_refused)
         self.num_refused = number
 
     def _on_timer(self, now: float) -> None:
         self._count_refused()
+        while self._asked:
+            pids = self._launcher.pids()
+            self._asked.popleft().put(taken(self._router, self.tally, pids, now))
         for end in self._launcher.ended():
             is_unusable = end.status == EXIT_UNUSABLE
             self._handle(NodeEnded(end.identity.encode(), end.line, is_unusable), now)
         self._handle(Tick(), now)
         for restart in self._restarts.due(now):
             last = ", for the last time" if restart.is_last else ""
-            logger.warning("the %s is started again%s", restart.config.role, last)
+            self._warn(f"the {restart.config.role} is started again{last}")
+            self.tally.restarted(restart.config.role)
             self._expect(restart.config, now, is_again=True)
             # A cluster may take long, and the texts do not wait for it.
             starting = threading.Thread(
@@ -383,14 +424,31 @@ class Service:
                 with self._lock:
                     stream = self._streams.pop(session)
                 stream.put(last)
+                self.tally.ended(last)
+                self._note("text %d %s", number_of(session), ending_of(last))
             case Warn(line):
-                logger.warning(line)
+                self._warn(line)
             case Abort(error):
                 raise error
 
-    def _send(self, node: bytes, frame: bytes) -> None:
-        if kind_of(frame) not in UNCOUNTED:
+    def _warn(self, line: str) -> None:
+        """Tell people, now and later."""
+        logger.warning("%s", line)
+        self._note("%s", line)
+
+    def _note(self, form: str, *values: object) -> None:
+        self._launcher.logs.note(form % values)
+
+    def _count(self, kind: type[Message], frame: bytes) -> None:
+        if kind not in UNCOUNTED:
             self.num_bytes += len(frame)
+        if kind is Fault:
+            fault = decode(frame)
+            if isinstance(fault, Fault) and fault.code is FaultCode.REFUSED:
+                self.tally.refused(fault.detail)
+
+    def _send(self, node: bytes, frame: bytes) -> None:
+        self._count(kind_of(frame), frame)
         if self.tape is not None:
             self.tape.sends(node, frame)
         if not self._listener.send(node, frame):

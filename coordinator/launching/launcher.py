@@ -3,8 +3,7 @@
 Every node's standard input is a pipe that only this process writes to. When this process ends,
 however it ends, the pipe closes and the node goes. A forked child gives its copies of the pipes
 back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
-sees by its own parent that this process has gone. What a node prints is kept in a file beside the
-socket.
+sees by its own parent that this process has gone. What a node prints is kept (`logs.py`).
 """
 
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator.launching.devices import default_device, shares_gpu
+from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.descriptors import remedy
@@ -56,8 +56,14 @@ class NodeLauncher(Protocol):
     outside   and where for those of others; empty: nowhere
     keys      of those
     secret    by which a node shows that it was started for this coordinator
+    way       how the nodes are started, for people
+    folder    of this coordinator's sockets, which no other user can enter
+    logs      what stays of this run
     """
 
+    way: str
+    folder: Path
+    logs: Logs
     endpoint: str
     outside: str
     keys: CoordinatorKeys | None
@@ -122,6 +128,8 @@ class NodeProcess:
         """What the process has printed since the last call, in whole lines."""
         try:
             with self.log.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.num_read:
+                    self.num_read = 0  # it was shortened
                 file.seek(self.num_read)
                 new = file.read(MAX_NEW_BYTES)
         except OSError:
@@ -137,7 +145,7 @@ class NodeProcess:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1].strip()[:300] if lines else ""
+        return without_stamp(lines[-1]).strip()[:300] if lines else ""
 
 
 class Launcher:
@@ -145,6 +153,8 @@ class Launcher:
 
     is_alone  one node has it for itself
     """
+
+    way = "local"
 
     def __init__(self, *, is_alone: bool = False) -> None:
         self.outside = ""
@@ -159,6 +169,7 @@ class Launcher:
                 f"cannot make a runtime folder: {error}; free space or set TMPDIR"
             ) from error
         self.folder = self._runtime.path
+        self.logs = Logs(self.folder)
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
         self._mps: Mps | None = None
@@ -168,13 +179,12 @@ class Launcher:
 
     def start(self, config: NodeConfig) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
-        log = self.folder / f"{config.identity}.log"
         config = self._completed(config)
         try:
             with self._lock:
                 if self._is_closed:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")
-                node = self._started(config, log)
+                node = self._started(config)
         except OSError as error:
             what = remedy(error, "see that there is room for one more process")
             raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
@@ -185,10 +195,11 @@ class Launcher:
         except (OSError, ValueError):
             pass  # it has ended already, or is being ended; its obituary says why
 
-    def _started(self, config: NodeConfig, log: Path) -> NodeProcess:
+    def _started(self, config: NodeConfig) -> NodeProcess:
         if self._mps is None and not self._is_alone and shares_gpu(config.device):
             self._mps = Mps.start(self.folder)
-        with log.open("w") as output:
+        log = self.logs.of_node(config.identity)
+        with log.open("a") as output:  # to its end, also after it was shortened
             process = subprocess.Popen(
                 [sys.executable, "-m", MODULES[config.role]],
                 cwd=ROOT,
@@ -222,6 +233,7 @@ class Launcher:
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call."""
+        self.logs.trim()
         found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
@@ -252,9 +264,10 @@ class Launcher:
         if self._mps is not None:
             self._mps.stop()
         self._runtime.remove()
+        self.logs.close()
 
     def disown(self) -> None:
-        """In a forked child: the nodes and the folder are the parent's, whatever is called here."""
+        """In a forked child: the nodes are the parent's, whatever is called here."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for node in self._nodes:
             if node.process.stdin is not None and not node.process.stdin.closed:
@@ -265,7 +278,6 @@ class Launcher:
         if self._mps is not None:
             self._mps.disown()
         self._lock = threading.Lock()  # a thread of the parent may have held it
-        self._runtime.disown()
 
     def _wait(self) -> bool:
         """Whether all have ended within the grace time."""

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.launching.launcher import Obituary
+from coordinator.launching.logs import Logs
+from coordinator.launching.runtime_folder import RuntimeFolder
+from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys, of_coordinator
 from proto.links.transport import check_endpoint
 from proto.messages import Role
@@ -11,11 +14,13 @@ from proto.node_config import NodeConfig
 
 
 class RemoteNodes:
-    """A launcher that starts nothing. Raises ConfigurationError.
+    """A launcher that starts nothing. Raises ConfigurationError, NodeError.
 
     listen  tcp://ADDRESS:PORT of this host, that the nodes know
     folder  of the keys; None: no encryption, and so only within this host
     """
+
+    way = "by hand"
 
     def __init__(self, listen: str, folder: Path | None, roles: Sequence[Role]) -> None:
         keys: CoordinatorKeys | None = None
@@ -25,6 +30,14 @@ class RemoteNodes:
         self.keys = keys
         self.endpoint, self.outside = ("", listen) if keys is not None else (listen, "")
         self.secret = "" if keys is None else keys.own.public
+        try:
+            self._runtime = RuntimeFolder()
+        except OSError as error:
+            raise NodeError(
+                f"cannot make a runtime folder: {error}; free space or set TMPDIR"
+            ) from error
+        self.folder = self._runtime.path
+        self.logs = Logs(self.folder)
 
     def start(self, config: NodeConfig) -> None:
         """Nothing: the node introduces itself when it is there."""
@@ -38,4 +51,6 @@ class RemoteNodes:
         return {}
 
     def close(self) -> None:
-        """Nothing: the nodes wait for another coordinator."""
+        """Leave the nodes, which wait for another coordinator. May be called twice."""
+        self._runtime.remove()
+        self.logs.close()

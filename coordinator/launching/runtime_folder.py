@@ -1,4 +1,4 @@
-"""The folder of one coordinator's socket and logs; those of dead coordinators are swept away.
+"""The folder of one coordinator's sockets; those of dead coordinators are swept away.
 
 Its owner holds a lock on the file `owner` in it, which the kernel lets go when the owner ends,
 however it ends. Who gets that lock on another's folder may remove it. The file appears in the
@@ -29,11 +29,12 @@ class RuntimeFolder:
         sweep(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
-            self._lock = _locked(self.path)
+            self._lock = locked(self.path)
         except OSError:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
         self.remove = weakref.finalize(self, _remove, self.path, self._lock)
+        _folders.add(self)
 
     def disown(self) -> None:
         """In a forked child: leave the folder to the parent, and do not make it seem alive."""
@@ -41,7 +42,18 @@ class RuntimeFolder:
             os.close(self._lock)
 
 
-def _locked(folder: Path) -> int:
+_folders: weakref.WeakSet[RuntimeFolder] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for folder in _folders:
+        folder.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def locked(folder: Path) -> int:
     """The descriptor of the new file `owner`, locked before it has this name. Raises OSError.
 
     Where locks are not to be had it never gets it, and nobody sweeps the folder.
@@ -64,12 +76,39 @@ def sweep(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
         # Gone meanwhile, alive, somebody else's, or not one of ours: it is left as it is.
         with contextlib.suppress(OSError):
-            about = folder.lstat()
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-                continue
-            lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+            remove_if_dead(folder)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether it is a folder, and this user's. Raises OSError."""
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
+def remove_if_dead(folder: Path) -> None:
+    """Remove a folder of this user whose owner is dead. Raises OSError: it may not be."""
+    if not is_own(folder):
+        return
+    lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def has_owner(folder: Path) -> bool:
+    """Whether the process that made this folder lives."""
+    try:
+        if not is_own(folder):
+            return False
+        lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -128,6 +128,8 @@ PURE = (
     "coordinator/cluster/registry.py",
     "coordinator/cluster/round_trips.py",
     "coordinator/cluster/routing.py",
+    "coordinator/cluster/snapshot.py",
+    "coordinator/cluster/tally.py",
     "coordinator/cli/chat/conversation.py",
     "coordinator/cli/chat/entries.py",
     "coordinator/launching/restarts.py",

@@ -1,7 +1,9 @@
 """Ctrl-C in a conversation: it stops an answer, or empties the line that is being typed.
 
 It never ends the program by itself, and nothing else is ever cut in two by it: elsewhere it waits
-until an answer or a line begins. While a line is typed the nodes may die; that is noticed as well.
+until an answer or a line begins. Who stops an answer often presses several times: for a second
+after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may die;
+that is noticed as well.
 """
 
 import signal
@@ -14,6 +16,8 @@ from types import FrameType, TracebackType
 from proto.errors import SlipstreamError
 
 WATCH_S = 0.25
+GRACE_S = 1.0
+now_s = time.monotonic
 PATIENCE_S = 3.0  # an answer that goes on for so long after Ctrl-C does not stop any more
 
 
@@ -42,6 +46,7 @@ class Interrupts:
         self._is_reading = False
         self._stop: Callable[[], None] | None = None  # of the answer that is being written
         self._pressed_at: float | None = None  # while this answer is written, or before it
+        self._deaf_until = float("-inf")  # on an empty line Ctrl-C does nothing before that
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, name="watch", daemon=True)
         self._main = threading.main_thread().ident
@@ -83,15 +88,20 @@ class Interrupts:
                 stop()
             yield
         finally:
+            if self._pressed_at is not None:
+                self._deaf_until = now_s() + GRACE_S
             self._stop = None
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        now = now_s()
         if self._is_reading:
+            line = self._typed()
+            if self._failure is None and not line and now < self._deaf_until:
+                return
             self._is_reading = False  # what is raised is not raised twice
-            raise self._failure or LineInterruptedError(self._typed())
+            raise self._failure or LineInterruptedError(line)
         if self._failure is not None:
             return  # nobody pressed anything, and whoever reads the answer hears of it
-        now = time.monotonic()
         if self._pressed_at is None:
             self._pressed_at = now
             if self._stop is not None:

@@ -4,8 +4,9 @@ Answers go to standard output and nothing else does. All else goes to standard e
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
 from rich.console import Console
@@ -18,6 +19,7 @@ with suppress(ImportError):
     import readline  # noqa: F401 - `input` edits lines and remembers them with it
 
 PROMPT, MORE = "> ", "... "
+LOCAL_MODES, CHARACTERS = 3, 6  # of what termios tells of a terminal
 MAX_LINE = 1 << 24  # characters
 # Nothing is lost of what is no UTF-8, so that it can be named when it is refused.
 ERRORS = "surrogateescape"
@@ -108,8 +110,10 @@ class Terminal:
             self._console.print()
             raise
 
-    def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
-        return self._interrupts.answering(stop)
+    @contextmanager
+    def answering(self, stop: Callable[[], None]) -> Iterator[None]:
+        with _typed_ahead(), self._interrupts.answering(stop):
+            yield
 
     def waiting(self, words: str) -> AbstractContextManager[object]:
         return self._console.status(words) if self._console.is_terminal else nullcontext()
@@ -123,6 +127,30 @@ class Terminal:
     def note(self, line: str) -> None:
         # As it is: a path or a number in it has no colour of its own, and no line is broken.
         self._console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+@contextmanager
+def _typed_ahead() -> Iterator[None]:
+    """What is typed meanwhile is kept for the next line.
+
+    By itself Ctrl-C throws it away, and Ctrl-D before `input` reads with readline is lost: there it
+    must come as a character, and is one while it has no meaning of its own.
+    """
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        changed = termios.tcgetattr(sys.stdin)
+        changed[LOCAL_MODES] |= termios.NOFLSH
+        if "readline" in sys.modules and sys.stdout.isatty():
+            changed[CHARACTERS][termios.VEOF] = b"\0"
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
+    except (termios.error, ValueError):  # it is gone
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(termios.error, ValueError):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 class Pipe:

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import signal
+import threading
 from collections.abc import Generator
 
 import pytest
@@ -179,3 +181,19 @@ def test_one_of_several_texts_of_a_prompt_may_fail() -> None:
     pair.asked[1].end()
     assert [step.part.finished for step in steps] == [False, False, True]
     assert [one.error for one in request.whole().outputs] == [None, None, "no more"]
+
+
+def test_ctrl_c_ends_all_texts_of_the_call_at_once_and_no_others() -> None:
+    pair = ScriptedPair(num_seqs=3)
+    other = started(pair, pair.request(9))
+    steps = started(pair, pair.request(1), pair.request(2))
+    pressing = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(steps)
+    signal.signal(signal.SIGINT, before)
+    assert [script.is_cancelled for script in pair.asked] == [False, True, True]
+    pair.asked[0].end()
+    assert len(list(other)) == 1

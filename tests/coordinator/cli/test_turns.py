@@ -1,15 +1,20 @@
 """Several prompts on the command line: written at once, and shown one after another."""
 
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import typer
 
 from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.outputs import RequestOutput
 from coordinator.api.params import SamplingParams
 from coordinator.cli.generate import Asked, Run, generate
+from coordinator.cli.winding_up import WAITS
 from coordinator.cli.writers import JsonWriter, TextWriter, Writer
+from coordinator.text.session import Emit
 from proto.errors import ConfigurationError, NodeError, TextError
 from tests.coordinator.api.scripted import Script, ScriptedPair
 
@@ -144,3 +149,87 @@ def test_the_only_text_that_cannot_be_completed_is_the_end_of_the_command() -> N
     pair.begin = lambda script: script.fail(TextError("no more"))
     with pytest.raises(TextError, match=r"^no more$"):
         run_of(pair, JsonWriter("ar")).every(asked("a"))
+
+
+@contextmanager
+def ctrl_c_ends() -> Iterator[None]:
+    """As without any of ours: Ctrl-C ends the program."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Pressing(JsonWriter):
+    """Ctrl-C is pressed when the first token is shown; then all texts that run are completed."""
+
+    def __init__(self, pair: ScriptedPair, *, times: int = 1) -> None:
+        super().__init__("ar")
+        pair.begin = lambda script: script.add(len(pair.asked))
+        self._pair = pair
+        self._times = times
+
+    def add(self, emit: Emit | None, part: RequestOutput) -> None:
+        times, self._times = self._times, 0
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        if times:
+            for script in self._pair.asked:
+                script.end()
+            self._pair.begin = lambda script: script.end()
+        super().add(emit, part)
+
+
+def test_ctrl_c_finishes_the_texts_that_run_and_begins_no_more(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pair = ScriptedPair(num_seqs=2)
+    texts = asked("a", "b", "c", "d")
+    with ctrl_c_ends(), pytest.raises(KeyboardInterrupt):
+        run_of(pair, Pressing(pair)).every(texts)
+    output = capfd.readouterr()
+    assert [json.loads(line)["token_ids"] for line in output.out.splitlines()] == [[0], [1]]
+    assert output.err == WAITS.format("2 texts") + "\n"
+    assert len(pair.asked) == 2
+
+
+def test_ctrl_c_twice_ends_the_texts_that_run(capfd: pytest.CaptureFixture[str]) -> None:
+    pair = ScriptedPair(num_seqs=2)
+    with ctrl_c_ends(), pytest.raises(KeyboardInterrupt):
+        run_of(pair, Pressing(pair, times=2)).every(asked("a", "b", "c"))
+    assert [script.is_cancelled for script in pair.asked] == [True, True]
+    assert capfd.readouterr().out == ""
+
+
+def test_ctrl_c_ends_the_only_text_that_runs_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    pair = ScriptedPair(num_seqs=1)
+    with ctrl_c_ends(), pytest.raises(KeyboardInterrupt):
+        run_of(pair, Pressing(pair)).every(asked("a", "b"))
+    assert [script.is_cancelled for script in pair.asked] == [True]
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("", "")
+
+
+def test_of_a_prompt_the_texts_that_ran_when_ctrl_c_came_are_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pair = ScriptedPair(num_seqs=2)
+    many = SamplingParams(temperature=1.0, n=5)
+    with ctrl_c_ends(), pytest.raises(KeyboardInterrupt):
+        run_of(pair, Pressing(pair), many).every(asked("a"))
+    (record,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [made["token_ids"] for made in record["outputs"]] == [[0], [1]]
+
+
+def test_ctrl_c_that_leaves_nothing_out_is_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    pair = ScriptedPair(num_seqs=2)
+    with ctrl_c_ends():
+        assert run_of(pair, Pressing(pair)).every(asked("a", "b"))
+    assert len(capfd.readouterr().out.splitlines()) == 2
+
+
+def test_afterwards_ctrl_c_is_whose_it_was_before() -> None:
+    pair = ScriptedPair(num_seqs=2)
+    pair.begin = lambda script: script.end()
+    with ctrl_c_ends():
+        run_of(pair, JsonWriter("ar")).every(asked("a", "b"))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

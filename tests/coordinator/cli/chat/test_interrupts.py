@@ -103,3 +103,36 @@ def test_the_end_of_the_nodes_is_noticed_while_a_line_is_typed() -> None:
     os.close(mine)
     os.close(its_end)
     assert "watch" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_presses_within_a_second_of_an_answer_that_was_stopped_do_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module, "now_s", lambda: now)
+    with entered() as interrupts:
+        with interrupts.answering(lambda: None):
+            press()
+        with interrupts.reading():
+            press()
+            now += 0.9
+            press()
+            now += 0.2
+            with pytest.raises(LineInterruptedError):
+                press()
+
+
+def test_what_is_typed_within_that_second_can_be_emptied() -> None:
+    with entered("half a line") as interrupts:
+        with interrupts.answering(lambda: None):
+            press()
+        with pytest.raises(LineInterruptedError), interrupts.reading():
+            press()
+
+
+def test_an_answer_that_nobody_stopped_is_followed_by_no_grace() -> None:
+    with entered() as interrupts:
+        with interrupts.answering(lambda: None):
+            pass
+        with pytest.raises(LineInterruptedError), interrupts.reading():
+            press()

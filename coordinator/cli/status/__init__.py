@@ -1,0 +1,1 @@
+"""`status`: how the coordinators of this user are, asked through their sockets."""

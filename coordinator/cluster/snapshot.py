@@ -1,0 +1,181 @@
+"""How a coordinator, its nodes and its texts are at this moment (pure).
+
+What is told of a text are numbers, and never its tokens. Every list and every string has a limit,
+so a snapshot is small whatever happens.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coordinator.cluster.open_text import OpenText
+from coordinator.cluster.registry import Node
+from coordinator.cluster.routing import Router
+from coordinator.cluster.tally import Tally
+
+FORM = 1  # raised when a field changes its meaning or goes
+MAX_LISTED = 64  # texts, and nodes
+MAX_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node process.
+
+    health      starting, ready, silent or gone
+    doing       what it says it is doing
+    texts       that it works on, of so many that it has room for
+    forwards    that it has finished
+    bad_frames  of it, that could not be read
+    ready_s     since when; None: it never was
+    silent_s    since anything was heard of it
+    round_trip_ms, round_trip_at_start_ms  of a message there and its answer; None: not known yet
+    """
+
+    role: str
+    name: str
+    health: str
+    doing: str
+    host: str
+    device: str
+    backend: str
+    dtype: str
+    model: str
+    pid: int | None
+    texts: int
+    max_texts: int
+    forwards: int
+    bad_frames: int
+    ready_s: float | None
+    silent_s: float
+    round_trip_ms: float | None
+    round_trip_at_start_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextState:
+    """A text that is being written.
+
+    number            by which the coordinator's log names it too
+    max_tokens        that it may get
+    acceptance_rate   of its drafts; None: there were none
+    without_drafter   it would have drafts, and nobody drafts for it now
+    """
+
+    number: int
+    prompt_tokens: int
+    tokens: int
+    max_tokens: int
+    running_s: float
+    tokens_per_s: float
+    policy: str
+    acceptance_rate: float | None
+    without_drafter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it.
+
+    texts     being written: at most MAX_LISTED, the oldest first; `open` is how many there are
+    queued    that wait for a lane
+    restarts  of nodes, by role
+    refusals  of peers, by what they were told
+    """
+
+    form: int
+    nodes: tuple[NodeState, ...]
+    texts: tuple[TextState, ...]
+    open: int
+    queued: int
+    complete: int
+    cancelled: int
+    failed: int
+    restarts: dict[str, int]
+    refusals: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is sent."""
+        return asdict(self)
+
+
+def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Snapshot:
+    """Of the machines as they are. `pids`: of the latest processes, by role."""
+    texts = router.open_texts
+    return Snapshot(
+        form=FORM,
+        nodes=tuple(
+            _node(node, texts, pids.get(str(node.role)), now)
+            for node in router.registry.nodes[:MAX_LISTED]
+        ),
+        texts=tuple(_text(text, now) for text in texts[:MAX_LISTED]),
+        open=len(texts),
+        queued=router.num_queued,
+        complete=tally.num_complete,
+        cancelled=tally.num_cancelled,
+        failed=tally.num_failed,
+        restarts={str(role): number for role, number in tally.restarts.items()},
+        refusals={_cut(cause): number for cause, number in tally.refusals.items()},
+    )
+
+
+def _node(node: Node, texts: tuple[OpenText, ...], pid: int | None, now: float) -> NodeState:
+    hello, trips = node.hello, node.round_trips
+    health = "starting" if node.health.name == "EXPECTED" else node.health.name.lower()
+    return NodeState(
+        role=str(node.role),
+        name=_cut(node.id.decode(errors="replace")),
+        health=health,
+        doing=_cut(node.state),
+        host=_cut(hello.host) if hello else "",
+        device=_cut(hello.device) if hello else "",
+        backend=_cut(hello.backend) if hello else "",
+        dtype=_cut(hello.dtype) if hello else "",
+        model=_cut(hello.model) if hello else "",
+        pid=None if health == "gone" else pid,
+        texts=sum(node.id in text.workers(node.role) for text in texts),
+        max_texts=node.num_lanes,
+        forwards=node.progress + node.num_forwards_before,
+        bad_frames=node.num_bad_frames,
+        ready_s=None if node.ready_at is None else _rounded(now - node.ready_at),
+        silent_s=_rounded(node.detector.silence_s(now)),
+        round_trip_ms=_ms(trips.now_s),
+        round_trip_at_start_ms=_ms(trips.at_start_s),
+    )
+
+
+def _text(text: OpenText, now: float) -> TextState:
+    running, machine = text.running, text.running.machine
+    running_s = max(0.0, now - running.started)
+    counts = machine.counts
+    return TextState(
+        number=number_of(machine.session),
+        prompt_tokens=machine.num_prompt,
+        tokens=machine.num_generated,
+        max_tokens=machine.limits.max_len - machine.num_prompt,
+        running_s=_rounded(running_s),
+        tokens_per_s=_rounded(machine.num_generated / running_s) if running_s > 0 else 0.0,
+        policy=_cut(machine.policy.name),
+        acceptance_rate=(
+            _rounded(counts.num_accepted / counts.num_drafted) if counts.num_drafted else None
+        ),
+        without_drafter=machine.policy.has_drafter and not text.drafters,
+    )
+
+
+def number_of(session: int) -> int:
+    """The number of a text among those of its coordinator, for people: 1, 2 ..."""
+    return session & 0xFFFFFFFF
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else _rounded(seconds * 1e3)
+
+
+def _rounded(number: float) -> float:
+    return round(number, 3)
+
+
+def _cut(words: str) -> str:
+    """One line of what a peer says of itself."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 1] + "…"
