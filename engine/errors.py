@@ -8,6 +8,10 @@
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
 
+import errno
+
+RAISE_THE_LIMIT = "raise the limit of open files (ulimit -n)"
+
 
 class EngineError(Exception):
     """Base of every error that the engine raises on purpose."""
@@ -23,6 +27,16 @@ class OutOfMemory(ModelError):
 
 class RankError(EngineError):
     """The processes that share a model cannot go on together."""
+
+
+def remedy(error: Exception) -> str:
+    """Why a file cannot be read, in the system's words, and what to do about it."""
+    reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:200]
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{reason}; {RAISE_THE_LIMIT}"
+    return (
+        f"{reason}; {'mend its rights' if isinstance(error, PermissionError) else 'get it again'}"
+    )
 
 
 def kind_of(cause: Exception) -> type[ModelError]:

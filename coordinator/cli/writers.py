@@ -22,6 +22,7 @@ from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit
 from proto.errors import OutputError
+from proto.system_errors import cannot_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +225,7 @@ def write_out(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(
-            f"cannot write to standard output: {error.strerror}; send it elsewhere"
-        ) from error
+        raise OutputError(f"cannot write to standard output: {cannot_write(error)}") from error
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -38,7 +38,7 @@ from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from deploy.experiments.traces import write_traces
-from proto.errors import ConfigurationError, did_you_mean
+from proto.errors import ConfigurationError, did_you_mean, shown
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
@@ -169,7 +169,7 @@ def _overrides(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigurationError(f"--set: expected NAME=VALUE, got {text!r}")
+            raise ConfigurationError(f"--set: expected NAME=VALUE, got {shown(text)}")
         try:
             found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

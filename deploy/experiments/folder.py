@@ -9,12 +9,14 @@ import dataclasses
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from deploy.experiments.rows import RowFile
-from proto.errors import ConfigurationError, OutputError
+from proto.errors import ConfigurationError, OutputError, shown
+from proto.system_errors import cannot_read, cannot_write
 
 FILE, ROWS = "experiment.json", "rows.jsonl"
 
@@ -92,10 +94,10 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise OutputError(f"cannot make the folder {path}: {error.strerror}") from error
+            raise OutputError(f"cannot make the folder {path}: {cannot_write(error)}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(self._lock)
             raise ConfigurationError(
                 f"another experiment is being written to {path}; choose another --out"
@@ -108,8 +110,8 @@ class Folder:
             raise ConfigurationError(f"{self.path} has rows without {FILE}; choose another --out")
         if earlier is not None and earlier.digest != header.digest:
             raise ConfigurationError(
-                f"{self.path} holds another experiment ({earlier.title!r}), or this one with other "
-                "settings or prompts; choose another --out, or remove it"
+                f"{self.path} holds another experiment ({shown(earlier.title)}), or this one with "
+                "other settings or prompts; choose another --out, or remove it"
             )
         runs = (*(earlier.runs if earlier else ()), *header.runs)
         header = dataclasses.replace(header, runs=runs)
@@ -130,7 +132,7 @@ def read_header(folder: Path) -> Header:
     try:
         return Header.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} is not an experiment of this version") from error
 
@@ -145,7 +147,6 @@ def write_whole(path: Path, data: str | bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}; make room and run the same command again"
-        ) from error
+        with suppress(OSError):
+            beside.unlink()
+        raise OutputError(f"cannot write {path}: {cannot_write(error)}") from error

@@ -6,7 +6,7 @@ the experiments that ship.
 
 DRAFTER = ["--drafter", "~/sound"]
 ALONE = ["--policy", "ar"]
-POLICIES = "'auto', 'ar', 'sync', 'pearl', 'amusd', 'pipelined', 'ssd' or 'tree'"
+POLICIES = "auto, ar, sync, pearl, amusd, pipelined, ssd, tree"
 GET = "get it again"
 FULL = "use a model with plain full attention"
 HEAD = "use a head made for this target"
@@ -50,24 +50,24 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--policy", "pipeline"],
-        f"--policy: Input should be {POLICIES} (got 'pipeline'); did you mean pipelined?",
+        f"--policy: expected one of {POLICIES}, got 'pipeline'; did you mean pipelined?",
     ),
     (
         ["a", "--dtype", "bf16"],
-        "--dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16' (got 'bf16'); did you "
-        "mean bfloat16?",
+        "--dtype: expected one of auto, float32, bfloat16, float16, got 'bf16'; did you mean "
+        "bfloat16?",
     ),
     (
         ["a", "--max-tokens", "0"],
-        "--max-tokens: Input should be greater than or equal to 1 (got 0)",
+        "--max-tokens: expected at least 1, got 0",
     ),
     (["a", "--max-tokens", "many"], "Invalid value for '--max-tokens':"),
     (
         ["a", "--temperature", "-1"],
-        "--temperature: Input should be greater than or equal to 0 (got",
+        "--temperature: expected at least 0, got",
     ),
-    (["a", "--top-p", "1.5"], "--top-p: Input should be less than or equal to 1 (got 1.5)"),
-    (["a", "--max-model-len", "0"], "--max-model-len: Input should be greater than or equal to 2"),
+    (["a", "--top-p", "1.5"], "--top-p: expected at most 1, got 1.5"),
+    (["a", "--max-model-len", "0"], "--max-model-len: expected at least 2"),
     (["a", "--n", "3"], "n is 3, but at temperature 0 all texts are the same; raise the"),
     (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
     (["a", "--stop-token-ids", "70000"], "stop_token_ids: token ids must lie in 0..4095"),
@@ -261,6 +261,6 @@ OTHERS: list[tuple[list[str], str]] = [
     (["experiment", "bench", "--prompts", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
-    (["plan", "--target-ms", "0"], "--target-ms: Input should be greater than or equal to 0.001"),
+    (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),
     (["keys", "nwe"], "there is no command 'nwe'; did you mean new?"),
 ]

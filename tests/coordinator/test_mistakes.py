@@ -135,7 +135,7 @@ def test_there_are_thirty_at_least() -> None:
         ({"target": "./none"}, "./none: no such folder; give a model's folder or its name on the"),
         ({"target_device": "gpu"}, "unknown target device 'gpu': use cpu"),
         ({"backnd": "fused"}, "PairConfig has no setting 'backnd'; there are target, "),
-        ({"max_model_len": 1}, "max_model_len: Input should be greater than or equal to 2 (got 1)"),
+        ({"max_model_len": 1}, "max_model_len: expected at least 2, got 1"),
     ],
 )
 def test_the_python_api_refuses_as_early(settings: dict[str, object], line: str) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from coordinator.cli.chat.interrupts import Interrupts, LineInterruptedError
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_write
 
 with suppress(ImportError):
     import readline  # noqa: F401 - `input` edits lines and remembers them with it
@@ -72,9 +73,7 @@ class _Output:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(
-                f"cannot write to standard output: {error.strerror}; send it elsewhere"
-            ) from error
+            raise OutputError(f"cannot write to standard output: {cannot_write(error)}") from error
         self._ends_line = text.endswith("\n")
 
     def end_answer(self, *, is_empty: bool) -> None:
