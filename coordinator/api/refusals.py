@@ -82,4 +82,5 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
 
 def _words(error: ErrorDetails) -> list[str]:
     """Those that are allowed; what stands for "nothing was said" is none that one would write."""
-    return re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
+    words = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
+    return [word for word in words if word]

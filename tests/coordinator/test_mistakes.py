@@ -1,6 +1,7 @@
 """The mistakes of a newcomer, each with its line: refused before a process is started."""
 
 import io
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_a_mistake_is_refused_in_one_line_before_a_process_is_started(
     def filled(text: str) -> str:
         root = str(MODELS.parent / "deploy" / "experiments") + "/"
         text = text.replace("{taken}", str(taken)).replace("{free}", str(free))
-        return text.replace("{root}", root).replace("~", str(home))
+        return re.sub(r"~(?!nosuchuser)", lambda _: str(home), text.replace("{root}", root))
 
     status, output, errors = said(monkeypatch, *map(filled, arguments))
     assert errors.startswith(f"error: {filled(line)}")
