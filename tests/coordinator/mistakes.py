@@ -27,8 +27,17 @@ GENERATE: list[tuple[list[str], str]] = [
     (["--prompt-ids", "5,70000"], "prompt ids must lie in 0..4095"),
     (
         ["--prompt-ids", ",".join(["5"] * 3000)],
-        "the prompt has 3000 tokens, but the target takes 2048 with the answer; shorten it or "
-        "raise --max-model-len (up to the model's own limit)",
+        "the prompt has 3000 tokens, but the model itself takes 2048 at most, with the answer; "
+        "shorten it\n",
+    ),
+    (
+        ["--prompt-ids", ",".join(["5"] * 300), "--max-model-len", "200"],
+        "the prompt has 300 tokens, but texts have 200 at most here, with the answer; shorten it, "
+        "or raise --max-model-len (the model takes 2048)\n",
+    ),
+    (
+        ["--prompt-ids", ",".join(["5"] * 300), "--max-model-len", "200", "--target", "~/nowhere"],
+        "~/nowhere: no such folder",
     ),
     (["--prompt-file", "~/none.txt"], "cannot read ~/none.txt: No such file or directory"),
     (["--prompt-file", "~"], "cannot read ~: Is a directory; give a file"),
