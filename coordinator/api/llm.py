@@ -239,6 +239,7 @@ class LLM:
         self._close()
 
     def __enter__(self) -> "LLM":
+        self._check_open()
         return self
 
     def __exit__(

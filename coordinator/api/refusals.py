@@ -60,9 +60,12 @@ def refusal(name: str, errors: Sequence[ErrorDetails], given: object) -> str:
     if kind == "literal_error":
         # A setting that is one of several lists of words has an error for each.
         same = [one for one in errors if one["loc"][:1] == first["loc"][:1]]
-        words = [word for one in same if one["type"] == kind for word in _words(one)]
-        meant = did_you_mean(value, words) if isinstance(value, str) else ""
-        return f"{name}: expected one of {', '.join(words)}, got {shown(value)}{meant}"
+        lists = [one.get("ctx", {}).get("expected", "") for one in same if one["type"] == kind]
+        return _one_of(name, " ".join(lists), value)
+    if kind == "value_error":  # the command line has an error of its own for lists of words
+        told = str(context.get("error", first["msg"]))
+        _, is_list, words = told.partition(" is not one of ")
+        return _one_of(name, words, value) if is_list else f"{name}: {told}"
     if kind == "too_long":
         most, number = context["max_length"], context["actual_length"]
         return f"{name}: expected at most {most} of them, got {number or 'more'}"
@@ -80,7 +83,8 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
     return message if kind == OURS else TYPES.get(kind, "something else")
 
 
-def _words(error: ErrorDetails) -> list[str]:
-    """Those that are allowed; what stands for "nothing was said" is none that one would write."""
-    words = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
-    return [word for word in words if word]
+def _one_of(name: str, quoted: str, value: object) -> str:
+    """Of words in quotes; what stands for "nothing was said" is none that one would write."""
+    words = [word for word in re.findall(r"'([^']*)'", quoted) if word]
+    meant = did_you_mean(value, words) if isinstance(value, str) else ""
+    return f"{name}: expected one of {', '.join(words)}, got {shown(value)}{meant}"

@@ -256,11 +256,20 @@ def _settings_of(
     _check_known(settings)
     swept = table.get(SWEEP, [])
     swept = [swept] if isinstance(swept, str) else swept
-    if any(not isinstance(settings.get(name), list) for name in swept):
-        raise ConfigurationError(f"`{SWEEP}` names settings of which the table has lists: {swept}")
+    if not isinstance(swept, list) or any(not isinstance(one, str) for one in swept):
+        raise ConfigurationError(
+            f"`{SWEEP}` of an arm is the name of a setting, or a list of them, not {shown(swept)}"
+        )
+    if unlisted := [one for one in swept if not isinstance(settings.get(one), list)]:
+        raise ConfigurationError(
+            f"`{SWEEP}` names settings of which the table has lists, and {shown(unlisted[0])} is "
+            f"none{did_you_mean(unlisted[0], settings)}"
+        )
     name = table.get(NAME)
     if name is not None and not isinstance(name, str):
         raise ConfigurationError(f"`{NAME}` of an arm is a text, not {shown(name)}")
+    if empty := next((key for key, value in settings.items() if value == []), None):
+        raise ConfigurationError(f"`{empty}` of an arm is an empty list, which stands for no arm")
     listed = tuple(key for key, value in settings.items() if isinstance(value, list))
     is_optional = table.get(OPTIONAL, False)
     if not isinstance(is_optional, bool):

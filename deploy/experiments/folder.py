@@ -104,7 +104,11 @@ class Folder:
             ) from error
 
     def open(self, header: Header) -> tuple[Header, RowFile]:
-        """Begin this experiment, or go on with it. Raises ConfigurationError, OutputError."""
+        """What was done of this experiment: with the runs so far, and its rows.
+
+        Nothing is written yet, but it is known that it could be. Raises ConfigurationError,
+        OutputError.
+        """
         earlier = read_header(self.path) if (self.path / FILE).exists() else None
         if earlier is None and (self.path / ROWS).exists():
             raise ConfigurationError(f"{self.path} has rows without {FILE}; choose another --out")
@@ -113,11 +117,26 @@ class Folder:
                 f"{self.path} holds another experiment ({shown(earlier.title)}), or this one with "
                 "other settings or prompts; choose another --out, or remove it"
             )
-        runs = (*(earlier.runs if earlier else ()), *header.runs)
-        header = dataclasses.replace(header, runs=runs)
         rows = RowFile(self.path / ROWS)
+        self._check_writable()
+        return dataclasses.replace(header, runs=earlier.runs if earlier else ()), rows
+
+    def begin(self, header: Header, run: RunRecord) -> Header:
+        """One more run of it. Raises OutputError."""
+        header = dataclasses.replace(header, runs=(*header.runs, run))
         write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
-        return header, rows
+        return header
+
+    def _check_writable(self) -> None:
+        """Raises OutputError if there is no writing here, or not to the rows that there are."""
+        trial = self.path / f".{FILE}.new"
+        try:
+            trial.write_bytes(b" ")  # where a disk is full, a file without bytes can still be made
+            trial.unlink()
+            if (self.path / ROWS).exists():
+                (self.path / ROWS).open("ab").close()
+        except OSError as error:
+            raise OutputError(f"cannot write to {self.path}: {cannot_write(error)}") from error
 
     def __enter__(self) -> Self:
         return self

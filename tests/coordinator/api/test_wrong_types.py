@@ -22,7 +22,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.vllm import speculation
 from deploy.experiments.description import Description, Work
 from deploy.outlook.command import Costs, Texts
-from proto.errors import ConfigurationError, SlipstreamError
+from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 
 KINDS: tuple[type[Frozen], ...] = (
     *(SamplingParams, PairConfig, SpeculationConfig, LaunchConfig),
@@ -243,8 +243,16 @@ def llm() -> LLM:
     made = LLM.__new__(LLM)
     made.pair = FakePair()  # type: ignore[assignment]
     made._speculation = SpeculationConfig()
-    made._close = type("Open", (), {"alive": True})()
+    made._close = type("Open", (), {"alive": True, "__call__": lambda _: None})()
     return made
+
+
+def test_with_on_a_closed_one_is_refused(llm: LLM) -> None:
+    with llm:  # open: as it is
+        pass
+    llm._close = type("Closed", (), {"alive": False, "__call__": lambda _: None})()
+    with pytest.raises(ClosedError, match="this LLM was closed; make a new one"):
+        llm.__enter__()
 
 
 BAD_PROMPTS = (
