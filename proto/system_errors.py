@@ -49,6 +49,14 @@ def remedy(error: OSError, otherwise: str) -> str:
     return _ALWAYS.get(number) or _WRITE.get(number) or otherwise
 
 
+def unexplained(error: OSError) -> str:
+    """An error of which it is not known what was to be done."""
+    advice = {number: what for number, what in _WRITE.items() if number not in _READ}
+    del advice[errno.ENOENT], advice[errno.EEXIST]
+    told = _told(error, advice)
+    return told if error.filename is None else f"{error.filename}: {told}"
+
+
 def _told(error: OSError, by_number: dict[int, str]) -> str:
     number = error.errno or 0
     advice = _ALWAYS.get(number) or by_number.get(number)

@@ -266,8 +266,8 @@ def _settings_of(
             f"none{did_you_mean(unlisted[0], settings)}"
         )
     name = table.get(NAME)
-    if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"`{NAME}` of an arm is a text, not {shown(name)}")
+    if name is not None and not (isinstance(name, str) and name.isprintable()):
+        raise ConfigurationError(f"`{NAME}` of an arm is a text of one line, not {shown(name)}")
     if empty := next((key for key, value in settings.items() if value == []), None):
         raise ConfigurationError(f"`{empty}` of an arm is an empty list, which stands for no arm")
     listed = tuple(key for key, value in settings.items() if isinstance(value, list))
