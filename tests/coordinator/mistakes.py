@@ -328,5 +328,8 @@ OTHERS: list[tuple[list[str], str]] = [
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
     (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),
+    (["chat", "--target", "~/none"], "~/none: no such folder; give a model's folder or its name"),
+    (["chat", "--target", "~nosuchuser/x"], "~nosuchuser/x: no such folder; give a model's"),
+    (["chat", "--target", "~/sonud"], "~/sonud: no such folder; give a model's folder or its name"),
     (["keys", "nwe"], "there is no command 'nwe'; did you mean new?"),
 ]

@@ -11,12 +11,12 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from coordinator.cli.chat.answer import Answer
 from coordinator.cli.chat.conversation import Conversation, Message, Rendered, TooLongError
-from coordinator.cli.chat.entries import Command, Entry, Lines, Say, Unknown, help_lines
+from coordinator.cli.chat.entries import COMMANDS, Command, Entry, Lines, Say, Unknown, help_lines
 from coordinator.cli.chat.interrupts import LineInterruptedError
 from coordinator.cli.chat.screen import TWICE, Screen
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
-from proto.errors import ConfigurationError, OutputError, SlipstreamError
+from proto.errors import ConfigurationError, OutputError, SlipstreamError, did_you_mean
 from proto.messages import FinishReason, Role
 
 FOR_GOOD = "; or start with --drop-oldest"
@@ -89,7 +89,7 @@ class Chat:
                 case Unknown(name):
                     raise ConfigurationError(
                         f"there is no command /{name}; /help lists them, and with a space before "
-                        "the / the line is a message"
+                        f"the / the line is a message{did_you_mean(name, COMMANDS)}"
                     )
         except ConfigurationError as error:
             if not self._screen.is_person:

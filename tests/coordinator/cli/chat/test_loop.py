@@ -199,7 +199,7 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
 
 def test_a_pipe_ends_with_what_cannot_be_answered() -> None:
     screen = Typed("a", "/nothing", "b", is_person=False)
-    with pytest.raises(ConfigurationError, match="there is no command /nothing"):
+    with pytest.raises(ConfigurationError, match="there is no command /nothing; /help"):
         talk(screen)
     assert screen.shown == "1,1\n"
     with pytest.raises(TooLongError, match="30 tokens"):
