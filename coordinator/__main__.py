@@ -4,9 +4,15 @@ import signal
 import sys
 from importlib.util import find_spec
 
+from proto.installation import COORDINATOR, may_run
+
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+# `slipstream.command` has asked already.
+if __name__ == "__main__" and not may_run("coordinator", COORDINATOR):
+    sys.exit(2)
 
 from coordinator.cli.app import main
 from coordinator.cli.flags import Command

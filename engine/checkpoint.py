@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from engine.errors import ModelError
+from engine.errors import ModelError, remedy
+from engine.model_files import shown
 
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_LONG = 400  # characters of a path
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # what is fetched of any model
 WANTED = (*SMALL, "*.safetensors")
 WANTED_OF_HEADS = (*WANTED, "*.bin", "*.pt")
@@ -75,15 +77,16 @@ def find_folder(
     Raises:
         ModelError: as for `find_checkpoint`, but for the weights.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))  # unlike Path's own, it leaves `~nobody` as it is
+    if _is_folder(name, path):
         if revision is not None:
             raise ModelError(
                 f"{name} is a folder, which has no revision {revision!r}; leave it out"
             )
         folder = path
     elif _looks_like_path(name):
-        raise ModelError(f"{name}: no such folder; give a model's folder or its name on the hub")
+        said = name if name.isprintable() and len(name) <= _LONG else shown(name)
+        raise ModelError(f"{said}: no such folder; give a model's folder or its name on the hub")
     else:
         folder = fetch(name, revision, wanted)
     if (folder / "adapter_config.json").exists():
@@ -96,9 +99,20 @@ def find_folder(
     return folder
 
 
+def _is_folder(name: str, path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError as error:
+        raise ModelError(f"{name}: cannot be looked at: {remedy(error)}") from error
+    except (OSError, ValueError):  # too long for a name, for one
+        return False
+
+
 def _looks_like_path(name: str) -> bool:
+    if _HUB_NAME.fullmatch(name) is None:
+        return True
     starts_like_one = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
-    return starts_like_one or Path(name).exists() or _HUB_NAME.fullmatch(name) is None
+    return starts_like_one or Path(name).exists()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,23 @@
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
 
+import errno
+
+RAISE_THE_LIMIT = "raise the limit of open files (ulimit -n)"
+NO_MEMORY = "end something else: there is no memory left"
+_ALWAYS = {
+    errno.EMFILE: RAISE_THE_LIMIT,
+    errno.ENFILE: RAISE_THE_LIMIT,
+    errno.ENOMEM: NO_MEMORY,
+}
+_READ = {
+    **_ALWAYS,
+    errno.EACCES: "mend its rights",
+    errno.EPERM: "mend its rights",
+    errno.EIO: "look after the disk",
+}
+_START = {**_ALWAYS, errno.EAGAIN: "end other processes, or raise their limit (ulimit -u)"}
+
 
 class EngineError(Exception):
     """Base of every error that the engine raises on purpose."""
@@ -28,6 +45,20 @@ class RankError(EngineError):
 
 class NotFinite(EngineError):
     """The logits of a text hold NaN or infinity; nothing is wrong with other texts."""
+
+
+def remedy(error: Exception) -> str:
+    """Why a file cannot be read, in the system's words, and what to do about it."""
+    reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:200]
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{reason}; {_READ.get(number or 0, 'get it again')}"
+
+
+def without_room(error: OSError) -> str:
+    """Why a process cannot be started, and what to do about it where that is known."""
+    advice = _START.get(error.errno or 0)
+    reason = error.strerror or str(error)
+    return f"{reason}; {advice}" if advice else reason
 
 
 def kind_of(cause: Exception) -> type[ModelError]:

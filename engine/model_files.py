@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, remedy
 
 MAX_JSON_BYTES = 1 << 26
 MAX_EOS_IDS = 128  # half of what a message has room for: a request may name as many again
@@ -47,7 +47,7 @@ def read_object(path: Path) -> Object:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if text.strip() else None
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}; mend its rights") from error
+        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: it is no JSON ({one_line(error)}); get it again") from error
     if not text.strip():

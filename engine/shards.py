@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import ModelError
-from engine.model_files import LAYER_COUNTS, Object, one_line, parts, read_object, refuse_odd_file
+from engine.errors import ModelError, remedy
+from engine.model_files import LAYER_COUNTS, Object, parts, read_object, refuse_odd_file
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -48,7 +48,7 @@ def shapes_in(path: Path) -> Shapes:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 shapes[name] = tuple(tensors.get_slice(name).get_shape())
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
     return shapes
 
 
@@ -88,7 +88,7 @@ def _types_in(path: Path) -> Iterator[tuple[str, str, int]]:
                 found = tensors.get_slice(name)
                 yield name, found.get_dtype(), len(found.get_shape())
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
 
 
 def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory, RankError
@@ -46,6 +45,7 @@ from proto.messages import (
     Welcome,
 )
 from proto.node_config import FETCHING, NodeConfig
+from proto.paths import is_folder
 from proto.stopwatch import Phase
 
 IDLE_S = 1.0
@@ -99,7 +99,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
     def say(state: str) -> None:
         heart.state = state
 
-    if not Path(config.model).expanduser().is_dir():
+    if not is_folder(config.model):
         say(FETCHING)
     try:
         engine = _load(config, say)

@@ -1,13 +1,12 @@
 """Open files and sockets: how many a process needs, and what to do where it gets no more."""
 
-import errno
 import os
 import resource
 
 from proto.errors import TransportError
+from proto.system_errors import RAISE_THE_LIMIT
 
 SPARE = 32  # what any of our processes opens besides what it has, with a margin: 18 were counted
-RAISE_THE_LIMIT = "raise the limit of open files (ulimit -n)"
 
 
 def check_spare() -> None:
@@ -28,8 +27,3 @@ def _num_open(limit: int) -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:  # not even this one could be opened
         return limit
-
-
-def remedy(error: OSError, otherwise: str) -> str:
-    """What to do about an error of the system: raise the limit, if that was it."""
-    return RAISE_THE_LIMIT if error.errno in (errno.EMFILE, errno.ENFILE) else otherwise

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
+from proto.errors import did_you_mean, shown
 from proto.messages import MAX_BRANCHES, MAX_WIDTH, MAX_WINDOW, Policy
 
 PolicyName = Literal["auto", "ar", "sync", "pearl", "amusd", "pipelined", "ssd", "tree"]
@@ -221,7 +222,9 @@ def checked_options(options: Mapping[str, float]) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, value in options.items():
         if name not in OPTIONS:
-            raise ValueError(f"there is no {name!r}; there are {', '.join(OPTIONS)}")
+            known = ", ".join(OPTIONS)
+            meant = did_you_mean(name, OPTIONS)
+            raise ValueError(f"there is no {shown(name)}; there are {known}{meant}")
         low, high = OPTIONS[name]
         is_whole = kinds[name] is not float
         if not low <= value <= high or (is_whole and value != int(value)):

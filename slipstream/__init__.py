@@ -45,5 +45,10 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_names()
+    from proto.installation import COORDINATOR, refusal
+
+    line = refusal("", COORDINATOR)
+    if line:
+        raise ImportError(line)
     home = "proto.errors" if name.endswith("Error") else "coordinator"
     return getattr(import_module(home), name)

@@ -20,9 +20,12 @@ class Finder:
 
     @staticmethod
     def find_spec(
-        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder` has it. What is in a package is found by its path."""
+        name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """As `importlib.abc.MetaPathFinder` has it. What is in a package is found by its path.
+
+        The types are in quotes because an old Python reads this before it is told that it is old.
+        """
         is_ours = path is None and name in NAMES
         return PathFinder.find_spec(name, [str(ROOT)], target) if is_ours else None
 

@@ -7,6 +7,11 @@ import gc
 import sys
 from typing import TYPE_CHECKING
 
+from proto.installation import NODE, may_run
+
+if __name__ == "__main__" and not may_run("target_node", NODE):
+    sys.exit(2)
+
 from node.process import Heart, run_node
 from proto.links.transport import Connection
 from proto.node_config import NodeConfig

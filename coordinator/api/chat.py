@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.api.tokenization import find_file
 from proto.errors import ConfigurationError, ModelError, shown
+from proto.system_errors import cannot_read
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
 _END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
@@ -172,7 +173,9 @@ def _read_text(path: Path) -> str:
     """Raises ModelError."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {cannot_read(error)}") from error
+    except ValueError as error:
         raise ModelError(f"cannot read {path}: {error}; get it again") from error
 
 

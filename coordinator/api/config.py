@@ -273,7 +273,8 @@ class SpeculationConfig(Frozen):
         ),
     ] = None
     policy_option: Annotated[
-        dict[str, float],
+        # Of a number that is none the table of options says more.
+        dict[str, Annotated[float, Field(allow_inf_nan=True)]],
         AfterValidator(_check_options),
         Field(description=f"Other numbers of the policy. {', '.join(OPTIONS)}."),
     ] = Field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Settings that do not change, and say in one line what is wrong with them."""
 
-import re
-from typing import Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -9,10 +8,12 @@ from pydantic import (
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
+from coordinator.api.refusals import refusal
+from coordinator.api.values import check_texts, plain
 from proto.errors import ConfigurationError, did_you_mean, shown
 
 T = TypeVar("T", bound=BaseModel)
@@ -21,9 +22,26 @@ AS_FLAGS = "as flags"  # validation context: name settings as the command line d
 
 
 class Frozen(BaseModel):
-    """Whatever does not fit is a ConfigurationError of one line that names the setting."""
+    """Whatever does not fit is a ConfigurationError of one line that names the setting.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A value has the type of its setting, and is never made one that was probably meant; lists and
+    numbers of numpy are taken (`values.py`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    # Whether a string may be any text; else it is the name of a model, a file, a host.
+    HAS_TEXTS: ClassVar[bool] = False
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_plain(cls, value: Any) -> object:
+        return plain(value)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _is_written_well(cls, value: Any) -> Any:
+        check_texts(value, are_names=not cls.HAS_TEXTS)
+        return value
 
     @model_validator(mode="wrap")
     @classmethod
@@ -37,11 +55,10 @@ class Frozen(BaseModel):
             name = str(first["loc"][0]) if first["loc"] else "the settings"
             if first["type"] == "extra_forbidden":
                 known = ", ".join(cls.model_fields)
-                line = f"{cls.__name__} has no setting {name!r}; there are {known}"
+                line = f"{cls.__name__} has no setting {shown(name)}; there are {known}"
                 line += did_you_mean(name, cls.model_fields)
             else:
-                line = f"{named(name, info)}: {first['msg']} (got {shown(first['input'])})"
-                line += _meant(first)
+                line = refusal(named(name, info), error.errors(), values)
             raise ConfigurationError(line) from error
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -50,14 +67,6 @@ class Frozen(BaseModel):
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
-
-
-def _meant(error: ErrorDetails) -> str:
-    """Which of the words that are allowed was probably meant."""
-    if error["type"] != "literal_error" or not isinstance(error["input"], str):
-        return ""
-    words = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-    return did_you_mean(error["input"], words)
 
 
 def named(name: str, info: ValidationInfo) -> str:

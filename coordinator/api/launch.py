@@ -4,21 +4,21 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from coordinator.api.frozen import Frozen
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 
 
 def _check_ray_address(address: str) -> str:
     if not re.fullmatch(r"(auto|[^:/\s]+:\d+)?", address):
-        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {address!r}")
+        raise ConfigurationError(f"--ray: expected auto or HOST:PORT, got {shown(address)}")
     return address
 
 
 def _check_listen(endpoint: str) -> str:
     if not re.fullmatch(r"(tcp://\S+:(\d+|\*))?", endpoint):
-        raise ConfigurationError(f"--listen: expected tcp://ADDRESS:PORT, got {endpoint!r}")
+        raise ConfigurationError(f"--listen: expected tcp://ADDRESS:PORT, got {shown(endpoint)}")
     return endpoint
 
 
@@ -50,6 +50,7 @@ class LaunchConfig(Frozen):
     ] = ""
     keys: Annotated[
         Path | None,
+        BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
         Field(description="With --nodes remote: folder of keys. `keys new DIR` makes one."),
     ] = None
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from coordinator.api.batch import Batch
 from coordinator.api.chat import Messages
@@ -20,6 +20,7 @@ from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request, Step
+from coordinator.api.values import scalar
 from coordinator.api.vllm import speculation
 from coordinator.api.vllm.progress import Bar, UseTqdm
 from coordinator.api.vllm.settings import in_our_names
@@ -31,7 +32,8 @@ logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-_PAIR = PairConfig()
+_KEYS = ("prompt", "prompt_token_ids")
+BYTES = bytes | bytearray | memoryview  # sequences of numbers, but nobody's token ids
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
 
@@ -197,11 +199,15 @@ class LLM:
         return self._with_params(pairs, params)
 
     def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        if isinstance(prompt, Mapping):
+            _check_keys(prompt)
         match prompt:
             case str(text) | {"prompt": str(text)}:
                 return text, self.pair.encode(text)
-            case {"prompt_token_ids": [*ids]} | [*ids] if all(type(token) is int for token in ids):
-                return None, tuple(ids)
+            case {"prompt_token_ids": [*given]} | [*given] if not isinstance(prompt, memoryview):
+                ids = tuple(map(scalar, given))
+                if all(type(token) is int for token in ids):
+                    return None, cast(tuple[int, ...], ids)
         raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompt)}")
 
     def _with_params(
@@ -209,7 +215,7 @@ class LLM:
     ) -> list[Request]:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(prompts)
-        elif isinstance(params, Sequence) and not isinstance(params, str):
+        elif isinstance(params, list | tuple):
             each = list(params)
         else:
             raise ConfigurationError(
@@ -239,6 +245,7 @@ class LLM:
         self._close()
 
     def __enter__(self) -> "LLM":
+        self._check_open()
         return self
 
     def __exit__(
@@ -257,19 +264,28 @@ def _warn(step: Step) -> None:
             logger.warning("a text could not be completed: %s", made.error)
 
 
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for what a prompt has besides its text or its tokens."""
+    more = [name for name, value in prompt.items() if name not in _KEYS and value is not None]
+    if more:
+        raise ConfigurationError(
+            f"{_PROMPT_KINDS}; this one also has {shown(more[0])}: leave it out"
+        )
+
+
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A list of prompts, also of one; a list of numbers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
         raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompts)}")
-    is_ids = bool(prompts) and all(isinstance(item, int) for item in prompts)
+    is_ids = bool(prompts) and all(isinstance(scalar(item), int) for item in prompts)
     return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
     """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
+    if not isinstance(messages, Sequence) or isinstance(messages, str | BYTES):
         raise ConfigurationError(
             f"a conversation is a list of messages, and this is none: {shown(messages)}"
         )

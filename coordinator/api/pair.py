@@ -12,7 +12,7 @@ from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.frozen import reviewed
-from coordinator.api.models.lengths import shortened
+from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
@@ -277,6 +277,14 @@ class Pair:
             return hello.max_model_len, hello.logits_size
         return known_limits(self.config)
 
+    @property
+    def _has_heads_at_home(self) -> bool:
+        return hasattr(self, "service") and bool(self.hello(Role.TARGET).heads)
+
+    def how_longer(self) -> str:
+        """What makes texts longer than they may be; empty: nothing, the model takes no more."""
+        return how_longer(self.config, self._limits()[0], has_heads=self._has_heads_at_home)
+
     def ending(self, request: SamplingParams) -> Ending:
         """What ends a text."""
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
@@ -352,10 +360,8 @@ class Pair:
         if not prompt:
             raise ConfigurationError("the prompt is empty: give at least one token")
         if len(prompt) >= max_len:
-            raise ConfigurationError(
-                f"the prompt has {len(prompt)} tokens, but the target takes {max_len} with the "
-                "answer; shorten it or raise --max-model-len (up to the model's own limit)"
-            )
+            limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
+            raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
         if not all(0 <= token < size for token in prompt):
             raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
 

@@ -1,6 +1,6 @@
 """What a user can set of one text, with its ranges and its defaults: the only home of both."""
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -18,6 +18,18 @@ def _listed(value: object) -> object:
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else value
+
+
+def _by_token(value: object) -> object:
+    """Nothing is no bias; the names of a JSON object are strings, also those of tokens."""
+    if not isinstance(value, dict):
+        return {} if value is None else value
+    return {
+        int(key)
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 16
+        else key: bias
+        for key, bias in value.items()
+    }
 
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -46,6 +58,8 @@ class SamplingParams(Frozen):
     with or without a space before them; logprobs and prompt_logprobs are numbers of alternatives
     (0: only the token itself); each of n texts has noise of its own.
     """
+
+    HAS_TEXTS: ClassVar[bool] = True
 
     temperature: Annotated[
         float,
@@ -86,7 +100,7 @@ class SamplingParams(Frozen):
     ] = 0.0
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
-        BeforeValidator(lambda value: {} if value is None else value),
+        BeforeValidator(_by_token),
         Field(max_length=MAX_BIASES, description="Added to the logits of tokens: 50:-100,7:2.5."),
     ] = Field(default_factory=dict)
     bad_words: Annotated[

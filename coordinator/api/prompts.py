@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
+from proto.system_errors import cannot_read
 
 KEY, TURNS = "prompt", "turns"
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -52,8 +53,12 @@ def text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = _read(file, str(path))
+    except ValueError as error:  # it has a NUL
+        raise ConfigurationError(
+            f"cannot read {shown(str(path))}: no file has such a name"
+        ) from error
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     return _decoded(data, str(path))
 
 

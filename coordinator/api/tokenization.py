@@ -8,15 +8,15 @@ from tokenizers import Tokenizer
 
 from coordinator.text.detokenization import TextStream
 from proto.errors import ConfigurationError, ModelError
+from proto.paths import is_folder, path_of
+from proto.system_errors import cannot_read
 
 HUB_TIMEOUT_S = 5.0
 
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
     """A file of a model in a folder or on the hub; None if there is none."""
-    folder: Path | None = Path(model).expanduser()
-    if not (folder and folder.is_dir()):
-        folder = _fetched(model, revision, name)
+    folder = path_of(model) if is_folder(model) else _fetched(model, revision, name)
     path = folder and folder / name
     return path if path and path.exists() else None
 
@@ -44,6 +44,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a file, read once while it does not change. Raises ModelError."""
     try:
         return _read(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {cannot_read(error)}") from error
     except Exception as error:
         line = " ".join(str(error).split())[:200]
         raise ModelError(f"{path}: cannot be read: {line}; get it again") from error

@@ -14,6 +14,7 @@ from coordinator.cli.chat.command import chat
 from coordinator.cli.demo.command import demo
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
+from coordinator.cli.harmless import harmless
 from coordinator.cli.keys import keys
 from coordinator.cli.mistakes import line_of
 from coordinator.cli.screens.help import Command as HelpfulCommand
@@ -22,6 +23,7 @@ from coordinator.cli.status.command import status
 from coordinator.cli.verify_lossless import verify_lossless
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.system_errors import unexplained
 
 VERSION = "0.1.0"
 PROGRAM = "python -m coordinator"
@@ -80,6 +82,17 @@ def _fill_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+class _Line(logging.Formatter):
+    """What is logged may quote others: a path, the last words of a node."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+def _say(line: str) -> None:
+    typer.echo(f"error: {harmless(line)}", err=True)
+
+
 def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:
     """Run the command line; every error of a user or a peer is one line on stderr.
 
@@ -87,7 +100,9 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
     measurements  more commands; both are handed in because this package does not know `deploy`
     """
     _fill_standard_descriptors()
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    lines = logging.StreamHandler()
+    lines.setFormatter(_Line("%(message)s"))
+    logging.basicConfig(handlers=[lines], level=logging.WARNING)
     # Under nohup, for one, a signal is ignored and stays so.
     numbers = [n for n in INTERRUPTS if signal.getsignal(n) is not signal.SIG_IGN]
     for number in numbers:
@@ -108,13 +123,13 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
         if line := line_of(error):  # without a command the help has been shown, and that is all
-            typer.echo(f"error: {line}", err=True)
+            _say(line)
         return EXIT_USAGE
     except ConfigurationError as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(str(error))
         return EXIT_USAGE
     except SlipstreamError as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(str(error))
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
@@ -123,7 +138,7 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
         sys.stderr.close()
         return EXIT_FAILED
     except OSError as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(unexplained(error))
         return EXIT_FAILED
     # typer turns Ctrl-C into this status and returns it.
     if status == EXIT_INTERRUPTED:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 
+from coordinator.cli.harmless import harmless
 from coordinator.cli.screens.loading import Progress as Progress
 from coordinator.cluster.registry import Node
 from coordinator.text.metrics import Metrics
@@ -137,7 +138,7 @@ def simulation(simulated: Simulated) -> str:
 
 def heading(index: int, total: int, prompt: str | None) -> str:
     """A line of 80 columns above the text of one prompt of several."""
-    shown = "" if prompt is None else " ".join(prompt.split())
+    shown = "" if prompt is None else harmless(" ".join(prompt.split()))
     line = f"── {index + 1} of {total} ── {shown}"
     line = line if len(line) < WIDTH - 3 else line[: WIDTH - 4] + "…"
     return "\n" + line + " " + "─" * (WIDTH - 1 - len(line))

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from coordinator.api.frozen import checked
 from coordinator.cli.screens.panels import default_of, metavar_of, panel_of, place_of
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 
 Command = Callable[..., None]  # what typer makes a command of
 
@@ -27,7 +27,9 @@ def parse_ids(flag: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigurationError(f"{flag}: expected numbers like 1,2,3, got {text!r}") from error
+        raise ConfigurationError(
+            f"{flag}: expected numbers like 1,2,3, got {shown(text)}"
+        ) from error
 
 
 def parse_biases(flag: str, text: str) -> dict[int, float]:
@@ -37,7 +39,7 @@ def parse_biases(flag: str, text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in pairs}
     except ValueError as error:
         raise ConfigurationError(
-            f"{flag}: expected biases like 50:-100,7:2.5, got {text!r}"
+            f"{flag}: expected biases like 50:-100,7:2.5, got {shown(text)}"
         ) from error
 
 
@@ -48,7 +50,7 @@ def parse_options(flag: str, text: str) -> dict[str, float]:
         return {name.strip().replace("-", "_"): float(value) for name, value in pairs}
     except ValueError as error:
         raise ConfigurationError(
-            f"{flag}: expected numbers like width=4,branches=3, got {text!r}"
+            f"{flag}: expected numbers like width=4,branches=3, got {shown(text)}"
         ) from error
 
 

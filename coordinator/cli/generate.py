@@ -24,6 +24,7 @@ from coordinator.api.request import Request
 from coordinator.cli import options
 from coordinator.cli.display import Progress, engines
 from coordinator.cli.flags import Flags, parse_ids, with_settings
+from coordinator.cli.harmless import harmless
 from coordinator.cli.screens.loading import models_of
 from coordinator.cli.turns import Turns
 from coordinator.cli.winding_up import WindingUp
@@ -83,7 +84,7 @@ def generate(
         )
     with started as running:
         for line in (*running.whereabouts(), *running.notices()):
-            typer.echo(line, err=True)
+            typer.echo(harmless(line), err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)

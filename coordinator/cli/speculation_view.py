@@ -21,6 +21,7 @@ from enum import Enum
 from itertools import groupby
 from typing import Protocol
 
+from coordinator.cli.harmless import harmless
 from coordinator.text.detokenization import Decoder
 from coordinator.text.origins import (
     EARLIER,
@@ -83,8 +84,9 @@ class SpeculationView:
     and so does what comes behind it.
     """
 
-    def __init__(self, decoder: Decoder, *, in_colour: bool) -> None:
+    def __init__(self, decoder: Decoder, *, in_colour: bool, on_terminal: bool = False) -> None:
         self._decoder = decoder
+        self._on_terminal = on_terminal or in_colour  # else the text stays as it is
         self._pen: Pen = ColourPen() if in_colour else MarkPen()
         self._last = Kind.OWN  # of the last token: whose text the decoder holds back
         self._waiting: deque[Segment] = deque()
@@ -105,7 +107,10 @@ class SpeculationView:
         return self._pen.close()
 
     def _drawn(self, room: int) -> str:
-        return "".join(self._pen.draw(segment) for segment in self._released(room) if segment.text)
+        segments = [segment for segment in self._released(room) if segment.text]
+        if self._on_terminal:
+            segments = [replace(one, text=harmless(one.text)) for one in segments]
+        return "".join(map(self._pen.draw, segments))
 
     def _released(self, room: int) -> list[Segment]:
         """The segments that wait, as far as the text has come: `room` characters more."""

@@ -17,11 +17,13 @@ import typer
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.api.params import SamplingParams
 from coordinator.cli.display import figures_in_short, figures_of_all, heading, summary
+from coordinator.cli.harmless import harmless
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit
 from proto.errors import OutputError
+from proto.system_errors import cannot_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +169,13 @@ class TextWriter:
         text = part.outputs[0].text
         if self._show_speculation:
             self._view = self._view or self._new_view(part.prompt_token_ids)
-            text = self._view.finish(text) if emit is None else self._view.push(emit, text)
-        self._write(text)
+            self._write(self._view.finish(text) if emit is None else self._view.push(emit, text))
+        else:
+            self._write(for_reader(text))
 
     def _new_view(self, prompt: Sequence[int]) -> SpeculationView:
         assert self._place is not None
-        return SpeculationView(self._place.decoder(prompt), in_colour=wants_colour(sys.stdout))
+        return view_of(self._place.decoder(prompt))
 
     def break_off(self) -> None:
         """End what is marked, and on a terminal the line."""
@@ -217,6 +220,18 @@ class TextWriter:
             self._ends_line = text.endswith("\n")
 
 
+def for_reader(text: str) -> str:
+    """A text as it is written to standard output: as it is, or without what steers a terminal."""
+    return harmless(text) if sys.stdout.isatty() else text
+
+
+def view_of(decoder: Decoder) -> SpeculationView:
+    """A view for standard output."""
+    return SpeculationView(
+        decoder, in_colour=wants_colour(sys.stdout), on_terminal=sys.stdout.isatty()
+    )
+
+
 def write_out(text: str) -> None:
     """Write to standard output at once. Raises BrokenPipeError, OutputError."""
     try:
@@ -225,9 +240,7 @@ def write_out(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(
-            f"cannot write to standard output: {error.strerror}; send it elsewhere"
-        ) from error
+        raise OutputError(f"cannot write to standard output: {cannot_write(error)}") from error
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 from proto.messages import Role
 
 MAX_IN_FLIGHT = 4096  # messages in one direction; what does not fit is refused
@@ -115,7 +115,7 @@ def parse_links(texts: Iterable[str]) -> dict[Role, Links]:
         place, colon, settings = text.partition(":")
         way, _, name = place.rpartition("-")
         if not colon or name not in list(Role) or way not in ("", "to", "from"):
-            raise ConfigurationError(f"{EXPECTED}, got {text!r}")
+            raise ConfigurationError(f"{EXPECTED}, got {shown(text)}")
         role, link = Role(name), _parse(text, settings)
         for field in ("to_node", "from_node") if not way else (f"{way}_node",):
             if (role, field) in given:
@@ -130,10 +130,10 @@ def _parse(text: str, settings: str) -> Link:
     for setting in settings.split(","):
         name, _, value = setting.partition("=")
         if name not in SETTINGS or name in found:
-            raise ConfigurationError(f"{EXPECTED}, got {text!r}")
+            raise ConfigurationError(f"{EXPECTED}, got {shown(text)}")
         found[name] = value
     if found.get("reorder"):
-        raise ConfigurationError(f"reorder has no value, got {text!r}")
+        raise ConfigurationError(f"reorder has no value, got {shown(text)}")
     link = Link(
         delay_s=_seconds(text, found.get("delay", "0s")),
         jitter_s=_seconds(text, found.get("jitter", "0s")),
@@ -142,7 +142,7 @@ def _parse(text: str, settings: str) -> Link:
         bytes_per_s=_bandwidth(text, found["bandwidth"]) if "bandwidth" in found else inf,
     )
     if link.jitter_s > link.delay_s:
-        raise ConfigurationError(f"the jitter is longer than the delay, got {text!r}")
+        raise ConfigurationError(f"the jitter is longer than the delay, got {shown(text)}")
     return link
 
 
@@ -151,7 +151,7 @@ def _seconds(text: str, value: str) -> float:
     seconds = float(number[1]) * SECONDS[number[2]] if number else -1.0
     if not 0 <= seconds <= MAX_DELAY_S:
         raise ConfigurationError(
-            f"a time is written as 300us, 5ms or 0.5s, up to {MAX_DELAY_S:g} s; got {text!r}"
+            f"a time is written as 300us, 5ms or 0.5s, up to {MAX_DELAY_S:g} s; got {shown(text)}"
         )
     return seconds
 
@@ -161,7 +161,7 @@ def _chance(text: str, value: str) -> float:
     chance = float(number[1]) / (100 if number[2] else 1) if number else -1.0
     if not 0 <= chance <= MAX_LOSS:
         raise ConfigurationError(
-            f"loss is written as 1% or 0.01, up to {MAX_LOSS:.0%}; got {text!r}"
+            f"loss is written as 1% or 0.01, up to {MAX_LOSS:.0%}; got {shown(text)}"
         )
     return chance
 
@@ -171,6 +171,7 @@ def _bandwidth(text: str, value: str) -> float:
     bits = float(number[1]) * BITS[number[2]] if number else 0.0
     if bits < MIN_BITS_PER_S:
         raise ConfigurationError(
-            f"a bandwidth is written as 64kbit, 100Mbit or 10Gbit, at least 64kbit; got {text!r}"
+            "a bandwidth is written as 64kbit, 100Mbit or 10Gbit, at least 64kbit; got "
+            f"{shown(text)}"
         )
     return bits / 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
 from proto.messages import Role
 
 _RUNS = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
@@ -50,7 +50,7 @@ def check_device(role: Role, name: str, size: int = 1) -> None:
     parts = [_DEVICE.fullmatch(part) for part in re.split(r",(?=[a-z])", name)]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
-        raise ConfigurationError(f"unknown {role} device {name!r}: {SPELT}")
+        raise ConfigurationError(f"unknown {role} device {shown(name)}: {SPELT}")
     kinds = {part["kind"] or "cpu" for part in found}
     if len(kinds) > 1:
         raise ConfigurationError(

@@ -23,11 +23,11 @@ from coordinator.launching.devices import default_device, shares_gpu
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
-from proto.descriptors import remedy
 from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from proto.system_errors import remedy
 
 ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
@@ -148,6 +148,11 @@ class NodeProcess:
         return without_stamp(lines[-1]).strip()[:300] if lines else ""
 
 
+def _place(error: OSError) -> str:
+    """What to do where there can be no folder of ours."""
+    return remedy(error, "make room there") + " (TMPDIR says where it is made)"
+
+
 class Launcher:
     """Starts nodes on this machine.
 
@@ -165,9 +170,7 @@ class Launcher:
             # It goes when this process ends, also where `close` is cut short.
             self._runtime = RuntimeFolder()
         except OSError as error:
-            raise NodeError(
-                f"cannot make a runtime folder: {error}; free space or set TMPDIR"
-            ) from error
+            raise NodeError(f"cannot make a runtime folder: {error}; {_place(error)}") from error
         self.folder = self._runtime.path
         self.logs = Logs(self.folder)
         self.endpoint = f"ipc://{self.folder}/s"

@@ -11,6 +11,7 @@ from coordinator.tracing.chrome import chrome_trace
 from coordinator.tracing.tape import Recording
 from coordinator.tracing.timeline import timeline_of
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_write
 
 
 def check_writable(path: Path) -> None:
@@ -21,7 +22,9 @@ def check_writable(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise ConfigurationError(f"--trace: {path} cannot be written: {error.strerror}") from error
+        raise ConfigurationError(
+            f"--trace: {path} cannot be written: {cannot_write(error)}"
+        ) from error
 
 
 def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
@@ -45,5 +48,5 @@ def write(path: Path, trace: dict[str, Any]) -> None:
             file.write("\n], " + json.dumps(others)[1:] + "\n")
     except OSError as error:
         raise OutputError(
-            f"the trace cannot be written to {path}: {error.strerror or error}"
+            f"the trace cannot be written to {path}: {cannot_write(error)}"
         ) from error

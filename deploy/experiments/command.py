@@ -38,7 +38,7 @@ from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
 from deploy.experiments.testbeds import with_models
 from deploy.experiments.traces import write_traces
-from proto.errors import ConfigurationError, did_you_mean
+from proto.errors import ConfigurationError, did_you_mean, shown
 
 SHIPPED = Path(__file__).parent
 SUFFIX, TRACES = ".toml", "traces"
@@ -83,13 +83,14 @@ def experiment(
     sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
     console = Console(stderr=True, highlight=False)
     with Folder(out or Path("results") / path.stem) as folder:
-        header, rows = folder.open(_header(wanted, sets))
+        header, rows = folder.open(_header(wanted, sets))  # what is wrong with it is said now
         if rows.rows:
             console.print(f"{len(rows.rows)} texts are in {folder.path} already", markup=False)
         with Watch(console) as watch:
             arms = _that_run_here(wanted.arms, watch.warn)
             jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
             _check_models([job.arm for job in jobs])
+            header = folder.begin(header, _run(watch.warn))
             _measure(wanted, jobs, rows, watch, context.obj)
             traces = ""
             if with_traces:
@@ -169,7 +170,7 @@ def _overrides(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigurationError(f"--set: expected NAME=VALUE, got {text!r}")
+            raise ConfigurationError(f"--set: expected NAME=VALUE, got {shown(text)}")
         try:
             found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -247,7 +248,7 @@ def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[s
 
 
 def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
-    """What the experiment is, and this run of it."""
+    """What the experiment is."""
     description = wanted.description
     names = {arm.name: arm for arm in wanted.arms}
     arms = tuple(
@@ -273,13 +274,6 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         "others": others,
     }
     digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
-    run = RunRecord(
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        surroundings.machine(),
-        surroundings.versions(),
-        surroundings.commit(),
-        surroundings.wait_for_quiet(),
-    )
     return Header(
         title=description.title,
         question=description.question,
@@ -290,7 +284,17 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         repetitions=description.repetitions,
         max_tokens=max(arm.sampling.max_tokens for arm in wanted.arms),
         arms=arms,
-        runs=(run,),
+    )
+
+
+def _run(say: Callable[[str], None]) -> RunRecord:
+    """This run of it, once the machine is quiet."""
+    return RunRecord(
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        surroundings.machine(),
+        surroundings.versions(),
+        surroundings.commit(),
+        surroundings.wait_for_quiet(say),
     )
 
 

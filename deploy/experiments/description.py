@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -30,6 +30,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.messages import Role
+from proto.system_errors import cannot_read
 
 MAX_ARMS = 400
 NAME, SWEEP, OPTIONAL, DEVICES = "name", "sweep", "optional", "devices"
@@ -81,6 +82,8 @@ class Work(Frozen):
 class Description(Frozen):
     """An experiment file, as it is written."""
 
+    HAS_TEXTS: ClassVar[bool] = True
+
     title: Annotated[str, Field(min_length=1)]
     question: str = ""
     x: str = ""
@@ -91,7 +94,7 @@ class Description(Frozen):
     sweep_prompts: Annotated[int, Field(ge=1)] = 5
     baseline: dict[str, Any] = Field(default_factory=lambda: {"policy": "ar"})
     fixed: dict[str, Any] = Field(default_factory=dict)
-    arms: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    arms: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
 
 
 KINDS: tuple[type[BaseModel], ...] = (
@@ -172,7 +175,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
         with path.open("rb") as file:
             tables = tomllib.load(file)
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     try:
@@ -196,7 +199,7 @@ def experiment(tables: Mapping[str, Any], folder: Path, overrides: Mapping[str, 
     arms = [_arm(one, one.called(differ), one.group(differ), folder) for one in tables_of_arms]
     names = [arm.name for arm in arms]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigurationError(f"two arms are called {twice!r}; give one of them a `name`")
+        raise ConfigurationError(f"two arms are called {shown(twice)}; give one of them a `name`")
     return Experiment(description, tuple(_with_baselines(arms, description.baseline)))
 
 
@@ -253,18 +256,29 @@ def _settings_of(
     _check_known(settings)
     swept = table.get(SWEEP, [])
     swept = [swept] if isinstance(swept, str) else swept
-    if any(not isinstance(settings.get(name), list) for name in swept):
-        raise ConfigurationError(f"`{SWEEP}` names settings of which the table has lists: {swept}")
+    if not isinstance(swept, list) or any(not isinstance(one, str) for one in swept):
+        raise ConfigurationError(
+            f"`{SWEEP}` of an arm is the name of a setting, or a list of them, not {shown(swept)}"
+        )
+    if unlisted := [one for one in swept if not isinstance(settings.get(one), list)]:
+        raise ConfigurationError(
+            f"`{SWEEP}` names settings of which the table has lists, and {shown(unlisted[0])} is "
+            f"none{did_you_mean(unlisted[0], settings)}"
+        )
     name = table.get(NAME)
-    if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"`{NAME}` of an arm is a text, not {shown(name)}")
+    if name is not None and not (isinstance(name, str) and name.isprintable()):
+        raise ConfigurationError(f"`{NAME}` of an arm is a text of one line, not {shown(name)}")
+    if empty := next((key for key, value in settings.items() if value == []), None):
+        raise ConfigurationError(f"`{empty}` of an arm is an empty list, which stands for no arm")
     listed = tuple(key for key, value in settings.items() if isinstance(value, list))
     is_optional = table.get(OPTIONAL, False)
     if not isinstance(is_optional, bool):
-        raise ConfigurationError(f"`{OPTIONAL}` of an arm is true or false, not {is_optional!r}")
+        raise ConfigurationError(
+            f"`{OPTIONAL}` of an arm is true or false, not {shown(is_optional)}"
+        )
     devices = table.get(DEVICES)
     if devices is not None and (type(devices) is not int or devices < 1):
-        raise ConfigurationError(f"`{DEVICES}` of an arm is a number from 1, not {devices!r}")
+        raise ConfigurationError(f"`{DEVICES}` of an arm is a number from 1, not {shown(devices)}")
     return [
         _Settings(one, name, listed, tuple(swept), is_optional, devices) for one in expand(settings)
     ]
@@ -307,7 +321,7 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
         )
         _check(arm)
     except ConfigurationError as error:
-        raise ConfigurationError(f"arm {name!r}: {error}") from error
+        raise ConfigurationError(f"arm {shown(name)}: {error}") from error
     if "max_num_seqs" not in settings:
         room = {"max_num_seqs": arm.work.texts_at_once}
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update=room))
@@ -351,7 +365,7 @@ def _check_known(settings: Iterable[str]) -> None:
     for name in settings:
         if name not in HOME:
             hint = did_you_mean(name, HOME) or "; see docs/experiments.md"
-            raise ConfigurationError(f"there is no setting {name!r}{hint}")
+            raise ConfigurationError(f"there is no setting {shown(name)}{hint}")
 
 
 def _has(arm: Arm, name: str, value: object) -> bool:

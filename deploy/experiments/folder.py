@@ -9,12 +9,14 @@ import dataclasses
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from deploy.experiments.rows import RowFile
-from proto.errors import ConfigurationError, OutputError
+from proto.errors import ConfigurationError, OutputError, shown
+from proto.system_errors import cannot_read, cannot_write
 
 FILE, ROWS = "experiment.json", "rows.jsonl"
 
@@ -92,30 +94,49 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise OutputError(f"cannot make the folder {path}: {error.strerror}") from error
+            raise OutputError(f"cannot make the folder {path}: {cannot_write(error)}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(self._lock)
             raise ConfigurationError(
                 f"another experiment is being written to {path}; choose another --out"
             ) from error
 
     def open(self, header: Header) -> tuple[Header, RowFile]:
-        """Begin this experiment, or go on with it. Raises ConfigurationError, OutputError."""
+        """What was done of this experiment: with the runs so far, and its rows.
+
+        Nothing is written yet, but it is known that it could be. Raises ConfigurationError,
+        OutputError.
+        """
         earlier = read_header(self.path) if (self.path / FILE).exists() else None
         if earlier is None and (self.path / ROWS).exists():
             raise ConfigurationError(f"{self.path} has rows without {FILE}; choose another --out")
         if earlier is not None and earlier.digest != header.digest:
             raise ConfigurationError(
-                f"{self.path} holds another experiment ({earlier.title!r}), or this one with other "
-                "settings or prompts; choose another --out, or remove it"
+                f"{self.path} holds another experiment ({shown(earlier.title)}), or this one with "
+                "other settings or prompts; choose another --out, or remove it"
             )
-        runs = (*(earlier.runs if earlier else ()), *header.runs)
-        header = dataclasses.replace(header, runs=runs)
         rows = RowFile(self.path / ROWS)
+        self._check_writable()
+        return dataclasses.replace(header, runs=earlier.runs if earlier else ()), rows
+
+    def begin(self, header: Header, run: RunRecord) -> Header:
+        """One more run of it. Raises OutputError."""
+        header = dataclasses.replace(header, runs=(*header.runs, run))
         write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
-        return header, rows
+        return header
+
+    def _check_writable(self) -> None:
+        """Raises OutputError if there is no writing here, or not to the rows that there are."""
+        trial = self.path / f".{FILE}.new"
+        try:
+            trial.write_bytes(b" ")  # where a disk is full, a file without bytes can still be made
+            trial.unlink()
+            if (self.path / ROWS).exists():
+                (self.path / ROWS).open("ab").close()
+        except OSError as error:
+            raise OutputError(f"cannot write to {self.path}: {cannot_write(error)}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +151,7 @@ def read_header(folder: Path) -> Header:
     try:
         return Header.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} is not an experiment of this version") from error
 
@@ -145,7 +166,6 @@ def write_whole(path: Path, data: str | bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}; make room and run the same command again"
-        ) from error
+        with suppress(OSError):
+            beside.unlink()
+        raise OutputError(f"cannot write {path}: {cannot_write(error)}") from error

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from coordinator.text.simulated import MOST_LATE
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_read, cannot_write
 
 
 class Key(NamedTuple):
@@ -136,8 +137,8 @@ class RowFile:
                     raise
         except OSError as error:
             raise OutputError(
-                f"cannot write {self._path}: {error.strerror}; make room and run the same command "
-                f"again: it goes on after the {len(self.rows)} texts that are kept"
+                f"cannot write {self._path}: {cannot_write(error)}; the same command goes on after "
+                f"the {len(self.rows)} texts that are kept"
             ) from error
         self._length += len(data)
         self.rows += rows
@@ -153,7 +154,7 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     found, end = [], 0
     for line in data.splitlines(keepends=True):
         try:

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -43,15 +44,22 @@ def commit() -> str:
     return f"{name} with changes" if changed else name
 
 
-def wait_for_quiet() -> float:
-    """Wait until others leave the cores alone, or half a minute; returns what they use (cores)."""
+def wait_for_quiet(say: Callable[[str], None]) -> float:
+    """Wait until others leave the cores alone, or half a minute; returns what they use (cores).
+
+    say  is told if there is anything to wait for
+    """
     deadline = time.monotonic() + QUIET_LIMIT_S
+    has_said = False
     while True:
         load = Load()
         time.sleep(SAMPLE_S)
         cores = load.cores()
         if cores < QUIET or time.monotonic() > deadline:
             return cores
+        if not has_said:
+            say(f"others use {cores:.1f} cores; waiting up to {QUIET_LIMIT_S:.0f} s for quiet")
+            has_said = True
 
 
 class Load:

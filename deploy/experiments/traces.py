@@ -10,6 +10,7 @@ from deploy.experiments.engines import PairEngine, host_of
 from deploy.experiments.rows import file_name
 from deploy.experiments.runner import FIRST_SEED, Job
 from proto.errors import OutputError
+from proto.system_errors import cannot_write
 
 
 def write_traces(
@@ -22,7 +23,7 @@ def write_traces(
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise OutputError(f"cannot make the folder {folder}: {cannot_write(error)}") from error
     by_pair: dict[Hashable, list[Job]] = {}
     for job in jobs:
         if not job.arm.work.peer:

@@ -20,6 +20,7 @@ from deploy.gpu_kit.plan import MODULES, Machine, Outcome, Step, limit_s, wanted
 from deploy.gpu_kit.recorder import FILE, Recorder, read
 from deploy.gpu_kit.rows import Row
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_write
 
 ASK_LIMIT_S, END_S = 120.0, 15.0
 LOG, PAGE, TABLES = "log.txt", "report.html", "report.txt"
@@ -93,7 +94,7 @@ def _take_over_earlier(settings: Settings, say: Say) -> None:
             shutil.copytree(earlier, out, dirs_exist_ok=True)
             say(f"goes on with what {earlier} has")
     except OSError as error:
-        raise OutputError(f"cannot write to {out}: {error.strerror}") from error
+        raise OutputError(f"cannot write to {out}: {cannot_write(error)}") from error
 
 
 def _ask(settings: Settings) -> tuple[Machine, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from deploy.gpu_kit.rows import Figure, Row, State, as_line, from_line
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_read, cannot_write
 
 FILE = "rows.jsonl"
 
@@ -27,7 +28,7 @@ def _whole(path: Path) -> tuple[list[Row], int]:
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     rows: list[Row] = []
     end = 0
     for line in data.splitlines(keepends=True):
@@ -90,6 +91,6 @@ class Recorder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
+            raise OutputError(f"cannot write {self._path}: {cannot_write(error)}") from error
         if cell:
             self._measured[cell] = row

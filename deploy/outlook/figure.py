@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proto.errors import ConfigurationError
+from proto.system_errors import cannot_write
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
 
@@ -52,7 +53,11 @@ def save(figure: Any, path: Path) -> None:
     """Raises ConfigurationError."""
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigurationError(
+            f"--plot: {path} cannot be written: {cannot_write(error)}"
+        ) from error
+    except ValueError as error:
         raise ConfigurationError(f"--plot: {path} cannot be written: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,6 +11,8 @@ from rich.table import Table
 from coordinator.cli.display import WIDTH
 from deploy.outlook.command import MIN_TOKENS, Costs, Texts
 from proto.errors import ConfigurationError
+from proto.paths import path_of
+from proto.system_errors import cannot_read
 from rehearsal.acceptance import Trace, chances, cut, drawn, read, shares
 from rehearsal.planning import (
     DRAFTER_ROWS,
@@ -59,10 +60,14 @@ def _positions(texts: Texts) -> Trace:
     if not texts.trace:
         return drawn(chances(texts.acceptance), texts.num_texts, texts.num_tokens)
     try:
-        with Path(texts.trace).expanduser().open(encoding="utf-8") as file:
+        with path_of(texts.trace).open(encoding="utf-8") as file:
             recorded = cut(read(file), texts.num_texts, texts.num_tokens)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--trace: {texts.trace} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"--trace: {texts.trace} cannot be read: {cannot_read(error)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--trace: {texts.trace} is no text, so no record") from error
     if len(recorded[0]) < MIN_TOKENS:
         raise ConfigurationError(
             f"--trace: {texts.trace} has {len(recorded[0])} tokens for each of "

@@ -11,7 +11,8 @@ from coordinator.tracing.critical_path import Path as CriticalPath
 from coordinator.tracing.critical_path import overlap, paths_of
 from coordinator.tracing.reading import Trace, parse
 from deploy.tracing import report
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, shown
+from proto.system_errors import cannot_read
 
 
 def trace_summary(
@@ -55,7 +56,7 @@ def _read(file: Path) -> Trace:
     try:
         return parse(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"{file} cannot be read: {cannot_read(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file} is no text, so no trace") from error
 
@@ -80,6 +81,6 @@ def _rounds(rounds: str | None, paths: list[CriticalPath]) -> range | None:
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= first <= last <= total:
         raise ConfigurationError(
-            f"--rounds: expected two numbers from 1 to {total} like 3-9, got {rounds!r}"
+            f"--rounds: expected two numbers from 1 to {total} like 3-9, got {shown(rounds)}"
         )
     return range(first - 1, last)

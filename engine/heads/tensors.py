@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.errors import ModelError
+from engine.errors import ModelError, remedy
 from engine.model_files import one_line, refuse_odd_file
 from engine.shards import weight_files
 
@@ -155,7 +155,7 @@ def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read: {one_line(error)}; get it again") from error
+            raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import ModelError
-from engine.model_files import one_line
+from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.packed import BadTensors, Sizes, Tensors
@@ -203,7 +202,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
                     part = tensors.get_slice(name)
                     yield name, _Head(file, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read: {one_line(error)}; get it again") from error
+            raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
 
 
 def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[str, str]]:

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine.errors import RankError
+from engine.errors import RankError, without_room
 from engine.model_files import one_line
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
 from engine.tensor_parallel.split import Rank
@@ -207,7 +207,10 @@ def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor]
 def _started(words: str, start: Start) -> _Follower:
     """Start a follower. Raises RankError."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    reading, writing = os.pipe()
+    try:
+        reading, writing = os.pipe()
+    except OSError as error:
+        raise RankError(f"{words} cannot be started: {without_room(error)}") from error
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
@@ -218,7 +221,7 @@ def _started(words: str, start: Start) -> _Follower:
         )
     except OSError as error:
         os.close(writing)
-        raise RankError(f"{words} cannot be started: {error}; make room for a process") from error
+        raise RankError(f"{words} cannot be started: {without_room(error)}") from error
     finally:
         os.close(reading)
     channel = Connection(writing, readable=False)

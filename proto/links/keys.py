@@ -17,6 +17,7 @@ from zmq.utils.z85 import Z85CHARS
 from proto.errors import ConfigurationError
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from proto.system_errors import cannot_read, cannot_write
 
 COORDINATOR = "coordinator"
 NAMES = (COORDINATOR, *map(str, Role))
@@ -93,7 +94,7 @@ def write_new(folder: Path) -> list[Path]:
         for name in NAMES:
             zmq.auth.create_certificates(folder, name)
     except OSError as error:
-        raise ConfigurationError(f"cannot write keys to {folder}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot write keys to {folder}: {cannot_write(error)}") from error
     finally:
         os.umask(mask)
     return files
@@ -132,8 +133,8 @@ def _loaded(file: Path) -> tuple[str, str | None]:
         public, secret = (None if key is None else key.decode("ascii") for key in keys)
     except OSError as error:
         # The library says of a file that is not there only that it is not there.
-        reason = error.strerror or "there is no such file"
-        raise ConfigurationError(f"cannot read the key {file}: {reason}; {HOW}") from error
+        reason = cannot_read(error) if error.errno else f"there is no such file; {HOW}"
+        raise ConfigurationError(f"cannot read the key {file}: {reason}") from error
     except ValueError as error:
         raise ConfigurationError(f"{file} is not a key; {HOW}") from error
     if public is None or not all(_is_key(key) for key in (public, secret) if key is not None):

@@ -17,11 +17,11 @@ from typing import Any
 
 import zmq
 
-from proto.descriptors import RAISE_THE_LIMIT
-from proto.errors import ConfigurationError, TransportError
+from proto.errors import ConfigurationError, TransportError, shown
 from proto.links.gate import Gate
 from proto.links.keys import HOW, CoordinatorKeys, NodeKeys
 from proto.messages import MAX_FRAME_BYTES
+from proto.system_errors import RAISE_THE_LIMIT
 
 SEND_QUEUE_FRAMES = 4096
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
@@ -55,7 +55,7 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
             )
     else:
         raise ConfigurationError(
-            f"unknown endpoint {endpoint!r}: use ipc://PATH or tcp://HOST:PORT"
+            f"unknown endpoint {shown(endpoint)}: use ipc://PATH or tcp://HOST:PORT"
         )
 
 

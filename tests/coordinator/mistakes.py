@@ -6,7 +6,8 @@ the experiments that ship.
 
 DRAFTER = ["--drafter", "~/sound"]
 ALONE = ["--policy", "ar"]
-POLICIES = "'auto', 'ar', 'sync', 'pearl', 'amusd', 'pipelined', 'ssd' or 'tree'"
+POLICIES = "auto, ar, sync, pearl, amusd, pipelined, ssd, tree"
+PLAN = ["plan", "--target-ms", "30", "--draft-ms", "2", "--trace"]
 GET = "get it again"
 FULL = "use a model with plain full attention"
 HEAD = "use a head made for this target"
@@ -26,11 +27,21 @@ GENERATE: list[tuple[list[str], str]] = [
     (["--prompt-ids", "5,70000"], "prompt ids must lie in 0..4095"),
     (
         ["--prompt-ids", ",".join(["5"] * 3000)],
-        "the prompt has 3000 tokens, but the target takes 2048 with the answer; shorten it or "
-        "raise --max-model-len (up to the model's own limit)",
+        "the prompt has 3000 tokens, but the model itself takes 2048 at most, with the answer; "
+        "shorten it\n",
+    ),
+    (
+        ["--prompt-ids", ",".join(["5"] * 300), "--max-model-len", "200"],
+        "the prompt has 300 tokens, but texts have 200 at most here, with the answer; shorten it, "
+        "or raise --max-model-len (the model takes 2048)\n",
+    ),
+    (
+        ["--prompt-ids", ",".join(["5"] * 300), "--max-model-len", "200", "--target", "~/nowhere"],
+        "~/nowhere: no such folder",
     ),
     (["--prompt-file", "~/none.txt"], "cannot read ~/none.txt: No such file or directory"),
-    (["--prompt-file", "~"], "cannot read ~: Is a directory"),
+    (["--prompt-file", "~"], "cannot read ~: Is a directory; give a file"),
+    (["--prompt-file", "~/empty.txt/x"], "cannot read ~/empty.txt/x: Not a directory; a part of"),
     (["--prompt-file", "~/empty.txt"], "~/empty.txt has no prompts: every line is empty"),
     (
         ["--prompt-file", "~/prompts.jsonl"],
@@ -50,29 +61,61 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--policy", "pipeline"],
-        f"--policy: Input should be {POLICIES} (got 'pipeline'); did you mean pipelined?",
+        f"--policy: expected one of {POLICIES}, got 'pipeline'; did you mean pipelined?",
     ),
     (
         ["a", "--dtype", "bf16"],
-        "--dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16' (got 'bf16'); did you "
-        "mean bfloat16?",
+        "--dtype: expected one of auto, float32, bfloat16, float16, got 'bf16'; did you mean "
+        "bfloat16?",
     ),
     (
         ["a", "--max-tokens", "0"],
-        "--max-tokens: Input should be greater than or equal to 1 (got 0)",
+        "--max-tokens: expected at least 1, got 0",
     ),
-    (["a", "--max-tokens", "many"], "Invalid value for '--max-tokens':"),
+    (["a", "--max-tokens", "many"], "--max-tokens: expected a whole number, got 'many'"),
+    (["a", "--max-tokens", "1.5"], "--max-tokens: expected a whole number, got '1.5'"),
+    (["a", "--temperature", "hot"], "--temperature: expected a number, got 'hot'"),
+    (["a", "--temperature", "nan"], "--temperature: expected a finite number, got nan"),
+    (["a", "--max-tokens"], "--max-tokens needs a value; --help says which"),
+    (["a", "--json=5"], "--json has no value; write it alone"),
+    (
+        ["a", "--backend", "fusd"],
+        "--backend: expected one of auto, fused, graphs, compiled, reference, got 'fusd'; did you "
+        "mean fused?",
+    ),
+    (
+        ["a", "--verify", "cuopled"],
+        "--verify: expected one of coupled, token, block, got 'cuopled'; did you mean coupled?",
+    ),
+    (
+        ["a", "--drafter-dtype", "fast"],
+        "--drafter-dtype: expected one of auto, float32, bfloat16, float16, fastest, got 'fast'; "
+        "did you mean fastest?",
+    ),
+    (
+        ["a", "--nodes", "remot"],
+        "--nodes: expected one of local, remote, got 'remot'; did you mean remote?",
+    ),
+    (
+        ["a", "--drafter-home", "traget"],
+        "--drafter-home: expected one of own, target, got 'traget'; did you mean target?",
+    ),
     (
         ["a", "--temperature", "-1"],
-        "--temperature: Input should be greater than or equal to 0 (got",
+        "--temperature: expected at least 0, got",
     ),
-    (["a", "--top-p", "1.5"], "--top-p: Input should be less than or equal to 1 (got 1.5)"),
-    (["a", "--max-model-len", "0"], "--max-model-len: Input should be greater than or equal to 2"),
+    (["a", "--top-p", "1.5"], "--top-p: expected at most 1, got 1.5"),
+    (["a", "--max-model-len", "0"], "--max-model-len: expected at least 2"),
     (["a", "--n", "3"], "n is 3, but at temperature 0 all texts are the same; raise the"),
     (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
     (["a", "--stop-token-ids", "70000"], "stop_token_ids: token ids must lie in 0..4095"),
-    (["a", "--policy-option", "widht=4"], "--policy-option:"),
+    (
+        ["a", "--policy-option", "widht=4"],
+        "--policy-option: there is no 'widht'; there are launch_min, launch_hit, group, width, "
+        "branches, detours, subtree, min_score, rest_after; did you mean width?",
+    ),
     (["a", "--link", "drafter:delay=5"], "--link:"),
+    (["a", "--link", "darfter:delay=5ms"], "--link: "),
     # Models
     (
         ["a", "--target", "~/none"],
@@ -83,6 +126,16 @@ GENERATE: list[tuple[list[str], str]] = [
         "~/sonud: no such folder; give a model's folder or its name on the hub; did you mean "
         "~/sound?",
     ),
+    (
+        ["a", "--target", "~nosuchuser/x"],
+        "~nosuchuser/x: no such folder; give a model's folder or its name on the hub",
+    ),
+    (
+        ["a", "--drafter", "~nosuchuser/x"],
+        "~nosuchuser/x: no such folder; give a model's folder or its name on the hub",
+    ),
+    (["a", "--heads", "~nosuchuser/x"], "~nosuchuser/x: no such folder; give a model's folder or"),
+    (["a", "--target", "x" * 5000], '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'),
     (
         ["a", "--target", "~/model.gguf"],
         "~/model.gguf: no such folder; give a model's folder or its name on the hub",
@@ -236,7 +289,7 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--trace", "~/none/t.json"],
-        "--trace: ~/none/t.json cannot be written: No such file or directory",
+        "--trace: ~/none/t.json cannot be written: No such file or directory; make its folder",
     ),
 ]
 
@@ -253,6 +306,19 @@ OTHERS: list[tuple[list[str], str]] = [
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),
     (["experiment", "~/garbled.toml"], "~/garbled.toml is not TOML: "),
+    (["experiment"], "FILE is missing; `experiment --help` says what it is"),
+    (["experiment", "bench", "--limit", "0"], "--limit: expected at least 1, got '0'"),
+    (["keys", "new"], "DIR is missing; `keys new --help` says what it is"),
+    (
+        ["trace-summary", "~/no-trace.json", "--text", "a"],
+        "--text: expected a whole number, got 'a",
+    ),
+    (
+        [*PLAN, "~nosuchuser/x"],
+        "--trace: ~nosuchuser/x cannot be read: No such file or",
+    ),
+    ([*PLAN, "~"], "--trace: ~ cannot be read: Is a directory; give a file"),
+    (["trace-summary", "~"], "~ cannot be read: Is a directory; give a file"),
     (
         ["experiment", "bench", "--set", "polcy=sync"],
         "{root}bench.toml: there is no setting 'polcy'",
@@ -261,6 +327,9 @@ OTHERS: list[tuple[list[str], str]] = [
     (["experiment", "bench", "--prompts", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
-    (["plan", "--target-ms", "0"], "--target-ms: Input should be greater than or equal to 0.001"),
+    (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),
+    (["chat", "--target", "~/none"], "~/none: no such folder; give a model's folder or its name"),
+    (["chat", "--target", "~nosuchuser/x"], "~nosuchuser/x: no such folder; give a model's"),
+    (["chat", "--target", "~/sonud"], "~/sonud: no such folder; give a model's folder or its name"),
     (["keys", "nwe"], "there is no command 'nwe'; did you mean new?"),
 ]

@@ -121,7 +121,7 @@ def test_a_folder_with_something_in_it_is_left_alone(
         (["--hidden-size", "60"], "hidden_size is 60, but the source has 64: models grow"),
         (["--num-attention-heads", "7"], "num_heads is 7, which is no multiple of num_kv_heads"),
         (["--head-dim", "24"], "head_dim is 24, which is no multiple of the source's 16"),
-        (["--like", "gpt-5"], "'gpt-5' is not one of"),
+        (["--like", "gpt-5"], "--like: expected one of 0.5b, llama-3.2-1b, "),
         (["--like", "llama-3.2-1b", "--target", "/none"], "/none: no config.json"),
     ],
 )

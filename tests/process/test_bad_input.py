@@ -71,7 +71,7 @@ def test_a_full_device_ends_the_run_with_one_line(tiny: list[str]) -> None:
     errors = [line for line in done.stderr.decode().splitlines() if line.startswith("error: ")]
     assert done.returncode == 1
     assert errors == [
-        "error: cannot write to standard output: No space left on device; send it elsewhere"
+        "error: cannot write to standard output: No space left on device; make room there"
     ]
     assert b"Traceback" not in done.stderr
 

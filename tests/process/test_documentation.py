@@ -1,5 +1,9 @@
-"""Every command of the README and of the page on choosing a pair works as it stands there."""
+"""Every command of the README and of the page on choosing a pair works as it stands there.
 
+What the first of them writes reads well, too, and comes with fewer passes than tokens.
+"""
+
+import json
 import re
 import shlex
 import subprocess
@@ -72,6 +76,27 @@ def test_a_command_of_the_documentation_works(line: str, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_the_first_text_of_the_readme_reads_well_and_gains() -> None:
+    """It ends by itself and no line comes twice; the drafter is right more often than not."""
+    words = shlex.split(next(line for line in commands() if " generate " in line))
+    done = subprocess.run(
+        [sys.executable, *words[1:], "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    text = json.loads(done.stdout)
+    assert text["finish_reason"] == "stop"
+    said = [line for line in text["text"].splitlines() if len(line.strip()) > 8]
+    assert len(said) >= 8
+    assert len(set(said)) == len(said)
+    metrics = text["metrics"]
+    assert metrics["num_tokens"] > 2 * metrics["num_target_passes"]
+    assert metrics["acceptance_rate"] > 0.5
 
 
 def check_recipe(name: str) -> None:

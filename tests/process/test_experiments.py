@@ -143,7 +143,7 @@ def test_a_full_disk_is_one_line_and_the_rest_comes_when_there_is_room(
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     last = errors.strip().splitlines()[-1]
-    assert "make room and run the same command again" in last, errors
+    assert "(ulimit -f); the same command goes on" in last, errors
     assert "Traceback" not in errors
     kept = read(out / "rows.jsonl")
     assert 0 < len(kept) < len(rows)

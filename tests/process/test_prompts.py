@@ -220,7 +220,7 @@ def test_several_texts_of_a_prompt_are_told_apart(models: list[str]) -> None:
         (["a", "--logprobs", "1"], "--logprobs and --prompt-logprobs are shown with --json"),
         (["a", "--logit-bias", "5"], "--logit-bias: expected biases like 50:-100,7:2.5, got '5'"),
         (["a", "--stop-token-ids", "x"], "--stop-token-ids: expected numbers like 1,2,3"),
-        (["a", "--stop", ""], "--stop: String should have at least 1 character"),
+        (["a", "--stop", ""], "--stop: expected a text that is not empty"),
         (["a", "--n", "2"], "n is 2, but at temperature 0 all texts are the same"),
     ],
 )

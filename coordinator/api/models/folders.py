@@ -15,6 +15,7 @@ from coordinator.api.models import architectures
 from coordinator.api.models.fetching import Download, Say
 from proto.errors import ModelError, did_you_mean
 from proto.heads import HeadKind
+from proto.paths import is_folder, path_of
 
 TOKENIZER = "tokenizer.json"
 # Without the weights: those are large, and fetched when all else is known to fit.
@@ -59,7 +60,7 @@ class Checkpoint:
     @property
     def is_on_hub(self) -> bool:
         """Whether its files were fetched, or are to be."""
-        return not Path(self.name).expanduser().is_dir()
+        return not is_folder(self.name)
 
     def fetch_weights(self, say: Say | None) -> None:
         """Fetch what is not here yet. Raises ModelError."""
@@ -144,8 +145,8 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
 def _near(name: str) -> str:
     """Which folder was probably meant, if there is one beside it."""
-    path = Path(name).expanduser()
-    if path.exists() or not path.name or not path.parent.is_dir():
+    path = path_of(name)
+    if is_folder(name) or not path.name or not is_folder(str(path.parent)):
         return ""
     beside = {str(one.parent): one.parent.name for one in path.parent.glob("*/config.json")}
     meant = did_you_mean(path.name, beside.values())

@@ -17,6 +17,7 @@ from typing import Any
 
 from coordinator.api.tokenization import find_file
 from proto.heads import HeadKind, feature_layers, head_kind, head_kind_of_tensors
+from proto.paths import is_folder
 
 CONFIG = "config.json"
 MAX_JSON_BYTES = 1 << 26
@@ -45,7 +46,7 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
 
 def find_config(model: str, revision: str | None) -> Path | None:
     """The config.json of a model; None: there is none, or nobody can be asked for it."""
-    if Path(model).expanduser().is_dir():
+    if is_folder(model):
         return find_file(model, revision, CONFIG)
     path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))
     if path is None and time.monotonic() - asked_s >= AGAIN_S:

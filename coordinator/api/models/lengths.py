@@ -4,6 +4,7 @@ from coordinator.api.config import PairConfig
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # as architectures name it
 LIMITED_ROPES = ("longrope", "dynamic")  # beyond the original length they change every position
 
 
@@ -16,13 +17,43 @@ def longest_of(model: str, revision: str | None) -> int | None:
     config = {} if path is None else read(path)
     if isinstance(inner := config.get("text_config"), dict):
         config = inner
-    limit = config.get("max_position_embeddings")
+    lengths = [config[name] for name in LENGTHS if type(config.get(name)) is int]
+    limit = min(lengths, default=None)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LIMITED_ROPES:
         name = "original_max_position_embeddings"
         original = rope.get(name) or config.get(name)
         limit = original if type(original) is int else limit
     return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
+
+
+def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
+    """Of a prompt that has no room: how long it may be, and what to do about it.
+
+    max_len    most tokens of a text, with the answer
+    has_heads  whether heads run in the target's process
+    """
+    own = longest_of(config.target, config.target_revision)
+    if own is not None and num_tokens >= own:
+        return f"the model itself takes {own} at most, with the answer; shorten it"
+    more = how_longer(config, max_len, has_heads=has_heads)
+    return f"texts have {max_len} at most here, with the answer; shorten it" + (
+        f", or {more}" if more else ""
+    )
+
+
+def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> str:
+    """What makes texts longer than they may be; empty: nothing, the model takes no more."""
+    own = longest_of(config.target, config.target_revision)
+    if own is not None and max_len >= own:
+        return ""
+    most = "" if own is None else f" (the model takes {own})"
+    if config.max_model_len is not None or config.reproducible:
+        return f"raise --max-model-len{most}"
+    if has_heads:
+        return "leave out the heads in the target's process, which take no more"
+    # Nobody has asked for so little: there is no memory for more.
+    return f"ask for more with --max-model-len{most}, and fewer texts at once (--max-num-seqs)"
 
 
 def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:

@@ -11,6 +11,7 @@ from coordinator.api.config import PairConfig
 from coordinator.api.models import folders, tokenizers
 from coordinator.api.models.head_fit import check_head
 from coordinator.api.models.heads import find_config, kind_of, read
+from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.launching.devices import check_device
 from proto.messages import Role
@@ -18,7 +19,6 @@ from proto.node_config import NodeConfig
 
 NO_LIMIT = 1 << 31
 Say = Callable[[dict[Role, str]], None]
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # as architectures name it
 
 
 class Preflight:

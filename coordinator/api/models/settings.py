@@ -9,6 +9,7 @@ from coordinator.api.frozen import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from proto.errors import ConfigurationError
 from proto.heads import HeadKind
+from proto.paths import is_folder, path_of
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
@@ -18,12 +19,7 @@ KINDS = "Medusa, EAGLE, EAGLE-3"
 def _located(model: str) -> str:
     """A folder by its whole path: nodes run in the root of the repository, wherever we do."""
     is_name = model in ("", NGRAM) or not is_folder(model)
-    return model if is_name else str(Path(model).expanduser().absolute())
-
-
-def is_folder(model: str) -> bool:
-    """Whether a model is a folder here, and not a name on the hub."""
-    return Path(model).expanduser().is_dir()
+    return model if is_name else str(path_of(model).absolute())
 
 
 Name = Annotated[str, Field(min_length=1)]
@@ -89,7 +85,7 @@ class ModelsConfig(Frozen):
     @property
     def is_embedded(self) -> bool:
         """Whether the target is the one that ships, for which there is a drafter."""
-        return Path(self.target).expanduser().resolve() == MODELS / "target"
+        return path_of(self.target).resolve() == MODELS / "target"
 
     # What a checkpoint is, is asked of its files only where it matters.
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from coordinator.api.request import Step
+from proto.errors import ConfigurationError, shown
 
 # Whether there is a bar, or what makes one of `total` and `desc`, as `tqdm.tqdm` does.
 UseTqdm: TypeAlias = bool | Callable[..., Any]
@@ -18,6 +19,10 @@ class Bar(AbstractContextManager["Bar"]):
     def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
         self._num_tokens, self._since = 0, time.monotonic()
         self._bar: Any = None
+        if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+            raise ConfigurationError(
+                f"use_tqdm: expected true, false or a function, got {shown(use_tqdm)}"
+            )
         if use_tqdm:
             self._bar = _maker(use_tqdm)(total=total, desc="prompts")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.models.heads import find_config
-from proto.errors import ConfigurationError, shown
+from coordinator.api.values import scalar
+from proto.errors import ConfigurationError, did_you_mean, shown
 from proto.heads import HeadKind
 from proto.policies import POLICIES
 
@@ -71,9 +72,10 @@ def read(config: Mapping[str, Any] | None) -> Speculation:
     """Raises ConfigurationError."""
     given = _known(config)
     method, model = given.get("method"), given.get("model")
-    if method is not None and method not in METHODS:
+    if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ConfigurationError(
             f'{NAME}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
+            f"{did_you_mean(method, METHODS) if isinstance(method, str) else ''}"
         )
     values = _values(given)
     if method in POLICIES:
@@ -84,7 +86,7 @@ def read(config: Mapping[str, Any] | None) -> Speculation:
             )
         values["policy"] = method
     elif method == NGRAM:
-        if model not in (None, NGRAM):
+        if model is not None and not (isinstance(model, str) and model == NGRAM):
             raise ConfigurationError(
                 f'the method ngram has no model, but {shown(model)} is given; "also_ngram" uses '
                 "both"
@@ -107,8 +109,11 @@ def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
             f"{NAME}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
         )
     if unknown := [name for name in config if name not in KNOWN]:
-        raise ConfigurationError(f"{NAME} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}")
-    return {name: value for name, value in config.items() if value is not None}
+        meant = did_you_mean(unknown[0], KNOWN) if isinstance(unknown[0], str) else ""
+        raise ConfigurationError(
+            f"{NAME} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
+        )
+    return {name: scalar(value) for name, value in config.items() if value is not None}
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
+from coordinator.api.models.folders import TOKENIZER, find
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import find_file
@@ -107,9 +108,10 @@ def template_arguments(text: str | None) -> dict[str, Any]:
 
 def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatTemplate:
     """The target's, tried before anything is started. Raises ModelError, ConfigurationError."""
-    if find_file(pair.target, pair.target_revision, "tokenizer.json") is None:
+    find(pair.target, pair.target_revision)  # what is no model's folder has no files either
+    if find_file(pair.target, pair.target_revision, TOKENIZER) is None:
         raise ConfigurationError(
-            f"{pair.target} has no tokenizer.json, and a conversation is text; give a target that "
+            f"{pair.target} has no {TOKENIZER}, and a conversation is text; give a target that "
             "has one"
         )
     template = ChatTemplate.of_model(pair.target, pair.target_revision)

@@ -18,7 +18,7 @@ COMMANDS = {
     "drop": ("", "forget the oldest turn, or as many as a message needs to fit"),
     "quit": ("", "end (also /exit, Ctrl-D, or Ctrl-C twice)"),
 }
-ALSO = {"clear": "reset", "exit": "quit", "bye": "quit", "?": "help"}
+ALSO = {"clear": "reset", "exit": "quit", "q": "quit", "bye": "quit", "?": "help"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class Lines:
 
 
 def _command(line: str) -> Entry:
-    name, _, argument = line[1:].strip().partition(" ")
-    name = ALSO.get(name, name)
-    return Command(name, argument.strip()) if name in COMMANDS else Unknown(name)
+    said, _, argument = line[1:].strip().partition(" ")
+    name = ALSO.get(said.lower(), said.lower())
+    return Command(name, argument.strip()) if name in COMMANDS else Unknown(said)
 
 
 def help_lines() -> list[str]:

@@ -11,20 +11,25 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.request import Request
 from coordinator.cli.chat.answer import Answer
 from coordinator.cli.chat.conversation import Conversation, Message, Rendered, TooLongError
-from coordinator.cli.chat.entries import Command, Entry, Lines, Say, Unknown, help_lines
+from coordinator.cli.chat.entries import COMMANDS, Command, Entry, Lines, Say, Unknown, help_lines
 from coordinator.cli.chat.interrupts import LineInterruptedError
 from coordinator.cli.chat.screen import TWICE, Screen
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
-from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
+from proto.errors import (
+    ConfigurationError,
+    OutputError,
+    SlipstreamError,
+    TextError,
+    did_you_mean,
+)
 from proto.messages import FinishReason, Role
 
-FOR_GOOD = "or start with a larger --max-model-len, or --drop-oldest"
+FOR_GOOD = "; or start with --drop-oldest"
 NOTHING_IS_LOST = (
-    "nothing is lost: /drop forgets the oldest turns and asks again, /reset forgets all; "
-    + FOR_GOOD
+    "nothing is lost: /drop forgets the oldest turns and asks again, /reset forgets all"
 )
-FULL = f"the conversation is full: /drop forgets the oldest turn, /reset all; {FOR_GOOD}"
+FULL = "the conversation is full: /drop forgets the oldest turn, /reset all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Chat:
                 case Unknown(name):
                     raise ConfigurationError(
                         f"there is no command /{name}; /help lists them, and with a space before "
-                        "the / the line is a message"
+                        f"the / the line is a message{did_you_mean(name, COMMANDS)}"
                     )
         except (ConfigurationError, TextError) as error:
             if not self._screen.is_person:
@@ -137,7 +142,8 @@ class Chat:
         except TooLongError as error:
             self._unanswered = text
             has_turns = self._conversation.num_turns > 0 and not self._settings.drops
-            raise TooLongError(f"{error}; {NOTHING_IS_LOST if has_turns else _MESSAGE}") from error
+            line = NOTHING_IS_LOST + self._for_good if has_turns else f"shorten it{self._longer}"
+            raise TooLongError(f"{error}; {line}") from error
         finally:
             if answer is None:
                 self._conversation.withdraw()
@@ -156,6 +162,16 @@ class Chat:
 
     def _encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
         return self._pair.encode_chat(messages, self._settings.arguments)
+
+    @property
+    def _longer(self) -> str:
+        """What one could start with for longer texts; empty: the model takes no more."""
+        more = self._pair.how_longer()
+        return f", or {more}" if more else ""
+
+    @property
+    def _for_good(self) -> str:
+        return FOR_GOOD + self._longer
 
     @property
     def _max_model_len(self) -> int:
@@ -198,15 +214,12 @@ class Chat:
             self._screen.note("stopped; what was written stays part of the conversation")
         elif made.finish_reason == FinishReason.LENGTH.value:
             if length >= self._max_model_len:
-                self._screen.note(FULL)
+                self._screen.note(FULL + self._for_good)
             else:
                 self._screen.note("the answer ends at --max-tokens; ask it to go on")
         if self._screen.is_person and made.metrics is not None:
             fill = f"{length} of {self._max_model_len} tokens"
             self._screen.note(f"{figures(made.metrics)}; {fill}")
-
-
-_MESSAGE = "shorten it, or start with a larger --max-model-len"
 
 
 def _pieces(answer: Answer) -> Iterator[str]:

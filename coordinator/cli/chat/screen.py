@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from coordinator.cli.chat.interrupts import Interrupts, LineInterruptedError
+from coordinator.cli.harmless import harmless
+from coordinator.cli.writers import for_reader
 from proto.errors import ConfigurationError, OutputError
+from proto.system_errors import cannot_write
 
 with suppress(ImportError):
     import readline  # noqa: F401 - `input` edits lines and remembers them with it
@@ -69,14 +72,12 @@ class _Output:
         if not text:
             return
         try:
-            sys.stdout.write(text)
+            sys.stdout.write(for_reader(text))
             sys.stdout.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(
-                f"cannot write to standard output: {error.strerror}; send it elsewhere"
-            ) from error
+            raise OutputError(f"cannot write to standard output: {cannot_write(error)}") from error
         self._ends_line = text.endswith("\n")
 
     def end_answer(self, *, is_empty: bool) -> None:
@@ -126,7 +127,7 @@ class Terminal:
 
     def note(self, line: str) -> None:
         # As it is: a path or a number in it has no colour of its own, and no line is broken.
-        self._console.print(Text(line, style="dim"), soft_wrap=True)
+        self._console.print(Text(harmless(line), style="dim"), soft_wrap=True)
 
 
 @contextmanager
@@ -185,7 +186,7 @@ class Pipe:
         self._output.end_answer(is_empty=is_empty)
 
     def note(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(harmless(line) + "\n")
 
 
 def _stripped(line: str) -> str | None:

@@ -31,7 +31,7 @@ from coordinator.cli.display import Progress, rounded, shown_time, simulation
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.screens.loading import models_of
 from coordinator.cli.speculation_view import SpeculationView, legend
-from coordinator.cli.writers import wants_colour, write_out
+from coordinator.cli.writers import for_reader, view_of, wants_colour, write_out
 from coordinator.text.metrics import Metrics
 from proto.errors import TextError
 
@@ -100,8 +100,8 @@ def demo(
         pace = PACE_S if sys.stdout.isatty() else 0.0
     plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
     screen = Screen(text, slowdown(plain, pace), in_colour=wants_colour(sys.stdout))
-    screen.show("The target alone", "", plain, lambda step: step.part.outputs[0].text)
-    view = SpeculationView(running.decoder(ids), in_colour=screen.in_colour)
+    screen.show("The target alone", "", plain, lambda step: for_reader(step.part.outputs[0].text))
+    view = view_of(running.decoder(ids))
     drafter_only = pair.has_draft_model and not pair.heads
     explained = legend(in_colour=screen.in_colour, drafter_only=drafter_only)
     screen.show("The same with drafts", explained, drafted, _shown_by(view))
@@ -169,7 +169,7 @@ class Screen:
         slow = f", shown {rounded(self._factor)} times slower" if self._factor > 1 else ""
         write_out(f"\n{self._styled(title + slow, BOLD)}\n")
         write_out(f"{explained}\n\n" if explained else "\n")
-        write_out(self._styled(self._prompt, DIM))
+        write_out(self._styled(for_reader(self._prompt), DIM))
         since = time.monotonic()
         for at, text in scenes(take, self._factor, shown):
             if text:

@@ -27,7 +27,7 @@ Row = tuple[str, str, str]  # a flag with what stands for its value, its help, i
 
 EXAMPLES = {
     "generate": (
-        '"def read_lines(path):"',
+        '"class Codec(codecs.Codec):"',
         '--temperature 0.8 --seed 7 --show-speculation "import os"',
         '--target LARGE --drafter SMALL --chat "Why is the sky blue?"',
         "--prompt-file prompts.txt --json --policy ar",

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from coordinator.api.config import PairConfig
 from proto.messages import Role
+from proto.paths import is_folder, path_of
 
 ORDER = (Role.TARGET, Role.DRAFTER)
 REDRAW_S = 0.2
@@ -42,9 +43,8 @@ class Model:
 
     def folder(self) -> Path | None:
         """Where its files are on this machine; None: they are not. Nothing is fetched."""
-        folder = Path(self.name).expanduser()
-        if folder.is_dir():
-            return folder
+        if is_folder(self.name):
+            return path_of(self.name)
         try:
             found = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
         except ValueError:  # no name of a model

@@ -12,6 +12,8 @@ from deploy.experiments.results.summary import summarize
 from deploy.experiments.results.tables import device_table, table, to_csv
 from deploy.experiments.results.words import answers, warnings
 from deploy.experiments.rows import Row, file_name, with_void_arms
+from proto.errors import OutputError
+from proto.system_errors import cannot_write
 
 SUMMARY, REPORT, ANSWERS = "summary.csv", "report.html", "answers"
 
@@ -63,10 +65,13 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
 def _write_answers(
     folder: Path, header: Header, rows: Sequence[Row], decoders: Mapping[str, Decode]
 ) -> None:
-    """Of sets with categories and numbered questions, an arm each."""
+    """Of sets with categories and numbered questions, an arm each. Raises OutputError."""
     if not any(row.category and row.prompt_id.isdecimal() for row in rows):
         return
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {cannot_write(error)}") from error
     for arm in dict.fromkeys(
         row.arm for row in rows if row.stage == "main" and row.arm in decoders
     ):

@@ -151,8 +151,8 @@ def test_the_length_of_an_n_gram_that_is_not_given_fits_the_other(
             {"rejection_sample_method": "block", "verify": "token"},
             "says rejection_sample_method and verify, which are one setting",
         ),
-        ({"prompt_lookup_max": 0}, "speculative_config, prompt_lookup_max: Input should be "),
-        ({"prompt_lookup_max": "x"}, "speculative_config, prompt_lookup_max: Input should be "),
+        ({"prompt_lookup_max": 0}, "speculative_config, prompt_lookup_max: expected "),
+        ({"prompt_lookup_max": "x"}, "speculative_config, prompt_lookup_max: expected "),
         ({"draft_sample_method": "greedy"}, "speculative_config has no 'draft_sample_method'"),
     ],
 )
@@ -189,7 +189,7 @@ def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_say_what_the
     )
     assert refusal(trust_remote_code=True).endswith("that comes with a checkpoint is never run")
     assert "seed=False is not a setting" in refusal(seed=False)
-    assert refusal(dtype=["half"]).startswith("dtype: Input should be ")
+    assert refusal(dtype=["half"]).startswith("dtype: expected ")
 
 
 def test_sampling_parameters_know_the_values_that_mean_no_limit() -> None:

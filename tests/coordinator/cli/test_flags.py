@@ -79,7 +79,7 @@ def test_a_field_refuses_a_value_by_the_name_of_its_flag() -> None:
     def command(*, request: SamplingParams) -> None:
         raise AssertionError(request)
 
-    with pytest.raises(ConfigurationError, match=r"^--top-p: Input should be less than"):
+    with pytest.raises(ConfigurationError, match=r"^--top-p: expected at most"):
         called(command, "--top-p", "2")
     with pytest.raises(ConfigurationError, match=r"^--logit-bias: expected biases like"):
         called(command, "--logit-bias", "5")

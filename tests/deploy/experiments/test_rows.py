@@ -63,7 +63,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match="No space left on device; make room and run the same"):
+    with pytest.raises(OutputError, match="No space left on device; make room there; the same"):
         file.append(PAIR)
     assert path.read_bytes() == before
     monkeypatch.undo()

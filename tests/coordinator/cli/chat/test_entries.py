@@ -44,6 +44,7 @@ def test_commands_are_known_by_all_of_their_names() -> None:
         Command("quit"),
         Command("system", "be brief"),
     ]
+    assert entries("/q", "/QUIT", "/Exit") == [Command("quit")] * 3
     assert entries(*(f"/{name}" for name in COMMANDS)) == [Command(name) for name in COMMANDS]
 
 

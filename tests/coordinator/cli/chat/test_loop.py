@@ -48,6 +48,10 @@ class TalkingPair(ScriptedPair):
     def check(self, prompt: tuple[int, ...]) -> None:
         """They are letters."""
 
+    def how_longer(self) -> str:
+        """As if nobody had asked for so little."""
+        return "raise --max-model-len"
+
     def hello(self, _: Role) -> SimpleNamespace:
         """As far as is asked."""
         return SimpleNamespace(max_model_len=self._max_len)
@@ -183,7 +187,7 @@ def test_a_message_that_never_fits_does_not_offer_to_drop_turns(settings: dict[s
     screen = Typed("a" * 30)
     talk(screen, max_len=20, **settings)
     (line,) = screen.notes
-    assert line.endswith("; shorten it, or start with a larger --max-model-len")
+    assert line.endswith("; shorten it, or raise --max-model-len")
 
 
 def test_an_answer_that_fills_the_context_says_so() -> None:
@@ -195,7 +199,7 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
 
 def test_a_pipe_ends_with_what_cannot_be_answered() -> None:
     screen = Typed("a", "/nothing", "b", is_person=False)
-    with pytest.raises(ConfigurationError, match="there is no command /nothing"):
+    with pytest.raises(ConfigurationError, match="there is no command /nothing; /help"):
         talk(screen)
     assert screen.shown == "1,1\n"
     with pytest.raises(TooLongError, match="30 tokens"):

@@ -1,0 +1,50 @@
+"""Whether this Python can run Slipstream, asked before anything else is loaded.
+
+Read by Pythons that are much too old for the rest: it has no syntax and no library of later ones.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OLDEST, WANTED = (3, 11), "3.11 or 3.12"
+VERSION = (sys.version_info[0], sys.version_info[1])
+SHOWN = 3  # of the packages that are missing
+# What is imported before whoever imports it could say anything itself.
+_SHARED = ("msgpack", "zmq", "typer")
+COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingface_hub")
+NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
+
+
+def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" = VERSION) -> str:
+    """Why it cannot run here and what to do, in a line; empty: it can.
+
+    program  as it is typed behind `python -m`; empty: it is a program of somebody else
+    needed   the packages
+    """
+    is_old = version < OLDEST
+    missing = [] if is_old else [name for name in needed if find_spec(name) is None]
+    if not is_old and not missing:
+        return ""
+    number = ".".join(map(str, version))
+    what = f"is version {number}, and {WANTED} is needed"
+    if missing:
+        more = len(missing) - SHOWN
+        what = f"lacks {', '.join(missing[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
+    own = ROOT / ".venv" / "bin" / "python"
+    place = own.relative_to(ROOT) if Path.cwd() == ROOT else own
+    # It may be that Python itself, where the setup was cut short.
+    is_set_up = own.exists() and Path(sys.prefix) != own.parents[1]
+    where = "" if Path.cwd() == ROOT else f" in {ROOT}"
+    setup = "" if is_set_up else f"run `make setup`{where}, then "
+    command = f"{place} -m {program}" if program else str(place)
+    return f"this Python ({sys.executable}) {what}; {setup}use {command}"
+
+
+def may_run(program: str, needed: "tuple[str, ...]") -> bool:
+    """Whether it can; if not, that has been said."""
+    line = refusal(program, needed)
+    if line:
+        sys.stderr.write(f"error: {line}\n")
+    return not line

@@ -1,0 +1,56 @@
+"""What is said of a prompt that has no room: never to do what cannot be done."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.api.config import PairConfig
+from coordinator.api.models.lengths import how_longer, longest_of, too_long
+
+
+def model(folder: Path, **fields: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions", "n_ctx"])
+def test_the_models_own_limit_is_known_by_whatever_name_it_has(tmp_path: Path, name: str) -> None:
+    target = model(tmp_path, **{name: 512})
+    assert longest_of(target, None) == 512
+    line = too_long(PairConfig(target=target), 600, 512)
+    assert line == "the model itself takes 512 at most, with the answer; shorten it"
+
+
+@pytest.mark.parametrize("max_len", [100, 512])
+def test_a_prompt_beyond_the_models_own_limit_is_not_advised_to_raise_it(
+    tmp_path: Path, max_len: int
+) -> None:
+    config = PairConfig(target=model(tmp_path, n_ctx=512), max_model_len=max_len)
+    assert "--max-model-len" not in too_long(config, 512, max_len)
+
+
+def test_whoever_asked_for_little_is_told_how_much_there_could_be(tmp_path: Path) -> None:
+    config = PairConfig(target=model(tmp_path, n_ctx=512), max_model_len=100)
+    assert too_long(config, 200, 100) == (
+        "texts have 100 at most here, with the answer; shorten it, or raise --max-model-len (the "
+        "model takes 512)"
+    )
+    assert how_longer(config, 512) == ""
+
+
+def test_where_nobody_asked_for_little_it_is_the_memory_or_the_heads(tmp_path: Path) -> None:
+    config = PairConfig(target=model(tmp_path, n_ctx=512))
+    assert how_longer(config, 100) == (
+        "ask for more with --max-model-len (the model takes 512), and fewer texts at once "
+        "(--max-num-seqs)"
+    )
+    assert how_longer(config, 100, has_heads=True).startswith("leave out the heads")
+    rounded = PairConfig(target=model(tmp_path, n_ctx=9999), reproducible=True)
+    assert how_longer(rounded, 4096) == "raise --max-model-len (the model takes 9999)"
+
+
+def test_of_a_model_that_says_nothing_no_limit_is_named(tmp_path: Path) -> None:
+    config = PairConfig(target=model(tmp_path), max_model_len=100)
+    assert too_long(config, 200, 100).endswith("; shorten it, or raise --max-model-len")

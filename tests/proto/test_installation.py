@@ -1,0 +1,101 @@
+"""A Python that cannot run Slipstream says so in a line, whichever part of it is started."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from proto import installation
+from proto.installation import COORDINATOR, NODE, refusal
+
+ROOT = Path(__file__).resolve().parents[2]
+# What an old Python reads before it is asked how old it is.
+READ_BEFORE = (
+    *("proto/__init__.py", "proto/installation.py", "coordinator/__init__.py"),
+    *("coordinator/__main__.py", "target_node/__init__.py", "target_node/__main__.py"),
+    *("drafter_node/__init__.py", "drafter_node/__main__.py", "slipstream/__init__.py"),
+    *("slipstream/__main__.py", "slipstream/command.py", "slipstream/finding.py"),
+)
+
+
+@pytest.mark.parametrize("program", ["coordinator", "slipstream", "target_node", "drafter_node"])
+def test_a_python_without_the_packages_is_told_what_to_type_in_a_line(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", program, "--version"],  # -S: without its packages
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: this Python ({sys.executable}) lacks msgpack, zmq, ty")
+    assert done.stderr.endswith(f"use .venv/bin/python -m {program}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_of_somebody_else_is_told_it_as_the_reason_of_an_import_error() -> None:
+    code = "from slipstream import LLM"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: this Python ({sys.executable}) lacks msgpack, zmq, typer")
+    assert last.endswith("use .venv/bin/python")
+
+
+def test_this_python_can_run_it_and_an_older_one_is_told_which_is_needed() -> None:
+    assert refusal("coordinator", COORDINATOR) == refusal("target_node", NODE) == ""
+    line = refusal("coordinator", COORDINATOR, (3, 9))
+    assert "is version 3.9, and 3.11 or 3.12 is needed; " in line
+
+
+def test_the_setup_is_asked_for_where_there_has_been_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "ROOT", tmp_path)
+    line = refusal("coordinator", ("no_such_package",))
+    assert "lacks no_such_package; run `make setup` in " in line
+    assert line.endswith(f", then use {tmp_path}/.venv/bin/python -m coordinator")
+    monkeypatch.chdir(tmp_path)
+    line = refusal("coordinator", ("no_such_package",))
+    assert line.endswith("; run `make setup`, then use .venv/bin/python -m coordinator")
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    line = refusal("coordinator", ("no_such_package",))
+    assert line.endswith("no_such_package; use .venv/bin/python -m coordinator")
+    monkeypatch.setattr(sys, "prefix", str(own.parents[1]))  # a setup that was cut short
+    assert "run `make setup`, then" in refusal("coordinator", ("no_such_package",))
+
+
+@pytest.mark.parametrize("name", READ_BEFORE)
+def test_an_old_python_can_read_what_it_reads_before_it_is_asked(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+    # Syntax that was there before what it does: such a type is made when the file is read.
+    annotations = [
+        node.annotation
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) and node.annotation is not None
+    ]
+    assert tree.body
+    if "finding" in name or "installation" in name:
+        assert not any(isinstance(one, ast.BinOp | ast.Subscript) for one in annotations)
+
+
+def test_all_that_is_looked_for_is_among_the_dependencies() -> None:
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {one.partition("==")[0].lower() for one in stated}
+    owners = packages_distributions()
+    for package in (*COORDINATOR, *NODE):
+        assert {owner.lower().replace("_", "-") for owner in owners[package]} & names, package
