@@ -62,7 +62,7 @@ from proto.messages import (
     SamplingSpec,
     TracePart,
 )
-from proto.node_config import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, NodeConfig
+from proto.node_config import EXIT_UNUSABLE, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class Service:
         )
         self.outside = listener.outside
         self.num_refused = 0  # connections from outside
+        self._said: set[str] = set()  # of processes that were turned away, each once
         self._network = (
             SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
             if links
@@ -265,9 +266,9 @@ class Service:
         try:
             while not self._stopping:
                 enter(Phase.WAIT)
-                for identity, frame in self._listener.receive(TIMER_S):
+                for node, frame in self._listener.receive(TIMER_S):
                     enter(Phase.DECODE)
-                    self._on_frame(identity.removesuffix(HEARTBEAT_SUFFIX), frame)
+                    self._on_frame(node, frame)
                     enter(Phase.WAIT)
                 enter(Phase.DECIDE)
                 now = time.monotonic()
@@ -330,6 +331,10 @@ class Service:
                 "refused a connection to %s: it has no key that is known here", self.outside
             )
         self.num_refused = number
+        for line in self._door.turned_away():
+            if line not in self._said:
+                self._said.add(line)
+                logger.warning(line)
 
     def _on_timer(self, now: float) -> None:
         self._count_refused()

@@ -53,10 +53,42 @@ class CoordinatorKeys:
     """The coordinator's: its own pair, and the public keys of its nodes by their identity.
 
     Nodes may be added at any time, from any thread.
+
+    is_open  whoever comes may speak, under any name: on a loopback address without keys
     """
 
     own: KeyPair
     nodes: dict[bytes, str] = field(default_factory=dict)
+    is_open: bool = False
+
+    def lets_in(self, key: str) -> bool:
+        """Whether somebody with this public key may speak."""
+        return self.is_open or key in tuple(self.nodes.values())
+
+    def is_of(self, name: bytes, key: str) -> bool:
+        """Whether this public key is that of the node of this name."""
+        return self.is_open or (bool(key) and self.nodes.get(name) == key)
+
+    def name_of(self, key: str) -> bytes | None:
+        """The node with this public key; the latest, where several had it one after another."""
+        names = [name for name, one in tuple(self.nodes.items()) if one == key]
+        return names[-1] if names else None
+
+
+# On a loopback address without keys. It is no secret, and so it keeps none.
+EVERYBODYS = KeyPair(
+    "7d=amI4<?&*n.J&/Cj:o[G.0NNo^ON<X#4N&.9W5", "1(7Qm*K8#u{U=EcU%nnpWqP4]A%MbfeH!G:v9i5^"
+)
+
+
+def open_door() -> CoordinatorKeys:
+    """For a coordinator without keys."""
+    return CoordinatorKeys(EVERYBODYS, is_open=True)
+
+
+def open_hand() -> NodeKeys:
+    """For a node without keys."""
+    return NodeKeys(KeyPair.new(), EVERYBODYS.public)
 
 
 def keys_of(config: NodeConfig) -> NodeKeys | None:
