@@ -23,6 +23,8 @@ import os
 import secrets
 import socket
 import threading
+import time
+from collections import deque
 
 import zmq
 from zmq.utils import z85
@@ -36,6 +38,9 @@ HANDSHAKE_LIMIT_MS = 5000  # after that a connection that has not said who it is
 WAITING_CONNECTIONS = 512  # that wait to be taken
 IDENTITY_BYTES = 16
 PROPERTY = "X-Node"  # what a node says of itself, in the handshake
+# The library reads what the peer has asked for after it has asked here. An answer that is there
+# already would count less than that; so it comes a little later.
+ANSWERED_AFTER_S = 0.01
 ZAP = "inproc://zeromq.zap.01"  # where the library asks
 WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
@@ -78,7 +83,7 @@ class Gate:
         self._keys = keys
         self._num_refused = 0
         self._socket = sock
-        self._asked = context.socket(zmq.REP)
+        self._asked = context.socket(zmq.ROUTER)
         self._asked.bind(ZAP)
         sock.curve_secretkey = keys.own.secret.encode()
         sock.curve_publickey = keys.own.public.encode()
@@ -98,11 +103,19 @@ class Gate:
         poller = zmq.Poller()
         poller.register(self._asked, zmq.POLLIN)
         poller.register(self._stopped, zmq.POLLIN)
-        while self._stopped.fileno() not in dict(poller.poll()):
-            _version, request, _domain, _address, _identity, _mechanism, *given = (
-                self._asked.recv_multipart()
-            )
-            self._asked.send_multipart([b"1.0", request, *self._verdict(given)])
+        answers: deque[tuple[float, list[bytes]]] = deque()  # and when each is given
+        while True:
+            left_ms = 1 + 1000 * (answers[0][0] - time.monotonic()) if answers else None
+            ready = dict(poller.poll(left_ms if left_ms is None else max(0.0, left_ms)))
+            if self._stopped.fileno() in ready:
+                break
+            now = time.monotonic()
+            if self._asked in ready:
+                sender, _, _, request, _, _, _, _, *given = self._asked.recv_multipart()
+                answer = [sender, b"", b"1.0", request, *self._verdict(given)]
+                answers.append((now + ANSWERED_AFTER_S, answer))
+            while answers and answers[0][0] <= now:
+                self._asked.send_multipart(answers.popleft()[1])
         self._asked.close(linger=0)
 
     def _verdict(self, given: list[bytes]) -> tuple[bytes, bytes, bytes, bytes]:
