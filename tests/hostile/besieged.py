@@ -25,6 +25,8 @@ NAMES = {
 class Nobody:
     """A launcher of nodes that join by hand."""
 
+    is_by_hand = True
+
     def __init__(self, keys: CoordinatorKeys) -> None:
         self.keys: CoordinatorKeys | None = keys
         self.endpoint, self.outside = "", "tcp://127.0.0.1:*"
@@ -36,6 +38,10 @@ class Nobody:
     def ended(self) -> list[Obituary]:
         """Nobody."""
         return []
+
+    def has_room_again(self) -> bool:
+        """Nothing is started here."""
+        return False
 
     def pids(self) -> dict[str, int]:
         """None."""
