@@ -54,7 +54,7 @@ class Backlog:
         }
         if sum(size for size in kept.values() if size > 0) > self._limit_bytes:
             worst = max(kept, key=kept.__getitem__)
-            _shut_down(worst, self._connections.pop(worst).inode)
+            _shut_down(worst, self._connections[worst].inode)
 
 
 def _inode(connection: int) -> int:
@@ -66,23 +66,26 @@ def _inode(connection: int) -> int:
 
 
 def _received(connection: int, inode: int) -> int:
-    """Bytes that have come over it so far."""
-    if _inode(connection) != inode:
+    """Bytes that have come over it so far; 0: it is closed."""
+    info = b""
+    with contextlib.suppress(OSError):
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=connection)
+        try:
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RECEIVED.size)
+        finally:
+            borrowed.detach()
+    # Asked afterwards: the library may have closed it, and its number may be another one's by now.
+    if len(info) < TCP_INFO_RECEIVED.size or _inode(connection) != inode:
         return 0
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=connection)
-    try:
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RECEIVED.size)
-    except OSError:
-        return 0
-    finally:
-        borrowed.detach()
-    return TCP_INFO_RECEIVED.unpack(info)[0] if len(info) == TCP_INFO_RECEIVED.size else 0
+    return int(TCP_INFO_RECEIVED.unpack(info)[0])
 
 
 def _shut_down(connection: int, inode: int) -> None:
     """The library sees that the peer has gone, and closes it."""
-    if _inode(connection) == inode:
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=connection)
-        with contextlib.suppress(OSError):
-            borrowed.shutdown(socket.SHUT_RDWR)
-        borrowed.detach()
+    # A copy of the number stays this connection's, whatever the library does meanwhile.
+    with (
+        contextlib.suppress(OSError),
+        socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as copied,
+    ):
+        if _inode(copied.fileno()) == inode:
+            copied.shutdown(socket.SHUT_RDWR)
