@@ -41,6 +41,8 @@ PROPERTY = "X-Node"  # what a node says of itself, in the handshake
 # The library reads what the peer has asked for after it has asked here. An answer that is there
 # already would count less than that; so it comes a little later.
 ANSWERED_AFTER_S = 0.01
+CLAIM_CHARS = 100
+EVENTS = "inproc://events"
 ZAP = "inproc://zeromq.zap.01"  # where the library asks
 WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
@@ -55,7 +57,7 @@ def heard(words: str) -> Claim | None:
     """The claim in such a property; None: it is none."""
     kind, _, rest = words.partition(" ")
     life, _, name = rest.partition(" ")
-    if not name or not life or kind not in ("work", "beats"):
+    if not name or not life or kind not in ("work", "beats") or len(words) > CLAIM_CHARS:
         return None
     return Claim(name.encode(), life, is_answered=kind == "work")
 
@@ -92,7 +94,11 @@ class Gate:
         sock.setsockopt(zmq.BACKLOG, WAITING_CONNECTIONS)
         self._speaking: set[int] = set()  # connections that frames have come from
         self._backlog = Backlog()
-        self._monitor = sock.get_monitor_socket(WATCHED)
+        # With a limit the library would wait at it, and with it every connection.
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        sock.monitor(EVENTS, WATCHED)
+        self._monitor.connect(EVENTS)
         self._stopped, self._stopper = socket.socketpair()
         self._thread = threading.Thread(target=self._answer, name="gate", daemon=True)
         self._thread.start()

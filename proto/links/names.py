@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 NO_LIFE = ""
+MAX_NAMES = 64  # more than nodes can take part; where there are no keys a peer may say any name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,19 @@ class Names:
         self._holders: dict[bytes, _Holder] = {}
 
     def introduce(self, connection: bytes, claim: Claim) -> bool:
-        """The first word of a connection. False: another process has that name."""
+        """The first word of a connection. False: another process has that name, or there are
+        as many names as there may be.
+        """
         holder = self._holders.get(claim.name)
         is_taken = holder is not None and holder.life != claim.life
         if holder is not None and is_taken and self._is_open(holder.connection):
             return False
+        if holder is None and len(self._holders) >= MAX_NAMES:
+            self._holders = {
+                k: one for k, one in self._holders.items() if self._is_open(one.connection)
+            }
+            if len(self._holders) >= MAX_NAMES:
+                return False
         if claim.is_answered:
             self._holders[claim.name] = _Holder(claim.life, connection)
         return True

@@ -1,6 +1,6 @@
 """Which connection speaks for which node."""
 
-from proto.links.names import NO_LIFE, Claim, Names
+from proto.links.names import MAX_NAMES, NO_LIFE, Claim, Names
 
 ONE, OTHER = Claim(b"drafter-1", "one"), Claim(b"drafter-1", "other")
 BEATS = Claim(b"drafter-1", "one", is_answered=False)
@@ -74,3 +74,14 @@ def test_an_older_release_is_a_process_of_its_own() -> None:
     assert found.introduce(b"beats", older)
     assert found.connection(b"drafter-1") == b"beats"
     assert not found.introduce(b"b", ONE)
+
+
+def test_there_are_not_more_names_than_nodes_can_have() -> None:
+    gone: set[bytes] = set()
+    found = Names(lambda connection: connection not in gone)
+    for number in range(MAX_NAMES):
+        assert found.introduce(b"%d" % number, Claim(b"%d" % number, "one"))
+    assert not found.introduce(b"a", ONE)
+    gone.add(b"7")
+    assert found.introduce(b"a", ONE)
+    assert found.connection(b"7") is None
