@@ -38,6 +38,7 @@ LINK_LIMIT_S, LINK_PROBES = 5, 3  # a TCP link that is silent for so long is dea
 FRAMES_AT_ONCE = 1000  # are received, before the caller does something else
 PEERS_KNOWN = 4096
 UNFINISHED_HANDSHAKES = 3
+SIGNATURE_BYTES, GREETING_LIMIT_S = 10, 1.0
 TCP = "tcp://"
 LIFE = secrets.token_hex(8)  # of this process
 METADATA = 95  # ZMQ_METADATA: the library has it, pyzmq has no name for it
@@ -79,6 +80,18 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
         raise ConfigurationError(
             f"unknown endpoint {endpoint!r}: use ipc://PATH or tcp://HOST:PORT"
         )
+
+
+def _greets(endpoint: str) -> bool:
+    """Whether what listens there says the first bytes of ZeroMQ's protocol; asks for a second."""
+    host, _, port = endpoint.removeprefix(TCP).rpartition(":")
+    said = b""
+    with contextlib.suppress(OSError, ValueError):
+        address = (host.strip("[]"), int(port))
+        with socket.create_connection(address, timeout=GREETING_LIMIT_S) as asking:
+            while len(said) < SIGNATURE_BYTES and (more := asking.recv(SIGNATURE_BYTES)):
+                said += more
+    return len(said) >= SIGNATURE_BYTES and said[0] == 0xFF and said[9] == 0x7F
 
 
 def _common_options(sock: "zmq.Socket[bytes]") -> None:
@@ -402,8 +415,12 @@ class Connection:
                     )
                 is_over = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self._num_unfinished = 0 if is_over else self._num_unfinished + 1
-        # A coordinator with another key says nothing. Neither does one that has just ended, once.
+        # A coordinator with another key says nothing. Neither does one that has just ended, once,
+        # nor a tunnel that leads to none yet.
         if self._num_unfinished < UNFINISHED_HANDSHAKES:
+            return ""
+        if not _greets(self._endpoint):
+            self._num_unfinished = 0
             return ""
         if not self._has_keys:
             return f"what listens at {self._endpoint} takes nobody without keys; give --keys DIR"

@@ -1,5 +1,6 @@
 """Links between hosts: encrypted, and only for those whose keys are known."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from node.process import shake_hands
 from proto.codec import decode
 from proto.errors import ConfigurationError
 from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
-from proto.links.transport import Connection, Listener
+from proto.links.transport import UNFINISHED_HANDSHAKES, Connection, Listener
 from proto.messages import (
     PROTOCOL_VERSION,
     Fault,
@@ -257,6 +258,31 @@ def test_a_node_that_is_let_in_or_finds_nobody_is_not_refused(listener: Listener
         time.sleep(QUIET_S)
         assert node.refusal() == ""
         assert early.refusal() == ""
+
+
+def test_a_tunnel_whose_other_end_is_not_there_yet_is_no_refusal() -> None:
+    """As of `ssh -L`: it takes every connection, and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        taken = []
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    one, _ = tunnel.accept()
+                    taken.append(one)
+                    one.close()
+
+        threading.Thread(target=close_all, daemon=True).start()
+        endpoint = f"tcp://127.0.0.1:{tunnel.getsockname()[1]}"
+        with closing(Connection(endpoint, b"node", keys=NODE_KEYS)) as node:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(taken) < 2 * UNFINISHED_HANDSHAKES and time.monotonic() < deadline:
+                assert node.refusal() == ""
+                time.sleep(0.02)
+            assert len(taken) >= 2 * UNFINISHED_HANDSHAKES
+            time.sleep(QUIET_S)
+            assert node.refusal() == ""
+        tunnel.shutdown(socket.SHUT_RDWR)
 
 
 def told(node: Connection) -> bytes:
