@@ -200,9 +200,14 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
     engine = load(config, voice)
     gc.freeze()
     while True:
-        knowing = " that knows its key" if config.public_key else ""
-        voice.state = f"waits for a coordinator at {config.endpoint}{knowing}"
+        voice.state = waiting(config)
         serve_one(config, engine, serve, voice)
+
+
+def waiting(config: NodeConfig) -> str:
+    """What a node does that has no coordinator."""
+    knowing = " that knows its key" if config.public_key else ""
+    return f"waits for a coordinator at {config.endpoint}{knowing}"
 
 
 def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice) -> None:

@@ -104,7 +104,7 @@ class Service:
         )
         self.outside = listener.outside
         self.num_refused = 0  # connections from outside
-        self._said: set[str] = set()  # of processes that were turned away, each once
+        self._said: set[str] = set()  # of whoever was not let in: each line once
         self._network = (
             SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
             if links
@@ -324,17 +324,28 @@ class Service:
         for node in self.registry.nodes:
             self._listener.send(node.id, frame)
 
+    @property
+    def _why_refused(self) -> str:
+        if self._launcher.keys is None:
+            return (
+                "it is no node, or one with keys; "
+                "where nodes have keys the coordinator is given --keys DIR too"
+            )
+        return "its key is not known here" if self._door.num_unknown else "it has shown no key"
+
     def _count_refused(self) -> None:
         number = self._door.num_refused
-        if number and not self.num_refused:
-            logger.warning(
-                "refused a connection to %s: it has no key that is known here", self.outside
-            )
+        if number > self.num_refused:
+            place = self.outside or self.endpoint
+            self._say_once(f"refused a connection to {place}: {self._why_refused}")
         self.num_refused = number
         for line in self._door.turned_away():
-            if line not in self._said:
-                self._said.add(line)
-                logger.warning(line)
+            self._say_once(line)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            logger.warning(line)
 
     def _on_timer(self, now: float) -> None:
         self._count_refused()

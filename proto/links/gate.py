@@ -84,6 +84,7 @@ class Gate:
     ) -> None:
         self._keys = keys
         self._num_refused = 0
+        self.num_unknown = 0  # of those, keys that nobody knows
         self._socket = sock
         self._asked = context.socket(zmq.ROUTER)
         self._asked.bind(ZAP)
@@ -111,8 +112,8 @@ class Gate:
         poller.register(self._stopped, zmq.POLLIN)
         answers: deque[tuple[float, list[bytes]]] = deque()  # and when each is given
         while True:
-            left_ms = 1 + 1000 * (answers[0][0] - time.monotonic()) if answers else None
-            ready = dict(poller.poll(left_ms if left_ms is None else max(0.0, left_ms)))
+            left_s = answers[0][0] - time.monotonic() if answers else None
+            ready = dict(poller.poll(None if left_s is None else max(0, 1 + int(1000 * left_s))))
             if self._stopped.fileno() in ready:
                 break
             now = time.monotonic()
@@ -128,6 +129,7 @@ class Gate:
         """Status, its words, the name of a user, and properties of the connection."""
         key = z85.encode(given[0]) if len(given) == 1 else b""
         if not self._keys.lets_in(key.decode()):
+            self.num_unknown += 1
             return b"400", b"unknown key", b"", b""
         identity = secrets.token_bytes(IDENTITY_BYTES)
         length = len(identity).to_bytes(4, "big")

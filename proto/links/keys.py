@@ -161,7 +161,7 @@ def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
 
     Raises ConfigurationError.
     """
-    nodes = {}
+    nodes: dict[bytes, str] = {}
     for role in roles:
         first, *others = names_of(role)
         there = [name for name in others if (folder / f"{file_of(name)}{PUBLIC}").exists()]

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from proto.codec import encode
 from proto.descriptors import RAISE_THE_LIMIT
-from proto.errors import ConfigurationError, TransportError
+from proto.errors import ConfigurationError, TransportError, shown
 from proto.links.gate import PROPERTY, Gate, heard, property_of, spoken
 from proto.links.keys import HOW, CoordinatorKeys, NodeKeys, open_door, open_hand
 from proto.links.names import Claim, Names
@@ -80,6 +80,12 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
         raise ConfigurationError(
             f"unknown endpoint {endpoint!r}: use ipc://PATH or tcp://HOST:PORT"
         )
+
+
+def _shown(claim: Claim) -> str:
+    """A name as a part of a line, where there are no keys any characters."""
+    name = claim.name.decode(errors="replace")
+    return name if name.isprintable() else shown(name)
 
 
 def _greets(endpoint: str) -> bool:
@@ -252,6 +258,11 @@ class Listener:
         """Connections over TCP that were refused so far."""
         return 0 if self._gate is None else self._gate.num_refused
 
+    @property
+    def num_unknown(self) -> int:
+        """Keys that were shown and are not known."""
+        return 0 if self._gate is None else self._gate.num_unknown
+
     def turned_away(self) -> list[str]:
         """Lines about connections that were let in and told to go, since the last call."""
         lines, self._turned_away = self._turned_away, []
@@ -306,6 +317,9 @@ class Listener:
         words, number = property_of(frame, PROPERTY), None
         if self._gate is not None and property_of(frame, "User-Id"):
             claim, number = self._gate.claim(frame), self._gate.number(frame)
+            if claim is None and (wanted := heard(words)) is not None:
+                line = f"the coordinator knows this key, but not as that of {_shown(wanted)}"
+                self._tell(connection, f"{line}; {COPY}")
         else:
             claim = heard(words) if words else None
         if claim is not None and not self._names.introduce(connection, claim):
@@ -316,11 +330,14 @@ class Listener:
 
     def _turn_away(self, connection: bytes, claim: Claim) -> None:
         """Tell a process that another one has its name. The first of each name is told of."""
-        name = claim.name.decode(errors="replace")
-        line = f"another process takes part as {name}; {TAKE_ANOTHER_NAME}"
-        self._put(connection, encode(Fault(0, 0, FaultCode.UNUSABLE, line)))
+        name = _shown(claim)
+        self._tell(connection, f"another process takes part as {name}; {TAKE_ANOTHER_NAME}")
         if claim.is_answered:
             self._turned_away.append(f"a second process called itself {name} and was turned away")
+
+    def _tell(self, connection: bytes, line: str) -> None:
+        """Why its process cannot take part."""
+        self._put(connection, encode(Fault(0, 0, FaultCode.UNUSABLE, line)))
 
     def _is_open(self, connection: bytes) -> bool:
         """Whether a connection is there, as far as the system knows."""

@@ -327,6 +327,22 @@ def test_a_second_process_under_a_name_in_use_is_told_so_and_not_heard(
         assert arrived(listener) == [(b"node", b"still there")]
 
 
+def test_a_name_cannot_write_to_the_operators_screen() -> None:
+    name = b"\x1b[2Jx\ny"
+    with (
+        closing(Listener("tcp://127.0.0.1:*")) as bare,
+        closing(Connection(bare.endpoint, name)) as first,
+        closing(Connection(bare.endpoint, name, life="other")) as second,
+    ):
+        assert say(first, b"first")
+        assert arrived(bare) == [(name, b"first")]
+        assert say(second, b"second")
+        assert arrived(bare, QUIET_S) == []
+        assert bare.turned_away() == [
+            r"a second process called itself '\x1b[2Jx\ny' and was turned away"
+        ]
+
+
 def test_a_process_takes_the_name_of_one_that_has_gone(listener: Listener) -> None:
     with closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as first:
         assert say(first, b"first")
@@ -363,6 +379,17 @@ def test_a_node_that_is_refused_for_its_key_ends_with_the_line(listener: Listene
         pytest.raises(ConfigurationError, match="does not know this node's key"),
     ):
         shake_hands(node, hello, PATIENCE_S)
+
+
+def test_a_node_whose_key_is_that_of_another_name_ends_with_the_line(listener: Listener) -> None:
+    hello = Hello(PROTOCOL_VERSION, Role.DRAFTER, "", Fingerprint(9, "", ()), *HELLO)
+    with closing(Connection(listener.outside, b"other", keys=NODE_KEYS)) as node:
+        assert say(node, b"let in")
+        listening = threading.Thread(target=lambda: list(arrived(listener, 2 * QUIET_S)))
+        listening.start()
+        with pytest.raises(ConfigurationError, match="knows this key, but not as that of other"):
+            shake_hands(node, hello, PATIENCE_S)
+        listening.join()
 
 
 def test_an_older_release_says_no_name_and_is_known_by_its_key(listener: Listener) -> None:

@@ -1,0 +1,104 @@
+"""What an operator is told of connections that are not let in: each line once."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from coordinator.cluster.service import Service
+from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
+from proto.links.transport import Connection
+from tests.hostile.besieged import Nobody
+
+PATIENCE_S = 10.0
+COORDINATOR, NODE = KeyPair.new(), KeyPair.new()
+KEYS = CoordinatorKeys(COORDINATOR, {b"drafter-1": NODE.public})
+KNOWN, UNKNOWN = (NodeKeys(pair, COORDINATOR.public) for pair in (NODE, KeyPair.new()))
+COORDINATOR_WITHOUT_KEYS = (
+    "refused a connection to {}: it is no node, or one with keys; "
+    "where nodes have keys the coordinator is given --keys DIR too"
+)
+
+
+@contextmanager
+def serving(keys: CoordinatorKeys | None) -> Iterator[Service]:
+    """A coordinator that waits for nodes."""
+    service = Service(Nobody(keys))
+    service.start()
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def within(is_so: Callable[[], bool]) -> bool:
+    """Whether it comes to be so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := is_so()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "line"),
+    [
+        (KEYS, UNKNOWN, "refused a connection to {}: its key is not known here"),
+        (KEYS, None, "refused a connection to {}: it has shown no key"),
+        (None, KNOWN, COORDINATOR_WITHOUT_KEYS),
+    ],
+)
+def test_a_refused_connection_is_told_of_once_with_its_cause(
+    theirs: CoordinatorKeys | None,
+    own: NodeKeys | None,
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        serving(theirs) as service,
+        closing(Connection(service.outside, b"drafter-1", keys=own)),
+        closing(Connection(service.outside, b"drafter-1", keys=own)),
+    ):
+        assert within(lambda: service.num_refused > 1)
+        assert caplog.messages == [line.format(service.outside)]
+
+
+def test_whoever_speaks_another_protocol_has_shown_no_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING), serving(KEYS) as service:
+        port = int(service.outside.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert within(lambda: service.num_refused > 0)
+        assert caplog.messages == [
+            f"refused a connection to {service.outside}: it has shown no key"
+        ]
+
+
+def test_processes_under_a_name_in_use_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    line = "a second process called itself drafter-1 and was turned away"
+    with (
+        caplog.at_level(logging.WARNING),
+        serving(KEYS) as service,
+        ExitStack() as stack,
+    ):
+        nodes = [
+            stack.enter_context(
+                closing(Connection(service.outside, b"drafter-1", keys=KNOWN, life=life))
+            )
+            for life in ("one", "another", "third")
+        ]
+        told: set[int] = set()
+
+        def two_were_told() -> bool:
+            told.update(at for at, node in enumerate(nodes) if list(node.receive(0.02)))
+            return len(told) >= 2
+
+        assert within(two_were_told)
+        assert within(lambda: line in caplog.messages)
+        assert caplog.messages.count(line) == 1
+        assert len(told) == 2
