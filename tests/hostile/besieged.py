@@ -27,10 +27,10 @@ class Nobody:
 
     is_by_hand = True
 
-    def __init__(self, keys: CoordinatorKeys) -> None:
-        self.keys: CoordinatorKeys | None = keys
+    def __init__(self, keys: CoordinatorKeys | None) -> None:
+        self.keys = keys
         self.endpoint, self.outside = "", "tcp://127.0.0.1:*"
-        self.secret = keys.own.public
+        self.secret = "" if keys is None else keys.own.public
 
     def start(self, config: NodeConfig) -> None:
         """Nothing."""

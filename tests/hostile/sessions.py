@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable
 
 from proto.codec import encode
-from proto.messages import Close, Fault, FaultCode, Heartbeat
+from proto.messages import Fault, FaultCode, Heartbeat
 from tests.hostile.curve import COMMAND, LONG, MORE, Client, Door, Pair, framed, greeting, metadata
+from tests.proto.test_codec import EXAMPLES
 
 LIMIT_S = 0.2  # of what a session reads and does slowly
 FLOOD_FRAMES = 300
 FRAMES = (
+    *map(encode, EXAMPLES),  # of every kind, also what no node sends
     encode(Heartbeat((), 1, "ready")),
-    encode(Close(5, "stop")),
     encode(Fault(0, 0, FaultCode.FAILED, "no memory")),
+    encode(Fault(0, 0, FaultCode.UNUSABLE, "no such model")),
 )
 Draw = random.Random
 
@@ -278,7 +280,7 @@ def parts_without_end(draw: Draw, door: Door, name: str) -> None:
 def flood(draw: Draw, door: Door, name: str) -> None:
     """As much as possible at once, with commands between, and then a cut."""
     client = inside(draw, door, name)
-    frame = draw.choice((FRAMES[0], b"", bytes(100)))
+    frame = draw.choice((*FRAMES, b"", bytes(100)))
     with contextlib.suppress(OSError):
         client.send(b"".join(client.message(frame) for _ in range(draw.randrange(FLOOD_FRAMES))))
         client.send(client.message(b"\x04PING\x00\x01", COMMAND) * 1)
