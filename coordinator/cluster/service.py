@@ -56,6 +56,7 @@ from proto.messages import (
     Heartbeat,
     Limits,
     Lookup,
+    Message,
     Policy,
     Role,
     Rule,
@@ -310,11 +311,19 @@ class Service:
             if self.tape is not None and isinstance(message, TracePart):
                 self.tape.add(node, message)
                 return
+            if self._is_of_stranger(node, message):
+                return
             event = Arrived(node, message)
         except RemoteProtocolError as error:
             event = Garbled(node, str(error))
         enter(Phase.DECIDE)
         self._handle(event, now)
+
+    def _is_of_stranger(self, node: bytes, message: Message) -> bool:
+        """By hand a node that was not accepted cannot fail, and so ends nobody else's texts."""
+        known = self.registry.find(node)
+        is_new = known is not None and known.health is Health.EXPECTED
+        return is_new and isinstance(message, Fault) and isinstance(self._launcher, RemoteNodes)
 
     def _say_goodbye(self) -> None:
         """To nodes that outlive the coordinator."""

@@ -9,11 +9,12 @@ import os
 import sys
 
 from coordinator.cluster.service import Service
-from coordinator.launching.launcher import Obituary
+from coordinator.launching.remote import RemoteNodes
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
+ADDRESS = "tcp://127.0.0.1:*"
 NAMES = {
     "drafter-1": Role.DRAFTER,
     "drafter-2": Role.DRAFTER,
@@ -22,33 +23,13 @@ NAMES = {
 }
 
 
-class Nobody:
-    """A launcher of nodes that join by hand."""
-
-    is_by_hand = True
-
-    def __init__(self, keys: CoordinatorKeys | None) -> None:
-        self.keys = keys
-        self.endpoint, self.outside = "", "tcp://127.0.0.1:*"
-        self.secret = "" if keys is None else keys.own.public
-
-    def start(self, config: NodeConfig) -> None:
-        """Nothing."""
-
-    def ended(self) -> list[Obituary]:
-        """Nobody."""
-        return []
-
-    def has_room_again(self) -> bool:
-        """Nothing is started here."""
-        return False
-
-    def pids(self) -> dict[str, int]:
-        """None."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing."""
+def by_hand(keys: CoordinatorKeys | None) -> RemoteNodes:
+    """A launcher of nodes that join by hand, with keys that lie in no folder."""
+    nodes = RemoteNodes(ADDRESS, None, ())
+    if keys is not None:
+        nodes.keys, nodes.secret = keys, keys.own.public
+        nodes.endpoint, nodes.outside = "", ADDRESS
+    return nodes
 
 
 def say(line: str) -> None:
@@ -62,7 +43,7 @@ def main() -> None:
     logging.basicConfig(level=logging.ERROR)
     given = json.loads(sys.stdin.readline())
     nodes = {name.encode(): key for name, key in given["nodes"].items()}
-    service = Service(Nobody(CoordinatorKeys(KeyPair(given["public"], given["secret"]), nodes)))
+    service = Service(by_hand(CoordinatorKeys(KeyPair(given["public"], given["secret"]), nodes)))
     service.start()
     for name, role in NAMES.items():
         if role is Role.DRAFTER:

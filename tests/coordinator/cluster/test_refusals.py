@@ -9,9 +9,12 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from coordinator.cluster.service import Service
+from proto.codec import encode
 from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
 from proto.links.transport import Connection
-from tests.hostile.besieged import Nobody
+from proto.messages import Fault, FaultCode, Role
+from proto.node_config import NodeConfig
+from tests.hostile.besieged import by_hand
 
 PATIENCE_S = 10.0
 COORDINATOR, NODE = KeyPair.new(), KeyPair.new()
@@ -26,7 +29,7 @@ COORDINATOR_WITHOUT_KEYS = (
 @contextmanager
 def serving(keys: CoordinatorKeys | None) -> Iterator[Service]:
     """A coordinator that waits for nodes."""
-    service = Service(Nobody(keys))
+    service = Service(by_hand(keys))
     service.start()
     try:
         yield service
@@ -59,11 +62,11 @@ def test_a_refused_connection_is_told_of_once_with_its_cause(
     with (
         caplog.at_level(logging.WARNING),
         serving(theirs) as service,
-        closing(Connection(service.outside, b"drafter-1", keys=own)),
-        closing(Connection(service.outside, b"drafter-1", keys=own)),
+        closing(Connection(service.outside or service.endpoint, b"drafter-1", keys=own)),
+        closing(Connection(service.outside or service.endpoint, b"drafter-1", keys=own)),
     ):
         assert within(lambda: service.num_refused > 1)
-        assert caplog.messages == [line.format(service.outside)]
+        assert caplog.messages == [line.format(service.outside or service.endpoint)]
 
 
 def test_whoever_speaks_another_protocol_has_shown_no_key(
@@ -102,3 +105,21 @@ def test_processes_under_a_name_in_use_are_told_of_once(caplog: pytest.LogCaptur
         assert within(lambda: line in caplog.messages)
         assert caplog.messages.count(line) == 1
         assert len(told) == 2
+
+
+@pytest.mark.parametrize("name", ["drafter-1", "target-1"])
+def test_a_node_by_hand_that_was_not_accepted_cannot_end_the_coordinator(name: str) -> None:
+    keys = CoordinatorKeys(COORDINATOR, {name.encode(): NODE.public})
+    faults = [Fault(0, 0, code, "no such model") for code in (FaultCode.UNUSABLE, FaultCode.FAILED)]
+    with (
+        serving(keys) as service,
+        closing(Connection(service.outside, name.encode(), keys=KNOWN)) as stranger,
+    ):
+        role = Role(name.removesuffix("-1"))
+        service.launch(NodeConfig(role, service.endpoint, name, service.secret, "model"))
+        for fault in faults:
+            assert within(lambda fault=fault: stranger.send(encode(fault)))
+        num_bytes = sum(len(encode(fault)) for fault in faults)
+        assert within(lambda: service.num_bytes >= num_bytes), "they were not heard"
+        service.check_alive()
+        assert service.states() == {role: "starting"}
