@@ -321,8 +321,7 @@ class Service:
 
     def _is_of_stranger(self, node: bytes, message: Message) -> bool:
         """By hand a node that was not accepted cannot fail, and so ends nobody else's texts."""
-        known = self.registry.find(node)
-        is_new = known is not None and known.health is Health.EXPECTED
+        is_new = self.registry.worked_s(node, time.monotonic()) is None
         return is_new and isinstance(message, Fault) and isinstance(self._launcher, RemoteNodes)
 
     def _say_goodbye(self) -> None:
