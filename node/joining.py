@@ -24,8 +24,9 @@ from proto.errors import (
     NoAnswerError,
     RemoteProtocolError,
     SlipstreamError,
+    shown,
 )
-from proto.links.keys import of_node, with_keys
+from proto.links.keys import names_of, of_node, own_name, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
 from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, MAX_RANKS, NodeConfig
@@ -63,6 +64,13 @@ Endpoint = Annotated[
 ]
 Keys = Annotated[
     Path | None, typer.Option(help="Folder with this node's keys and the coordinator's public one.")
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        help="Of a drafter beside others: drafter-2 to drafter-5. Default: the one whose secret "
+        "key lies in --keys, or the first."
+    ),
 ]
 Model = Annotated[str, typer.Option(help="Folder or name of the model.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
@@ -110,6 +118,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     def join(
         endpoint: Endpoint,
         keys: Keys = None,
+        name: Name = "",
         model: Model = str(MODELS / role),
         revision: Revision = None,
         dtype: Dtype = "auto",
@@ -126,13 +135,14 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         simulate_ms_per_row: SimulateMsPerRow = 0.0,
     ) -> None:
         """Load a model and serve one coordinator after another, until Ctrl-C."""
-        own = None if keys is None else of_node(keys, role)
+        name = _checked(name, role) if name else own_name(keys, role)
+        own = None if keys is None else of_node(keys, name)
         check_endpoint(endpoint, is_encrypted=own is not None)
         check_spare()
         config = NodeConfig(
             role=role,
             endpoint=endpoint,
-            identity=f"{role}-1",
+            identity=name,
             secret="" if own is None else own.coordinator,
             model=model,
             revision=revision,
@@ -155,6 +165,14 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     app.command()(join)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     return _status_of(app, f"python -m {role}_node")
+
+
+def _checked(name: str, role: Role) -> str:
+    """A name that a node of this role may have. Raises ConfigurationError."""
+    if name not in (names := names_of(role)):
+        known = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        raise ConfigurationError(f"--name: a {role} is called {known}, not {shown(name)}")
+    return name
 
 
 def _status_of(app: typer.Typer, name: str) -> int:
@@ -182,8 +200,14 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
     engine = load(config, voice)
     gc.freeze()
     while True:
-        voice.state = f"waits for a coordinator at {config.endpoint} that knows its keys"
+        voice.state = waiting(config)
         serve_one(config, engine, serve, voice)
+
+
+def waiting(config: NodeConfig) -> str:
+    """What a node does that has no coordinator."""
+    knowing = " that knows its key" if config.public_key else ""
+    return f"waits for a coordinator at {config.endpoint}{knowing}"
 
 
 def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice) -> None:

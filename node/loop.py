@@ -29,7 +29,7 @@ from node.events import (
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
-from proto.errors import ClosedError, ModelError, NodeError
+from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError
 from proto.links.transport import Connection
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
@@ -238,6 +238,7 @@ class Loop(Generic[Compute, Result]):
 
         Raises:
             ClosedError: the coordinator says that it ends, or is silent; only without a lifeline.
+            ConfigurationError: another process takes part under its name; likewise.
             NodeError: the engine cannot go on.
             RemoteProtocolError: too many garbled frames have come.
         """
@@ -271,13 +272,15 @@ class Loop(Generic[Compute, Result]):
         return self._handle(Tick())
 
     def _heard(self, message: Message) -> None:
-        """What a message says besides what it is for. Raises ClosedError."""
+        """What a message says besides what it is for. Raises ClosedError, ConfigurationError."""
         if isinstance(message, Heartbeat):
             self.heart.heard(message)
         if self._silence is not None:
             self._silence.heard(time.monotonic())
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:
                 raise ClosedError(message.detail)
+            if isinstance(message, Fault) and message.code is FaultCode.UNUSABLE:
+                raise ConfigurationError(message.detail)  # another process has its name
 
     def _handle(self, event: Arrived | Tick | Result) -> float:
         """Let the machine decide and do it; returns how long the loop may wait for messages."""

@@ -42,7 +42,6 @@ from proto.messages import (
 from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
-    HEARTBEAT_SUFFIX,
     NO_CONFIG,
     READY_BUT,
     NodeConfig,
@@ -74,7 +73,7 @@ class Heart:
         self._num_parts = 0
         self._stamp: tuple[int, int] | None = None  # the coordinator's latest, and when it came
         self._connection = Connection(
-            config.endpoint, config.identity.encode() + HEARTBEAT_SUFFIX, keys=keys_of(config)
+            config.endpoint, config.identity.encode(), keys=keys_of(config), is_answered=False
         )
         self._stop, self._news = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -193,21 +192,29 @@ class BadFrames:
 def shake_hands(
     connection: Connection, hello: Hello, limit_s: float = HANDSHAKE_LIMIT_S
 ) -> Welcome:
-    """Introduce this node. Raises RemoteProtocolError if it is refused, NoAnswerError.
+    """Introduce this node, over TCP again and again: the coordinator may not be there yet.
 
-    On an encrypted link, which may not be there yet, it does so again and again.
+    Raises:
+        RemoteProtocolError: the coordinator refuses it.
+        ConfigurationError: its keys or its name are refused, so it would be in vain to go on.
+        NoAnswerError: in so long nobody has answered.
     """
     connection.send(encode(hello))
     bad_frames = BadFrames()
     deadline, again = time.monotonic() + limit_s, time.monotonic() + AGAIN_S
     while (now := time.monotonic()) < deadline:
-        if connection.is_encrypted and now >= again:
+        if connection.is_remote and now >= again:
+            if reason := connection.refusal():
+                raise ConfigurationError(reason)
             connection.send(encode(hello))
             again = now + AGAIN_S
         for frame in connection.receive(min(AGAIN_S, deadline - now)):
             match bad_frames.decode(frame):
                 case Welcome() as welcome:
+                    connection.answered()
                     return welcome
+                case Fault(code=FaultCode.UNUSABLE, detail=detail):
+                    raise ConfigurationError(detail)
                 case Fault(detail=detail):
                     raise RemoteProtocolError(f"refused by the coordinator: {detail}")
                 case _:

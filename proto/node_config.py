@@ -8,7 +8,6 @@ from typing import Any
 from proto.errors import ConfigurationError
 from proto.messages import Role
 
-HEARTBEAT_SUFFIX = b"/heartbeat"  # of the identity under which a node's heartbeats come
 NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"

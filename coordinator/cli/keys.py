@@ -1,4 +1,4 @@
-"""`python -m coordinator keys new DIR`: keys for nodes that are started by hand."""
+"""`python -m coordinator keys new DIR`, `keys add DIR`: keys for nodes that are started by hand."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.screens.help import Command, Program
-from proto.links.keys import COORDINATOR, PUBLIC, SECRET, write_new
+from proto.links.keys import COORDINATOR, MAX_NODES, PUBLIC, SECRET, add_drafter, write_new
 from proto.messages import Role
 
 keys = typer.Typer(
@@ -22,10 +22,27 @@ def root() -> None:
 @keys.command(cls=Command)
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if it is not there.")],
+    drafters: Annotated[
+        int, typer.Option(min=1, max=MAX_NODES[Role.DRAFTER], help="Drafters that may take part.")
+    ] = 1,
 ) -> None:
     """Make a key pair for the coordinator and one for each node; nothing is overwritten."""
-    write_new(folder)
+    made = write_new(folder, drafters)
     typer.echo(f"made keys in {folder}; give each node's host {COORDINATOR}{PUBLIC} and its own:")
-    for role in Role:
-        typer.echo(f"  {role}{PUBLIC}, {role}{SECRET}")
+    _show_pairs([file for file in made if file.stem != COORDINATOR])
     typer.echo(f"{COORDINATOR}{SECRET} stays here, with all {PUBLIC} files")
+
+
+@keys.command(cls=Command)
+def add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="One that `keys new` has made.")],
+) -> None:
+    """Make a key pair for one more drafter; a coordinator that runs does not know it yet."""
+    made = add_drafter(folder)
+    typer.echo(f"made keys in {folder}; give the drafter's host {COORDINATOR}{PUBLIC} and its own:")
+    _show_pairs(made)
+
+
+def _show_pairs(files: list[Path]) -> None:
+    for public, secret in zip(files[::2], files[1::2], strict=True):
+        typer.echo(f"  {public.name}, {secret.name}")

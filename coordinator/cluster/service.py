@@ -42,7 +42,7 @@ from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
 from coordinator.cluster.snapshot import Snapshot, number_of, taken
 from coordinator.cluster.status_socket import StatusSocket
-from coordinator.cluster.tally import NO_KEY, Tally, ending_of
+from coordinator.cluster.tally import NAME_IN_USE, NO_KEY, Tally, ending_of
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.remote import RemoteNodes
 from coordinator.launching.restarts import Restarts
@@ -69,7 +69,7 @@ from proto.messages import (
     SamplingSpec,
     TracePart,
 )
-from proto.node_config import EXIT_UNUSABLE, HEARTBEAT_SUFFIX, NodeConfig
+from proto.node_config import EXIT_UNUSABLE, NodeConfig
 from proto.stopwatch import Phase, Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class Service:
         )
         self.outside = listener.outside
         self.num_refused = 0  # connections from outside
+        self._said: set[str] = set()  # of whoever was not let in: each line once
         self._network = (
             SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
             if links
@@ -301,9 +302,9 @@ class Service:
         try:
             while not self._stopping:
                 enter(Phase.WAIT)
-                for identity, frame in self._listener.receive(TIMER_S):
+                for node, frame in self._listener.receive(TIMER_S):
                     enter(Phase.DECODE)
-                    self._on_frame(identity.removesuffix(HEARTBEAT_SUFFIX), frame)
+                    self._on_frame(node, frame)
                     enter(Phase.WAIT)
                 enter(Phase.DECIDE)
                 now = time.monotonic()
@@ -346,11 +347,18 @@ class Service:
             if self.tape is not None and isinstance(message, TracePart):
                 self.tape.add(node, message)
                 return
+            if self._is_of_stranger(node, message):
+                return
             event = Arrived(node, message)
         except RemoteProtocolError as error:
             event = Garbled(node, str(error))
         enter(Phase.DECIDE)
         self._handle(event, now)
+
+    def _is_of_stranger(self, node: bytes, message: Message) -> bool:
+        """By hand a node that was not accepted cannot fail, and so ends nobody else's texts."""
+        is_new = self.registry.worked_s(node, time.monotonic()) is None
+        return is_new and isinstance(message, Fault) and isinstance(self._launcher, RemoteNodes)
 
     def _say_goodbye(self) -> None:
         """To nodes that outlive the coordinator."""
@@ -360,13 +368,30 @@ class Service:
         for node in self.registry.nodes:
             self._listener.send(node.id, frame)
 
+    @property
+    def _why_refused(self) -> str:
+        if self._launcher.keys is None:
+            return (
+                "it is no node, or one with keys; "
+                "where nodes have keys the coordinator is given --keys DIR too"
+            )
+        return "its key is not known here" if self._door.num_unknown else "it has shown no key"
+
     def _count_refused(self) -> None:
         number = self._door.num_refused
-        if number and not self.num_refused:
-            self._warn(f"refused a connection to {self.outside}: it has no key that is known here")
         if number > self.num_refused:
+            place = self.outside or self.endpoint
+            self._say_once(f"refused a connection to {place}: {self._why_refused}")
             self.tally.refused(NO_KEY, number - self.num_refused)
         self.num_refused = number
+        for line in self._door.turned_away():
+            self._say_once(line)
+            self.tally.refused(NAME_IN_USE)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            logger.warning(line)
 
     def _on_timer(self, now: float) -> None:
         self._count_refused()

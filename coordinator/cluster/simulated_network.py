@@ -14,9 +14,8 @@ from proto.codec import kind_of
 from proto.errors import RemoteProtocolError
 from proto.links.transport import Listener
 from proto.messages import Hello, TracePart, Welcome
-from proto.node_config import HEARTBEAT_SUFFIX
 
-Addressed = tuple[bytes, bytes]  # an identity and a frame
+Addressed = tuple[bytes, bytes]  # a node and a frame
 
 
 class SimulatedNetwork:
@@ -66,44 +65,39 @@ class SimulatedNetwork:
     def receive(self, timeout_s: float) -> Iterator[Addressed]:
         """The frames that have arrived; waits at most so long, and no longer than for the next."""
         left_s = self._next_s() - self._clock()
-        for identity, frame in self._listener.receive(min(timeout_s, left_s), exact=True):
-            direction = self._from_nodes.get(_node(identity))
+        for node, frame in self._listener.receive(min(timeout_s, left_s), exact=True):
+            direction = self._from_nodes.get(node)
             if direction is None or (self._spares is not None and self._spares(frame)):
-                yield identity, frame
+                yield node, frame
             else:
-                self._put(direction, identity, frame)
+                self._put(direction, node, frame)
         now = self._clock()
         for direction in tuple(self._to_nodes.values()):
-            for identity, frame in direction.take(now):
-                self._listener.send(identity, frame)
+            for node, frame in direction.take(now):
+                self._listener.send(node, frame)
         for direction in tuple(self._from_nodes.values()):
             yield from direction.take(now)
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
+    def send(self, node: bytes, frame: bytes) -> bool:
         """Send without blocking; False if that is known to fail. Over a slow link nobody knows."""
-        direction = self._to_nodes.get(_node(identity))
+        direction = self._to_nodes.get(node)
         if direction is None:
-            return self._listener.send(identity, frame)
-        return self._put(direction, identity, frame)
+            return self._listener.send(node, frame)
+        return self._put(direction, node, frame)
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what is on its way is lost."""
         self._listener.close(linger_s)
 
-    def _put(self, direction: Direction[Addressed], identity: bytes, frame: bytes) -> bool:
+    def _put(self, direction: Direction[Addressed], node: bytes, frame: bytes) -> bool:
         may_be_lost = self._may_be_lost(frame)
         return direction.put(
-            (identity, frame), self._clock(), may_be_lost=may_be_lost, num_bytes=len(frame)
+            (node, frame), self._clock(), may_be_lost=may_be_lost, num_bytes=len(frame)
         )
 
     def _next_s(self) -> float:
         directions = (*self._from_nodes.values(), *self._to_nodes.values())
         return min((direction.next_s for direction in directions), default=float("inf"))
-
-
-def _node(identity: bytes) -> bytes:
-    """The node of a connection: its heartbeats come over one of their own."""
-    return identity.removesuffix(HEARTBEAT_SUFFIX)
 
 
 def may_be_lost(frame: bytes) -> bool:

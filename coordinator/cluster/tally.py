@@ -10,6 +10,7 @@ from proto.messages import Role
 MAX_CAUSES = 16
 OTHERS = "other causes"
 NO_KEY = "a connection without a key that is known here"
+NAME_IN_USE = "a second process under a name that is in use"
 
 
 @dataclass(slots=True)

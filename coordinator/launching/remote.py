@@ -25,7 +25,7 @@ class RemoteNodes:
     def __init__(self, listen: str, folder: Path | None, roles: Sequence[Role]) -> None:
         keys: CoordinatorKeys | None = None
         if folder is not None:
-            keys = of_coordinator(folder, {role: [f"{role}-1".encode()] for role in roles})
+            keys = of_coordinator(folder, roles)
         check_endpoint(listen, is_encrypted=keys is not None)
         self.keys = keys
         self.endpoint, self.outside = ("", listen) if keys is not None else (listen, "")

@@ -1,23 +1,73 @@
-"""Who may speak at a socket that other hosts reach: only nodes whose keys are known.
+"""Who may speak at a socket that is reached over TCP: only nodes whose keys are known.
 
-Everything from there is encrypted (CURVE). Keys are asked for before any frame is taken (ZAP, RFC
-27 of ZeroMQ); whoever has none that is known, speaks another protocol or does not finish its
-handshake is refused, and counted.
+Everything there is encrypted (CURVE). Keys are asked for before any frame is taken (ZAP, RFC 27 of
+ZeroMQ); whoever has none that is known, speaks another protocol or does not finish its handshake is
+refused, and counted. On a loopback address without keys the same is done with a key that everybody
+knows: it keeps no secret, but then there is one kind of connection only.
+
+What a hostile peer can do to libzmq 4.3.5, and why it cannot here:
+
+* Two connections under one ROUTER identity end the process where identities are handed over, and so
+  does an identity of the peer's choice that the library's own counter comes to. So the identity of
+  every connection is drawn here and given to the library with the answer to its keys, which counts
+  more than what the peer has asked for.
+* The library's own heartbeats, or a peer's PING, end the process where a connection breaks while
+  its queue is full. So there are no heartbeats of the library (TCP's do the same), and no queue
+  that is read from is ever full.
+* A message of ever more parts is kept until its last one. So whoever has sent much more than has
+  come out of the socket is cut off (`Backlog`).
 """
 
 import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from proto.links.backlog import Backlog
 from proto.links.keys import CoordinatorKeys
-from proto.node_config import HEARTBEAT_SUFFIX
+from proto.links.names import NO_LIFE, Claim
 
 HANDSHAKE_LIMIT_MS = 5000  # after that a connection that has not said who it is is closed
-BACKLOG = 512  # connections that wait to be taken
-# A link that was cut comes back before its old connection is known to be dead: the new one counts.
-TAKES_OVER = 1
+WAITING_CONNECTIONS = 512  # that wait to be taken
+IDENTITY_BYTES = 16
+PROPERTY = "X-Node"  # what a node says of itself, in the handshake
+# The library reads what the peer has asked for after it has asked here. An answer that is there
+# already would count less than that; so it comes a little later.
+ANSWERED_AFTER_S = 0.01
+CLAIM_CHARS = 100
+EVENTS = "inproc://events"
+ZAP = "inproc://zeromq.zap.01"  # where the library asks
+WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+
+def spoken(claim: Claim) -> bytes:
+    """A claim as a property of the handshake."""
+    kind = "work" if claim.is_answered else "beats"
+    return f"{PROPERTY}:{kind} {claim.life} {claim.name.decode()}".encode()
+
+
+def heard(words: str) -> Claim | None:
+    """The claim in such a property; None: it is none."""
+    kind, _, rest = words.partition(" ")
+    life, _, name = rest.partition(" ")
+    if not name or not life or kind not in ("work", "beats") or len(words) > CLAIM_CHARS:
+        return None
+    return Claim(name.encode(), life, is_answered=kind == "work")
+
+
+def property_of(frame: "zmq.Frame", name: str) -> str:
+    """A property of the connection that a frame has come over; empty if there is none."""
+    try:
+        return str(frame.get(name))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""
 
 
 class Gate:
@@ -32,57 +82,119 @@ class Gate:
         sock: "zmq.Socket[bytes]",
         keys: CoordinatorKeys,
     ) -> None:
-        self._nodes = keys.nodes  # whoever started more nodes adds their keys to it
+        self._keys = keys
         self._num_refused = 0
+        self.num_unknown = 0  # of those, keys that nobody knows
         self._socket = sock
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.configure_curve_callback("*", self)
-        self._authenticator.start()
+        self._asked = context.socket(zmq.ROUTER)
+        self._asked.bind(ZAP)
         sock.curve_secretkey = keys.own.secret.encode()
         sock.curve_publickey = keys.own.public.encode()
         sock.curve_server = True
         sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
-        sock.setsockopt(zmq.BACKLOG, BACKLOG)
-        sock.setsockopt(zmq.ROUTER_HANDOVER, TAKES_OVER)
+        sock.setsockopt(zmq.BACKLOG, WAITING_CONNECTIONS)
         self._speaking: set[int] = set()  # connections that frames have come from
-        self._monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._backlog = Backlog()
+        # With a limit the library would wait at it, and with it every connection.
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        sock.monitor(EVENTS, WATCHED)
+        self._monitor.connect(EVENTS)
+        self._stopped, self._stopper = socket.socketpair()
+        self._thread = threading.Thread(target=self._answer, name="gate", daemon=True)
+        self._thread.start()
 
-    def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether somebody with this public key may speak (asked in the authenticator's thread)."""
-        return key.decode() in tuple(self._nodes.values())
+    # -- who may come in: the thread of the gate --------------------------------------------------
 
-    def is_own(self, identity: "zmq.Frame", frame: "zmq.Frame") -> bool:
-        """Whether what has come was sent by the node of that name, and not by another one."""
-        try:
-            key = frame.get("User-Id")
-        except zmq.ZMQError:
-            return True  # not through this gate
-        if (connection := frame.get(zmq.SRCFD)) not in self._speaking:
-            self._count_refused()  # one that had this number before
+    def _answer(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._asked, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        answers: deque[tuple[float, list[bytes]]] = deque()  # and when each is given
+        while True:
+            left_s = answers[0][0] - time.monotonic() if answers else None
+            ready = dict(poller.poll(None if left_s is None else max(0, 1 + int(1000 * left_s))))
+            if self._stopped.fileno() in ready:
+                break
+            now = time.monotonic()
+            if self._asked in ready:
+                sender, _, _, request, _, _, _, _, *given = self._asked.recv_multipart()
+                answer = [sender, b"", b"1.0", request, *self._verdict(given)]
+                answers.append((now + ANSWERED_AFTER_S, answer))
+            while answers and answers[0][0] <= now:
+                self._asked.send_multipart(answers.popleft()[1])
+        self._asked.close(linger=0)
+
+    def _verdict(self, given: list[bytes]) -> tuple[bytes, bytes, bytes, bytes]:
+        """Status, its words, the name of a user, and properties of the connection."""
+        key = z85.encode(given[0]) if len(given) == 1 else b""
+        if not self._keys.lets_in(key.decode()):
+            self.num_unknown += 1
+            return b"400", b"unknown key", b"", b""
+        identity = secrets.token_bytes(IDENTITY_BYTES)
+        length = len(identity).to_bytes(4, "big")
+        return b"200", b"OK", key, b"\x08Identity" + length + identity
+
+    # -- what comes: the thread of the socket -----------------------------------------------------
+
+    def claim(self, frame: "zmq.Frame") -> Claim | None:
+        """What the connection of this frame says of itself, if its key is that node's."""
+        key, words = property_of(frame, "User-Id"), property_of(frame, PROPERTY)
+        claim = heard(words) if words else self._of_older_release(key)
+        if claim is None or not self._keys.is_of(claim.name, key):
+            return None
+        self.speaks(self.number(frame))
+        return claim
+
+    def _of_older_release(self, key: str) -> Claim | None:
+        """It gave no name in its handshake; its key has one."""
+        name = self._keys.name_of(key)
+        return None if name is None else Claim(name, NO_LIFE)
+
+    def number(self, frame: "zmq.Frame") -> int:
+        """Of the connection, as the system knows it."""
+        return int(frame.get(zmq.SRCFD))
+
+    def speaks(self, connection: int) -> None:
+        """Something was let through."""
+        if connection not in self._speaking:
+            self._watch()  # one that had this number before
             self._speaking.add(connection)
-        name = identity.bytes.removesuffix(HEARTBEAT_SUFFIX)
-        return self._nodes.get(name) == key
+
+    def came(self, connection: int, num_bytes: int, num_parts: int) -> None:
+        """So much has come out of the socket."""
+        self._backlog.came(connection, num_bytes, num_parts)
 
     @property
     def num_refused(self) -> int:
         """Connections that were refused so far. Asked often: what is not read would pile up."""
-        self._count_refused()
+        self._watch()
+        self._backlog.limit()
         return self._num_refused
 
-    def _count_refused(self) -> None:
+    def _watch(self) -> None:
         """The library tells of most refusals, not of all.
 
-        So whoever goes and has not said anything that it let through is one.
+        So whoever goes and has not said anything that was let through is one.
         """
         with contextlib.suppress(zmq.Again):
             while True:
-                gone = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                if gone["endpoint"].startswith(b"tcp"):  # the nodes of this host have no keys
-                    connection = int(gone["value"])
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                if not event["endpoint"].startswith(b"tcp"):  # the nodes of this host have no keys
+                    continue
+                connection = int(event["value"])
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._backlog.opened(connection)
+                else:
+                    self._backlog.closed(connection)
                     self._num_refused += connection not in self._speaking
                     self._speaking.discard(connection)
 
     def close(self) -> None:
         """Before its context goes."""
         self._socket.disable_monitor()
-        self._authenticator.stop()
+        with contextlib.suppress(OSError):
+            os.write(self._stopper.fileno(), b"\0")
+        self._thread.join()
+        self._stopped.close()
+        self._stopper.close()

@@ -6,7 +6,7 @@ the coordinator those of its nodes: neither speaks with anybody else.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,12 +15,12 @@ import zmq.auth
 from zmq.utils.z85 import Z85CHARS
 
 from proto.errors import ConfigurationError
-from proto.messages import Role
+from proto.messages import MAX_SOURCES, OWN_SOURCES, Role
 from proto.node_config import NodeConfig
 from proto.system_errors import cannot_read, cannot_write
 
 COORDINATOR = "coordinator"
-NAMES = (COORDINATOR, *map(str, Role))
+MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_CHARS = 40  # of a key in Z85
 Z85 = frozenset(map(chr, Z85CHARS))
@@ -54,10 +54,42 @@ class CoordinatorKeys:
     """The coordinator's: its own pair, and the public keys of its nodes by their identity.
 
     Nodes may be added at any time, from any thread.
+
+    is_open  whoever comes may speak, under any name: on a loopback address without keys
     """
 
     own: KeyPair
     nodes: dict[bytes, str] = field(default_factory=dict)
+    is_open: bool = False
+
+    def lets_in(self, key: str) -> bool:
+        """Whether somebody with this public key may speak."""
+        return self.is_open or key in tuple(self.nodes.values())
+
+    def is_of(self, name: bytes, key: str) -> bool:
+        """Whether this public key is that of the node of this name."""
+        return self.is_open or (bool(key) and self.nodes.get(name) == key)
+
+    def name_of(self, key: str) -> bytes | None:
+        """The node with this public key; the latest, where several had it one after another."""
+        names = [name for name, one in tuple(self.nodes.items()) if one == key]
+        return names[-1] if names else None
+
+
+# On a loopback address without keys. It is no secret, and so it keeps none.
+EVERYBODYS = KeyPair(
+    "7d=amI4<?&*n.J&/Cj:o[G.0NNo^ON<X#4N&.9W5", "1(7Qm*K8#u{U=EcU%nnpWqP4]A%MbfeH!G:v9i5^"
+)
+
+
+def open_door() -> CoordinatorKeys:
+    """For a coordinator without keys."""
+    return CoordinatorKeys(EVERYBODYS, is_open=True)
+
+
+def open_hand() -> NodeKeys:
+    """For a node without keys."""
+    return NodeKeys(KeyPair.new(), EVERYBODYS.public)
 
 
 def keys_of(config: NodeConfig) -> NodeKeys | None:
@@ -77,40 +109,79 @@ def with_keys(config: NodeConfig, keys: NodeKeys) -> NodeConfig:
     )
 
 
-def write_new(folder: Path) -> list[Path]:
-    """Make a folder with a pair for the coordinator and one for each role; returns the files.
+def names_of(role: Role) -> list[str]:
+    """The names that nodes of this role may have, by hand."""
+    return [f"{role}-{number + 1}" for number in range(MAX_NODES[role])]
+
+
+def file_of(name: str) -> str:
+    """The name of a node's files without their ends; the first of its role needs no number."""
+    return name.removesuffix("-1")
+
+
+def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
+    """Make a folder with a pair for the coordinator and one for each node; returns the files.
 
     Raises ConfigurationError: one is there already, or the folder cannot be written to.
     """
-    files = [folder / f"{name}{end}" for name in NAMES for end in (PUBLIC, SECRET)]
-    for file in files:
+    names = [*names_of(Role.TARGET), *names_of(Role.DRAFTER)[:num_drafters]]
+    files = [COORDINATOR, *map(file_of, names)]
+    for file in (folder / f"{file}{end}" for file in files for end in (PUBLIC, SECRET)):
         if file.exists():
             raise ConfigurationError(
                 f"{file} is there already; name another folder, or remove the old keys first"
             )
+    return _written(folder, files)
+
+
+def add_drafter(folder: Path) -> list[Path]:
+    """Make a pair for one more drafter; returns its files. Raises ConfigurationError."""
+    _public(folder, COORDINATOR)  # it is such a folder
+    names = names_of(Role.DRAFTER)
+    for file in map(file_of, names):
+        if not any((folder / f"{file}{end}").exists() for end in (PUBLIC, SECRET)):
+            return _written(folder, [file])
+    raise ConfigurationError(f"{folder} has keys of {len(names)} drafters; more cannot take part")
+
+
+def _written(folder: Path, names: list[str]) -> list[Path]:
     mask = os.umask(0o077)  # also while the library writes them, nobody else reads them
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in NAMES:
+        for name in names:
             zmq.auth.create_certificates(folder, name)
     except OSError as error:
         raise ConfigurationError(f"cannot write keys to {folder}: {cannot_write(error)}") from error
     finally:
         os.umask(mask)
-    return files
+    return [folder / f"{name}{end}" for name in names for end in (PUBLIC, SECRET)]
 
 
-def of_coordinator(folder: Path, identities: Mapping[Role, Iterable[bytes]]) -> CoordinatorKeys:
-    """The coordinator's keys from their folder. Raises ConfigurationError."""
-    nodes = {
-        identity: _public(folder, role) for role, names in identities.items() for identity in names
-    }
+def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
+    """The coordinator's keys from their folder: its own, and those of every node that has some.
+
+    Raises ConfigurationError.
+    """
+    nodes: dict[bytes, str] = {}
+    for role in roles:
+        first, *others = names_of(role)
+        there = [name for name in others if (folder / f"{file_of(name)}{PUBLIC}").exists()]
+        nodes |= {name.encode(): _public(folder, file_of(name)) for name in (first, *there)}
     return CoordinatorKeys(_pair(folder, COORDINATOR), nodes)
 
 
-def of_node(folder: Path, role: Role) -> NodeKeys:
-    """A node's keys from their folder. Raises ConfigurationError."""
-    return NodeKeys(_pair(folder, role), _public(folder, COORDINATOR))
+def own_name(folder: Path | None, role: Role) -> str:
+    """Which node of its role one is, by its secret key; the first, where that does not tell."""
+    names = names_of(role)
+    if folder is None:
+        return names[0]
+    mine = [name for name in names if (folder / f"{file_of(name)}{SECRET}").exists()]
+    return next(iter(mine), names[0])
+
+
+def of_node(folder: Path, name: str) -> NodeKeys:
+    """The keys of the node of this name from their folder. Raises ConfigurationError."""
+    return NodeKeys(_pair(folder, file_of(name)), _public(folder, COORDINATOR))
 
 
 def _pair(folder: Path, name: str) -> KeyPair:

@@ -1,32 +1,55 @@
 """Frames between processes over ZeroMQ; with `keys.py` and `gate.py` the only ones that import it.
 
 The coordinator binds one ROUTER (`Listener`), for the nodes of its own host and, encrypted, for
-those of others; every node connects DEALERs (`Connection`). Sends never block: a frame that does
-not fit into a queue is refused and the caller counts it. A ROUTER says so when a peer is unknown
-(it would drop the frame silently otherwise), and nothing lingers at exit.
+those of others; every node connects DEALERs (`Connection`). A connection says in its handshake
+which node it is of; the ROUTER's own identities are fresh for each, and mean nothing. Sends never
+block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER says so
+when a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at exit.
 """
 
 import contextlib
 import ipaddress
 import math
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from proto.codec import encode
 from proto.errors import ConfigurationError, TransportError, shown
-from proto.links.gate import Gate
-from proto.links.keys import HOW, CoordinatorKeys, NodeKeys
-from proto.messages import MAX_FRAME_BYTES
+from proto.links.gate import PROPERTY, Gate, heard, property_of, spoken
+from proto.links.keys import HOW, CoordinatorKeys, NodeKeys, open_door, open_hand
+from proto.links.names import Claim, Names
+from proto.messages import MAX_FRAME_BYTES, Fault, FaultCode
 from proto.system_errors import RAISE_THE_LIMIT
 
 SEND_QUEUE_FRAMES = 4096
+BOX_BYTES = 64  # more than what encryption adds to a frame, which the library counts as well
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
 CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes where a link is cut
 RECONNECT_MS = 1000
+LINK_LIMIT_S, LINK_PROBES = 5, 3  # a TCP link that is silent for so long is dead
+FRAMES_AT_ONCE = 1000  # are received, before the caller does something else
+PEERS_KNOWN = 4096
+UNFINISHED_HANDSHAKES = 3
+SIGNATURE_BYTES, GREETING_LIMIT_S = 10, 1.0
+TCP = "tcp://"
+LIFE = secrets.token_hex(8)  # of this process
+METADATA = 95  # ZMQ_METADATA: the library has it, pyzmq has no name for it
+HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+COPY = "copy its .key file to the coordinator's folder of keys, and start the coordinator again"
+TAKE_ANOTHER_NAME = "end it first, or give this node a name of its own (--name)"
 NAME_AN_ADDRESS = "name an address of this host, and a port that you may use"
 NAP_S, AWAKE_S = 50e-6, 80e-6  # a nap takes about as much longer as this
 
@@ -47,8 +70,8 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
                 f"the socket path is longer than {MAX_IPC_PATH_BYTES} bytes: {endpoint}; "
                 "set TMPDIR to a shorter folder"
             )
-    elif endpoint.startswith("tcp://"):
-        if not is_encrypted and not _is_loopback(endpoint[len("tcp://") :]):
+    elif endpoint.startswith(TCP):
+        if not is_encrypted and not _is_loopback(endpoint[len(TCP) :]):
             raise ConfigurationError(
                 f"{endpoint} is not a loopback address; without keys nothing is encrypted, so "
                 f"only tcp://127.0.0.1:PORT is allowed; give --keys DIR ({HOW})"
@@ -59,13 +82,35 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
         )
 
 
+def _shown(claim: Claim) -> str:
+    """A name as a part of a line, where there are no keys any characters."""
+    name = claim.name.decode(errors="replace")
+    return name if name.isprintable() else shown(name)
+
+
+def _greets(endpoint: str) -> bool:
+    """Whether what listens there says the first bytes of ZeroMQ's protocol; asks for a second."""
+    host, _, port = endpoint.removeprefix(TCP).rpartition(":")
+    said = b""
+    with contextlib.suppress(OSError, ValueError):
+        address = (host.strip("[]"), int(port))
+        with socket.create_connection(address, timeout=GREETING_LIMIT_S) as asking:
+            while len(said) < SIGNATURE_BYTES and (more := asking.recv(SIGNATURE_BYTES)):
+                said += more
+    return len(said) >= SIGNATURE_BYTES and said[0] == 0xFF and said[9] == 0x7F
+
+
 def _common_options(sock: "zmq.Socket[bytes]") -> None:
     sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + BOX_BYTES)
     sock.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
     sock.setsockopt(zmq.RCVHWM, SEND_QUEUE_FRAMES)
-    sock.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
+    # Not the library's own heartbeats: they may end the process (`gate.py`).
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sock.setsockopt(zmq.TCP_KEEPALIVE_IDLE, LINK_LIMIT_S - LINK_PROBES)
+    sock.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    sock.setsockopt(zmq.TCP_KEEPALIVE_CNT, LINK_PROBES)
+    sock.setsockopt(zmq.TCP_MAXRT, LINK_LIMIT_S * 1000)
 
 
 def _milliseconds(timeout_s: float) -> int:
@@ -131,6 +176,18 @@ def _new_socket(kind: int) -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[
     return context, sock
 
 
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A connection to a listener.
+
+    claim   what it says of itself; None: nothing that is believed
+    number  of the system, if it has come through the gate
+    """
+
+    claim: Claim | None
+    number: int | None
+
+
 class Listener:
     """The coordinator's end. One thread uses it; any thread may call `wake`.
 
@@ -151,20 +208,22 @@ class Listener:
         busy_poll_s  so long a wait asks for frames without pause, before it sleeps
         outside      for nodes of other hosts, with these keys
         """
-        if endpoint:
-            check_endpoint(endpoint)
-        if outside:
-            check_endpoint(outside, is_encrypted=keys is not None)
+        for place, is_encrypted in ((endpoint, False), (outside, keys is not None)):
+            if place:
+                check_endpoint(place, is_encrypted=is_encrypted)
         self._woken, self._waker = _socket_pair()
         self._context, self._socket = _new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Where a queue that is read from is full, the library may end the process (`gate.py`).
+        self._socket.setsockopt(zmq.RCVHWM, 0)
         self._gate: Gate | None = None
+        self._names = Names(self._is_open)
+        self._peers: dict[bytes, _Peer] = {}  # by connection; the latest PEERS_KNOWN
+        self._turned_away: list[str] = []
         self.outside = ""
-        self.endpoint = self._bound(endpoint) if endpoint else ""
+        self.endpoint = self._bound(endpoint, None) if endpoint else ""
         if outside:
-            if keys is not None:
-                self._gate = self._guarded_with(keys)
-            self.outside = self._bound(outside)
+            self.outside = self._bound(outside, keys)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
@@ -175,13 +234,15 @@ class Listener:
     def _guarded_with(self, keys: CoordinatorKeys) -> Gate:
         try:
             return Gate(self._context, self._socket, keys)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.close(linger_s=0.0)
             raise TransportError(
                 f"cannot guard the socket: {error.strerror}; {RAISE_THE_LIMIT}"
             ) from error
 
-    def _bound(self, endpoint: str) -> str:
+    def _bound(self, endpoint: str, keys: CoordinatorKeys | None) -> str:
+        if endpoint.startswith(TCP) and self._gate is None:
+            self._gate = self._guarded_with(keys or open_door())
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -194,8 +255,18 @@ class Listener:
 
     @property
     def num_refused(self) -> int:
-        """Connections from outside that were refused so far."""
+        """Connections over TCP that were refused so far."""
         return 0 if self._gate is None else self._gate.num_refused
+
+    @property
+    def num_unknown(self) -> int:
+        """Keys that were shown and are not known."""
+        return 0 if self._gate is None else self._gate.num_unknown
+
+    def turned_away(self) -> list[str]:
+        """Lines about connections that were let in and told to go, since the last call."""
+        lines, self._turned_away = self._turned_away, []
+        return lines
 
     def wake(self) -> None:
         """Make a waiting `receive` return (from any thread)."""
@@ -203,7 +274,9 @@ class Listener:
             self._waker.send(b"\0")
 
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """All frames that are there, as (identity, frame); waits for the first at most so long.
+        """The frames that are there, as (name, frame); waits for the first at most so long.
+
+        There may be more than it returns: whoever sends without end does not keep the caller.
 
         exact  that time is kept to about 0.1 ms, and not only to whole milliseconds
         """
@@ -211,21 +284,77 @@ class Listener:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
         with contextlib.suppress(zmq.Again):
-            # To poll costs a third of asking for a frame in vain.
-            while self._frames.poll(0):
-                if self._gate is None:
-                    parts = self._socket.recv_multipart(zmq.NOBLOCK)
-                else:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    is_own = len(frames) == 2 and self._gate.is_own(*frames)
-                    parts = [part.bytes for part in frames] if is_own else []
-                if len(parts) == 2:
-                    yield parts[0], parts[1]
+            for _ in range(FRAMES_AT_ONCE):
+                # To poll costs a third of asking for a frame in vain.
+                if not self._frames.poll(0):
+                    break
+                if (received := self._next()) is not None:
+                    yield received
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
-        """Send without blocking; False if the peer is unknown or its queue is full."""
+    def _next(self) -> tuple[bytes, bytes] | None:
+        """A name and its frame; None: one that is not for the caller."""
+        connection = self._socket.recv(zmq.NOBLOCK)
+        peer = self._peers.get(connection)
+        if peer is None:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            peer = self._introduced(connection, parts[0])
+            frames = [part.bytes for part in parts]
+        else:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        if self._gate is not None and peer.number is not None:
+            self._gate.came(peer.number, sum(map(len, frames)), len(frames))
+        if peer.claim is None or not self._names.has(peer.claim):
+            return None
+        if not peer.claim.life:  # it has not said where it reads
+            self._names.introduce(connection, peer.claim)
+        # A connection begins with an empty frame.
+        return (peer.claim.name, frames[0]) if len(frames) == 1 and frames[0] else None
+
+    def _introduced(self, connection: bytes, frame: "zmq.Frame") -> _Peer:
+        """What is known of a connection from now on."""
+        while len(self._peers) >= PEERS_KNOWN:
+            del self._peers[next(iter(self._peers))]
+        words, number = property_of(frame, PROPERTY), None
+        if self._gate is not None and property_of(frame, "User-Id"):
+            claim, number = self._gate.claim(frame), self._gate.number(frame)
+            if claim is None and (wanted := heard(words)) is not None:
+                line = f"the coordinator knows this key, but not as that of {_shown(wanted)}"
+                self._tell(connection, f"{line}; {COPY}")
+        else:
+            claim = heard(words) if words else None
+        if claim is not None and not self._names.introduce(connection, claim):
+            self._turn_away(connection, claim)
+            claim = None
+        self._peers[connection] = peer = _Peer(claim, number)
+        return peer
+
+    def _turn_away(self, connection: bytes, claim: Claim) -> None:
+        """Tell a process that another one has its name. The first of each name is told of."""
+        name = _shown(claim)
+        self._tell(connection, f"another process takes part as {name}; {TAKE_ANOTHER_NAME}")
+        if claim.is_answered:
+            self._turned_away.append(f"a second process called itself {name} and was turned away")
+
+    def _tell(self, connection: bytes, line: str) -> None:
+        """Why its process cannot take part."""
+        self._put(connection, encode(Fault(0, 0, FaultCode.UNUSABLE, line)))
+
+    def _is_open(self, connection: bytes) -> bool:
+        """Whether a connection is there, as far as the system knows."""
         try:
-            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+            self._socket.send_multipart((connection, b""), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return error.errno == zmq.EAGAIN
+        return True
+
+    def send(self, name: bytes, frame: bytes) -> bool:
+        """Send without blocking; False if the node is not there or its queue is full."""
+        connection = self._names.connection(name)
+        return connection is not None and self._put(connection, frame)
+
+    def _put(self, connection: bytes, frame: bytes) -> bool:
+        try:
+            self._socket.send_multipart((connection, frame), zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -245,29 +374,34 @@ class Connection:
     def __init__(
         self,
         endpoint: str,
-        identity: bytes,
+        name: bytes,
         *,
         busy_poll_s: float = 0.0,
         keys: NodeKeys | None = None,
+        is_answered: bool = True,
+        life: str = LIFE,
     ) -> None:
         """Connect. Raises ConfigurationError, TransportError.
 
         busy_poll_s  so long a wait asks for frames without pause, before it sleeps
         keys         to a coordinator on another host
+        is_answered  the coordinator's frames come here, and not over another one of this process
+        life         of the process
         """
-        self.is_encrypted = keys is not None
-        check_endpoint(endpoint, is_encrypted=self.is_encrypted)
+        check_endpoint(endpoint, is_encrypted=keys is not None)
+        self.is_remote = endpoint.startswith(TCP)
         self._context, self._socket = _new_socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(METADATA, spoken(Claim(name, life, is_answered)))
+        # The first word of every connection, also of one that the library makes in its place: so
+        # the coordinator knows where the node reads before the node has anything to say.
+        self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_LIMIT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
-        if keys is not None:
-            self._socket.curve_publickey = keys.own.public.encode()
-            self._socket.curve_secretkey = keys.own.secret.encode()
-            self._socket.curve_serverkey = keys.coordinator.encode()
-            # While a link is cut nothing piles up that would be stale when it is there again.
-            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._refusals: zmq.Socket[bytes] | None = None
+        self._endpoint, self._has_keys = endpoint, keys is not None
         try:
+            if self.is_remote:
+                self._lock_with(keys or open_hand())
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -275,16 +409,58 @@ class Connection:
         self._frames = zmq.Poller()
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
+        self._num_unfinished = 0  # handshakes since one was completed
+
+    def _lock_with(self, keys: NodeKeys) -> None:
+        self._socket.curve_publickey = keys.own.public.encode()
+        self._socket.curve_secretkey = keys.own.secret.encode()
+        self._socket.curve_serverkey = keys.coordinator.encode()
+        # While a link is cut nothing piles up that would be stale when it is there again.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._refusals = self._socket.get_monitor_socket(HANDSHAKES)
+
+    def refusal(self) -> str:
+        """Why the other side does not take the keys; empty: nothing is known of that."""
+        if self._refusals is None:
+            return ""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = recv_monitor_message(self._refusals, zmq.NOBLOCK)["event"]
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    return (
+                        f"the coordinator at {self._endpoint} does not know this node's key; {COPY}"
+                    )
+                is_over = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self._num_unfinished = 0 if is_over else self._num_unfinished + 1
+        # A coordinator with another key says nothing. Neither does one that has just ended, once,
+        # nor a tunnel that leads to none yet.
+        if self._num_unfinished < UNFINISHED_HANDSHAKES:
+            return ""
+        if not _greets(self._endpoint):
+            self._num_unfinished = 0
+            return ""
+        if not self._has_keys:
+            return f"what listens at {self._endpoint} takes nobody without keys; give --keys DIR"
+        return (
+            f"what listens at {self._endpoint} has another key than coordinator.key says; "
+            "copy that file from the coordinator, and start the coordinator with --keys DIR"
+        )
+
+    def answered(self) -> None:
+        """The coordinator has answered: nobody asks for refusals any more."""
+        if self._refusals is not None:
+            self._socket.disable_monitor()
+            self._refusals = None
 
     def receive(self, timeout_s: float) -> Iterator[bytes]:
         """All frames that are there; waits for the first at most so long."""
         if not _wait(self._frames, timeout_s, self._busy_poll_s):
             return
         with contextlib.suppress(zmq.Again):
-            yield self._socket.recv(zmq.NOBLOCK)
             # To poll costs a third of asking for a frame in vain.
             while self._frames.poll(0):
-                yield self._socket.recv(zmq.NOBLOCK)
+                if frame := self._socket.recv(zmq.NOBLOCK):  # an empty one asks whether it is there
+                    yield frame
 
     def has_frames(self) -> bool:
         """Whether any are there."""
@@ -300,4 +476,5 @@ class Connection:
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close the socket; what was sent has so long to leave."""
+        self.answered()
         self._context.destroy(linger=int(linger_s * 1000))

@@ -131,15 +131,19 @@ def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(slow: Pair)
 @pytest.mark.slow
 def test_a_coordinator_that_was_stopped_for_long_goes_on(tiny: PairConfig) -> None:
     """As with Ctrl-Z and fg, or a laptop that sleeps: its nodes have not been silent."""
-    process = start_cli(tiny, "--max-tokens", "40")
+    two_texts = ("--max-tokens", "60", "--temperature", "1", "--seed", "7", "--n", "2")
+    undisturbed, process = start_cli(tiny, *two_texts), start_cli(tiny, *two_texts)
     assert process.stdout is not None
-    first = process.stdout.read(1)
+    first = os.read(process.stdout.fileno(), 1).decode()
     process.send_signal(signal.SIGSTOP)
     time.sleep(4 * SILENCE_LIMIT_S)
     process.send_signal(signal.SIGCONT)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert len((first + rest).split(",")) == 40
+    assert "silent" not in errors
+    expected, _ = undisturbed.communicate(timeout=60)
+    assert first + rest == expected
+    assert expected.count(",") == 2 * 59
 
 
 @pytest.mark.long

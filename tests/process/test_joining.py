@@ -1,9 +1,11 @@
 """Nodes that are started by hand: they load once, and serve one coordinator after another."""
 
 import json
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from proto.codec import encode
+from proto.links.keys import of_node
+from proto.links.transport import Connection
+from proto.messages import Fault, FaultCode
+from tests.process import eight_texts
 from tests.process.ray_nodes import free_port, wait_for
 from tests.tiny_models import make_model
 
@@ -130,8 +137,13 @@ def test_a_node_that_loses_its_coordinator_waits_for_the_next(
         assert done.returncode == 0, done.stderr
 
 
+def ends_with(node: Node, line: str) -> bool:
+    """Whether it ends because of its user, and says this."""
+    return node.process.wait(LIMIT_S) == 2 and line in node.log.read_text().splitlines()[-1]
+
+
 @pytest.mark.slow
-def test_a_node_without_the_right_keys_is_refused_and_the_text_goes_on(
+def test_a_node_without_the_right_keys_is_refused_and_ends_and_the_text_goes_on(
     model: str, keys: str, tmp_path: Path
 ) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
@@ -141,7 +153,8 @@ def test_a_node_without_the_right_keys_is_refused_and_the_text_goes_on(
     models = ("--target", model, "--drafter", model)
     remote = ("--nodes", "remote", "--listen", endpoint, "--keys", keys, "--policy", "ar")
     with (
-        joined("drafter_node", tmp_path / "d", endpoint, model, "--keys", str(others)),
+        joined("drafter_node", tmp_path / "d", endpoint, model, "--keys", str(others)) as unknown,
+        joined("drafter_node", tmp_path / "e", endpoint, model) as bare,
         joined(
             "target_node", tmp_path / "t", endpoint, model, "--keys", keys, "--simulate-ms", "20"
         ),
@@ -149,6 +162,85 @@ def test_a_node_without_the_right_keys_is_refused_and_the_text_goes_on(
         done = coordinator("generate", *PROMPT, *models, *remote)
         assert done.returncode == 0, done.stderr
         assert "refused a connection" in done.stderr
+        assert ends_with(unknown, "does not know this node's key")
+        assert ends_with(bare, "takes nobody without keys; give --keys DIR")
+
+
+@pytest.mark.slow
+def test_a_second_drafter_under_a_name_in_use_is_told_so_and_ends(
+    model: str, keys: str, tmp_path: Path
+) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        joined("target_node", tmp_path / "t", endpoint, model, "--keys", keys, *SLOW),
+        joined("drafter_node", tmp_path / "d", endpoint, model, "--keys", keys) as one,
+        joined("drafter_node", tmp_path / "e", endpoint, model, "--keys", keys) as other,
+    ):
+        out, errors = start_texts(endpoint, keys, model).communicate(timeout=LIMIT_S)
+        assert errors.count("a second process called itself drafter-1 and was turned away") == 1
+        assert json.loads(out.removeprefix("begun\n"))[1] > 0, "speculation is dead"
+        (second,) = (node for node in (one, other) if node.process.poll() is not None)
+        assert ends_with(second, "another process takes part as drafter-1")
+
+
+SLOW = ("--simulate-ms", "25", "--dtype", "float32")
+
+
+def start_texts(endpoint: str, keys: str, model: str) -> "subprocess.Popen[str]":
+    """Eight texts at once."""
+    return subprocess.Popen(
+        [sys.executable, "-m", eight_texts.__name__, endpoint, keys, model],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def visit(endpoint: str, folder: str, key: str, name: str) -> None:
+    """A stranger with a node's key says, under this name, what would end the node."""
+    keys = of_node(Path(folder), key)
+    stranger = Connection(endpoint, name.encode(), keys=keys, life=secrets.token_hex(8))
+    deadline = time.monotonic() + 5.0
+    words = [encode(Fault(0, 0, FaultCode.FAILED, "I am a stranger")), *[b"\xffgarbled"] * 12]
+    while words and time.monotonic() < deadline:
+        if stranger.send(words[-1]):
+            words.pop()
+        time.sleep(0.002)
+    assert not words, "the stranger was not let in"
+    stranger.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["drafter-1", "target-1"])
+def test_a_stranger_with_a_copied_key_changes_none_of_eight_open_texts(
+    model: str, keys: str, tmp_path: Path, key: str
+) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with (
+        joined("target_node", tmp_path / "t", endpoint, model, "--keys", keys, *SLOW),
+        joined("drafter_node", tmp_path / "d", endpoint, model, "--keys", keys),
+    ):
+        undisturbed, why = start_texts(endpoint, keys, model).communicate(timeout=LIMIT_S)
+        assert undisturbed, why
+        expected, _ = json.loads(undisturbed.removeprefix("begun\n"))
+        assert [len(text) for text in expected] == [150] * 8
+        num_visits = dict.fromkeys(("drafter-1", "target-1"), 0)
+        while min(num_visits.values()) < 10:
+            texts = start_texts(endpoint, keys, model)
+            assert texts.stdout is not None
+            assert texts.stdout.readline() == "begun\n"
+            while texts.poll() is None and min(num_visits.values()) < 10:
+                for name in num_visits:
+                    if texts.poll() is None:
+                        visit(endpoint, keys, key, name)
+                        num_visits[name] += 1
+            out, errors = texts.communicate(timeout=LIMIT_S)
+            assert texts.returncode == 0, errors
+            made, accepted = json.loads(out)
+            assert made == expected
+            assert accepted > 0, "speculation is dead"
+            assert f"a second process called itself {key} and was turned away" in errors
 
 
 def assert_one_line(done: "subprocess.CompletedProcess[str]", words: str) -> None:

@@ -1,5 +1,6 @@
 """Links between hosts: encrypted, and only for those whose keys are known."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -7,16 +8,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from zmq.utils import z85
 
+from node.process import shake_hands
+from proto.codec import decode
 from proto.errors import ConfigurationError
 from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
-from proto.links.transport import Connection, Listener
+from proto.links.transport import UNFINISHED_HANDSHAKES, Connection, Listener
+from proto.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    FaultCode,
+    Fingerprint,
+    Hello,
+    Role,
+)
+from tests.hostile.curve import Client, Door, Pair, metadata
 
 PATIENCE_S = 5.0
 QUIET_S = 0.3
 COORDINATOR, NODE = KeyPair.new(), KeyPair.new()
+HELLO: Any = (9, 9, "model", "float32", "cpu", 1, 1, 1)
 KEYS = CoordinatorKeys(COORDINATOR, {b"node": NODE.public})
 NODE_KEYS = NodeKeys(NODE, COORDINATOR.public)
 
@@ -31,7 +46,11 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 def arrived(listener: Listener, limit_s: float = PATIENCE_S) -> list[tuple[bytes, bytes]]:
     """The first frames that come."""
-    return list(listener.receive(limit_s))
+    deadline = time.monotonic() + limit_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if frames := list(listener.receive(left_s)):
+            return frames
+    return []
 
 
 def say(node: Connection, frame: bytes) -> bool:
@@ -72,9 +91,17 @@ def test_nodes_of_both_sides_are_heard_and_answered(listener: Listener) -> None:
 
 
 def test_a_heartbeat_of_a_node_has_its_key(listener: Listener) -> None:
-    with closing(Connection(listener.outside, b"node/heartbeat", keys=NODE_KEYS)) as heart:
+    with (
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as node,
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS, is_answered=False)) as heart,
+    ):
+        assert say(node, b"hello")
+        assert arrived(listener) == [(b"node", b"hello")]
         assert say(heart, b"beat")
-        assert arrived(listener) == [(b"node/heartbeat", b"beat")]
+        assert arrived(listener) == [(b"node", b"beat")]
+        assert listener.send(b"node", b"answer")
+        assert list(node.receive(PATIENCE_S)) == [b"answer"]
+        assert list(heart.receive(0.0)) == []
 
 
 def test_one_node_cannot_speak_for_another(listener: Listener) -> None:
@@ -184,6 +211,198 @@ def test_a_connection_that_comes_back_counts_before_the_old_one_is_dead(
         assert arrived(listener) == [(b"node", b"new")]
         listener.send(b"node", b"to the new one")
         assert list(new.receive(PATIENCE_S)) == [b"to the new one"]
+
+
+def refusal(node: Connection) -> str:
+    """Why it is refused, once it knows."""
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not (reason := node.refusal()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (None, "takes nobody without keys; give --keys DIR"),
+        (
+            NodeKeys(KeyPair.new(), COORDINATOR.public),
+            "does not know this node's key; copy its .key file",
+        ),
+        (NodeKeys(NODE, KeyPair.new().public), "has another key than coordinator.key says"),
+    ],
+)
+def test_a_node_that_is_refused_for_its_keys_is_told_what_fits_them(
+    listener: Listener, keys: NodeKeys | None, words: str
+) -> None:
+    with closing(Connection(listener.outside, b"node", keys=keys)) as stranger:
+        assert words in refusal(stranger)
+
+
+def test_a_node_with_keys_is_told_where_the_coordinator_has_none() -> None:
+    with (
+        closing(Listener("tcp://127.0.0.1:*")) as bare,
+        closing(Connection(bare.endpoint, b"node", keys=NODE_KEYS)) as node,
+    ):
+        assert "start the coordinator with --keys DIR" in refusal(node)
+
+
+def test_a_node_that_is_let_in_or_finds_nobody_is_not_refused(listener: Listener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nowhere = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with (
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as node,
+        closing(Connection(nowhere, b"node", keys=NODE_KEYS)) as early,
+    ):
+        assert say(node, b"hello")
+        time.sleep(QUIET_S)
+        assert node.refusal() == ""
+        assert early.refusal() == ""
+
+
+def test_a_tunnel_whose_other_end_is_not_there_yet_is_no_refusal() -> None:
+    """As of `ssh -L`: it takes every connection, and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        taken = []
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    one, _ = tunnel.accept()
+                    taken.append(one)
+                    one.close()
+
+        threading.Thread(target=close_all, daemon=True).start()
+        endpoint = f"tcp://127.0.0.1:{tunnel.getsockname()[1]}"
+        with closing(Connection(endpoint, b"node", keys=NODE_KEYS)) as node:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(taken) < 2 * UNFINISHED_HANDSHAKES and time.monotonic() < deadline:
+                assert node.refusal() == ""
+                time.sleep(0.02)
+            assert len(taken) >= 2 * UNFINISHED_HANDSHAKES
+            time.sleep(QUIET_S)
+            assert node.refusal() == ""
+        tunnel.shutdown(socket.SHUT_RDWR)
+
+
+def told(node: Connection) -> bytes:
+    """The first frame that comes; an empty one that asks whether the node is there is none."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if frames := list(node.receive(QUIET_S)):
+            return frames[0]
+    return b""
+
+
+@pytest.mark.parametrize(("theirs", "keys"), [(KEYS, NODE_KEYS), (None, None)])
+def test_a_second_process_under_a_name_in_use_is_told_so_and_not_heard(
+    theirs: CoordinatorKeys | None, keys: NodeKeys | None
+) -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(
+            closing(Listener("", outside="tcp://127.0.0.1:*", keys=theirs))
+        )
+
+        def connect(**more: Any) -> Connection:
+            return stack.enter_context(
+                closing(Connection(listener.outside, b"node", keys=keys, **more))
+            )
+
+        first = connect()
+        assert say(first, b"first")
+        assert arrived(listener) == [(b"node", b"first")]
+        second, beats = connect(life="other"), connect(life="other", is_answered=False)
+        for one in (second, beats):
+            assert say(one, b"second")
+        assert arrived(listener, QUIET_S) == []
+        message = decode(told(second))
+        assert isinstance(message, Fault)
+        assert message.code is FaultCode.UNUSABLE
+        assert "another process takes part as node" in message.detail
+        (line,) = listener.turned_away()
+        assert line == "a second process called itself node and was turned away"
+        assert listener.send(b"node", b"to the first")
+        assert told(first) == b"to the first"
+        assert say(first, b"still there")
+        assert arrived(listener) == [(b"node", b"still there")]
+
+
+def test_a_name_cannot_write_to_the_operators_screen() -> None:
+    name = b"\x1b[2Jx\ny"
+    with (
+        closing(Listener("tcp://127.0.0.1:*")) as bare,
+        closing(Connection(bare.endpoint, name)) as first,
+        closing(Connection(bare.endpoint, name, life="other")) as second,
+    ):
+        assert say(first, b"first")
+        assert arrived(bare) == [(name, b"first")]
+        assert say(second, b"second")
+        assert arrived(bare, QUIET_S) == []
+        assert bare.turned_away() == [
+            r"a second process called itself '\x1b[2Jx\ny' and was turned away"
+        ]
+
+
+def test_a_process_takes_the_name_of_one_that_has_gone(listener: Listener) -> None:
+    with closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as first:
+        assert say(first, b"first")
+        assert arrived(listener) == [(b"node", b"first")]
+    deadline = time.monotonic() + PATIENCE_S
+    while listener.send(b"node", b"?"):
+        assert time.monotonic() < deadline
+    with closing(Connection(listener.outside, b"node", keys=NODE_KEYS, life="other")) as second:
+        assert say(second, b"second")
+        assert arrived(listener) == [(b"node", b"second")]
+        assert listener.turned_away() == []
+
+
+def test_a_node_that_is_turned_away_ends_with_the_line(listener: Listener) -> None:
+    hello = Hello(PROTOCOL_VERSION, Role.DRAFTER, "", Fingerprint(9, "", ()), *HELLO)
+    with (
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as first,
+        closing(Connection(listener.outside, b"node", keys=NODE_KEYS, life="other")) as second,
+    ):
+        assert say(first, b"first")
+        assert arrived(listener) == [(b"node", b"first")]
+        listening = threading.Thread(target=lambda: list(arrived(listener, 2 * QUIET_S)))
+        listening.start()
+        with pytest.raises(ConfigurationError, match="end it first, or give this node a name"):
+            shake_hands(second, hello, PATIENCE_S)
+        listening.join()
+
+
+def test_a_node_that_is_refused_for_its_key_ends_with_the_line(listener: Listener) -> None:
+    hello = Hello(PROTOCOL_VERSION, Role.DRAFTER, "", Fingerprint(9, "", ()), *HELLO)
+    keys = NodeKeys(KeyPair.new(), COORDINATOR.public)
+    with (
+        closing(Connection(listener.outside, b"node", keys=keys)) as node,
+        pytest.raises(ConfigurationError, match="does not know this node's key"),
+    ):
+        shake_hands(node, hello, PATIENCE_S)
+
+
+def test_a_node_whose_key_is_that_of_another_name_ends_with_the_line(listener: Listener) -> None:
+    hello = Hello(PROTOCOL_VERSION, Role.DRAFTER, "", Fingerprint(9, "", ()), *HELLO)
+    with closing(Connection(listener.outside, b"other", keys=NODE_KEYS)) as node:
+        assert say(node, b"let in")
+        listening = threading.Thread(target=lambda: list(arrived(listener, 2 * QUIET_S)))
+        listening.start()
+        with pytest.raises(ConfigurationError, match="knows this key, but not as that of other"):
+            shake_hands(node, hello, PATIENCE_S)
+        listening.join()
+
+
+def test_an_older_release_says_no_name_and_is_known_by_its_key(listener: Listener) -> None:
+    words = metadata([(b"Socket-Type", b"DEALER"), (b"Identity", b"node")])
+    pair, door = (
+        Pair(*(z85.decode(key) for key in (NODE.public, NODE.secret))),
+        Door(address(listener)[1], z85.decode(COORDINATOR.public), {}),
+    )
+    with closing(Client(door, pair)) as older:
+        older.enter(words)
+        older.send(older.message(b"hello"))
+        assert arrived(listener) == [(b"node", b"hello")]
+        assert listener.send(b"node", b"no")
 
 
 def test_without_keys_nobody_listens_outside_of_this_host(tmp_path: Path) -> None:

@@ -28,10 +28,20 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listene
 def connection(listener: Listener) -> Iterator[Connection]:
     """A node whose first frame has reached the coordinator."""
     connected = Connection(listener.endpoint, b"node")
-    connected.send(b"hello")
-    assert next(listener.receive(PATIENCE_S)) == (b"node", b"hello")
+    introduce(listener, connected, b"node")
     yield connected
     connected.close()
+
+
+def introduce(listener: Listener, connected: Connection, name: bytes) -> None:
+    """Send a first frame once the link is there, and wait until it has come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not connected.send(b"hello"):
+        assert time.monotonic() < deadline, "the link is not there"
+        time.sleep(0.01)
+    while not (frames := list(listener.receive(0.1))):
+        assert time.monotonic() < deadline, "nothing came"
+    assert frames == [(name, b"hello")]
 
 
 def test_frames_go_both_ways_in_order(listener: Listener, connection: Connection) -> None:
@@ -47,8 +57,7 @@ def test_frames_go_both_ways_in_order(listener: Listener, connection: Connection
 
 def test_a_busy_node_hears_at_once_and_falls_asleep_in_the_end(listener: Listener) -> None:
     connection = Connection(listener.endpoint, b"busy", busy_poll_s=BUSY_S)
-    connection.send(b"hello")
-    assert next(listener.receive(PATIENCE_S)) == (b"busy", b"hello")
+    introduce(listener, connection, b"busy")
     # Later than it asks without pause: what wakes it then is the socket.
     threading.Timer(3 * BUSY_S, listener.send, (b"busy", b"late")).start()
     before = time.thread_time()
@@ -73,8 +82,7 @@ def test_a_frame_to_an_unknown_peer_is_refused(listener: Listener) -> None:
 
 def test_a_peer_that_has_gone_is_refused(listener: Listener) -> None:
     connection = Connection(listener.endpoint, b"guest")
-    connection.send(b"hello")
-    assert list(listener.receive(PATIENCE_S)) == [(b"guest", b"hello")]
+    introduce(listener, connection, b"guest")
     connection.close()
     deadline = time.monotonic() + PATIENCE_S
     while listener.send(b"guest", b"frame"):

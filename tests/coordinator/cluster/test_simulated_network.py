@@ -13,7 +13,6 @@ from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost,
 from proto.codec import encode
 from proto.links.transport import Connection, Listener
 from proto.messages import Close, TracePart, Welcome
-from proto.node_config import HEARTBEAT_SUFFIX
 
 PATIENCE_S = 5.0
 DELAY_S = 0.02
@@ -29,11 +28,11 @@ def network(tmp_path: Path) -> Iterator[SimulatedNetwork]:
     found.close()
 
 
-def connect(network: SimulatedNetwork, identity: bytes) -> Connection:
+def connect(network: SimulatedNetwork, name: bytes, *, is_answered: bool = True) -> Connection:
     """A node whose first frame has reached the coordinator."""
-    connection = Connection(network.endpoint, identity)
+    connection = Connection(network.endpoint, name, is_answered=is_answered)
     connection.send(b"HELLO")
-    assert wait_for(network) == [(identity, b"HELLO")]
+    assert wait_for(network) == [(name, b"HELLO")]
     return connection
 
 
@@ -85,9 +84,8 @@ def test_one_direction_may_be_slow_alone(network: SimulatedNetwork) -> None:
 def test_another_node_is_as_near_as_ever_and_heartbeats_are_of_their_node(
     network: SimulatedNetwork,
 ) -> None:
-    near, far, beats = (
-        connect(network, name) for name in (b"near", b"far", b"far" + HEARTBEAT_SUFFIX)
-    )
+    near, far = (connect(network, name) for name in (b"near", b"far"))
+    beats = connect(network, b"far", is_answered=False)
     network.slow_down(b"far", Links(Link(1.0), Link(1.0)))
     started = time.perf_counter()
     beats.send(b"BEAT")
