@@ -22,6 +22,7 @@ from proto.errors import (
     ConfigurationError,
     ModelError,
     NoAnswerError,
+    RefusedError,
     RemoteProtocolError,
     SlipstreamError,
     TransportError,
@@ -186,7 +187,7 @@ class BadFrames:
 def shake_hands(
     connection: Connection, hello: Hello, limit_s: float = HANDSHAKE_LIMIT_S
 ) -> Welcome:
-    """Introduce this node. Raises RemoteProtocolError if it is refused, NoAnswerError.
+    """Introduce this node. Raises RefusedError, NoAnswerError, RemoteProtocolError.
 
     On an encrypted link, which may not be there yet, it does so again and again.
     """
@@ -202,7 +203,7 @@ def shake_hands(
                 case Welcome() as welcome:
                     return welcome
                 case Fault(detail=detail):
-                    raise RemoteProtocolError(f"refused by the coordinator: {detail}")
+                    raise RefusedError(f"refused by the coordinator: {detail}")
                 case _:
                     pass
     raise NoAnswerError(f"no welcome from the coordinator in {limit_s:.0f} s")

@@ -56,8 +56,10 @@ class NodeLauncher(Protocol):
     outside   and where for those of others; empty: nowhere
     keys      of those
     secret    by which a node shows that it was started for this coordinator
+    is_by_hand  nothing is started: somebody else does, at any time
     """
 
+    is_by_hand: bool
     endpoint: str
     outside: str
     keys: CoordinatorKeys | None
@@ -68,6 +70,12 @@ class NodeLauncher(Protocol):
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call. Asked often: never waits."""
+
+    def has_room_again(self) -> bool:
+        """Whether a place has come for a node that had lost its own, since the last call.
+
+        Asked often: never waits.
+        """
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -145,6 +153,8 @@ class Launcher:
 
     is_alone  one node has it for itself
     """
+
+    is_by_hand = False
 
     def __init__(self, *, is_alone: bool = False) -> None:
         self.outside = ""
@@ -226,6 +236,10 @@ class Launcher:
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
         return [obituary for _, obituary in found]
+
+    def has_room_again(self) -> bool:
+        """Never: this machine is there all the time."""
+        return False
 
     def new_lines(self) -> list[str]:
         """What the nodes have printed since the last call."""
