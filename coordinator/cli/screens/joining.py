@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coordinator.api.models.settings import MODELS
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.messages import Role
@@ -53,21 +54,20 @@ class Invitations:
             return []
         names = " and ".join(f"the {config.role}" for config in configs)
         whose = "its host" if len(configs) == 1 else "their hosts"
-        first = f"waiting for {names} at {self.endpoint_of(configs[0])}; type on {whose}:"
         lines = [
-            first,
+            f"waiting for {names}; type on {whose}:",
             *(f"  {' '.join(map(_quoted, self.command(config)))}" for config in configs),
         ]
         if self.keys is not None:
-            files = "ROLE.key and ROLE.key_secret of its role"
-            lines.append(f"(--keys: a folder there with coordinator.key, and {files})")
+            lines.append("(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)")
         return lines
 
     def command(self, config: NodeConfig) -> Sequence[str]:
         """What starts such a node."""
         words = ["python", "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
-        words += ["--model", config.model]
+        if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
+            words += ["--model", config.model]
         given = {
             "--revision": config.revision,
             "--target": config.target,

@@ -210,21 +210,19 @@ def test_nodes_that_do_not_join_are_told_of_with_what_to_type_and_again_on_ctrl_
     at = f"tcp://{socket.gethostname()}:7"
     drafter = f"  python -m drafter_node --join {at} --keys keys --model a/head --revision v1 "
     drafter += "--target a/large --max-num-seqs 9"
-    note = "(--keys: a folder there with coordinator.key, and ROLE.key and ROLE.key_secret of its "
-    note += "role)"
+    note = "(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)"
     assert out.getvalue().splitlines() == [
-        f"waiting for the target and the drafter at {at}; type on their hosts:",
+        "waiting for the target and the drafter; type on their hosts:",
         f"  python -m target_node --join {at} --keys keys --model ~/'my target'",
         drafter,
         note,
     ]
-    out.truncate(0)
     progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
     out.truncate(0)
     out.seek(0)
     progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert out.getvalue().splitlines() == [
-        f"waiting for the drafter at {at}; type on its host:",
+        "waiting for the drafter; type on its host:",
         drafter,
         note,
     ]
@@ -238,7 +236,7 @@ def test_what_to_type_on_this_host_has_no_keys_where_there_are_none() -> None:
     clock.now += SAID_AFTER_S
     progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
     assert out.getvalue().splitlines()[1:] == [
-        "waiting for the drafter at tcp://127.0.0.1:7; type on its host:",
+        "waiting for the drafter; type on its host:",
         "  python -m drafter_node --join tcp://127.0.0.1:7 --model a/head --revision v1 "
         "--target a/large",
     ]
@@ -247,6 +245,20 @@ def test_what_to_type_on_this_host_has_no_keys_where_there_are_none() -> None:
     progress.say({Role.TARGET: READY})
     progress.__exit__(None, None, None)
     assert out.getvalue() == "", "all has been said"
+
+
+def test_a_node_that_loads_its_own_model_is_not_told_where_it_lies_here() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    progress.invite(None, replace(HEAD, model=PairConfig().drafter, revision=None, target=""))
+    for _ in range(2):
+        progress.say({Role.DRAFTER: NOT_JOINED})
+        clock.now += SAID_AFTER_S
+    assert out.getvalue().splitlines() == [
+        "waiting for the drafter; type on its host:",
+        "  python -m drafter_node --join tcp://127.0.0.1:7",
+    ]
+    assert all(len(line) < 80 for line in out.getvalue().splitlines())
 
 
 def test_a_line_of_a_node_fits_80_columns() -> None:
