@@ -11,11 +11,14 @@ import atexit
 import contextlib
 import logging
 import os
+import queue
 import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -47,10 +50,53 @@ PLACEMENT_LIMIT_S = 10.0
 START_LIMIT_S = 60.0  # Ray starts a Python process for the actor; the node loads its model later
 CLOSE_LIMIT_S = 5.0  # the local launcher insists after one and after two seconds
 POLL_S = 0.05
+LOOK_EVERY_S = 5.0  # for hosts, while a node has none
 
 # The supervisor's code is sent to the cluster, not its name: it must run before anything of the
 # project can be imported there, to say that the project is not there.
 ray.cloudpickle.register_pickle_by_value(supervisor)
+
+
+class Lookout:
+    """Looks for hosts that come, in a thread of its own: to ask may take long.
+
+    look  the hosts that are there now, by id, and what they offer
+    """
+
+    def __init__(self, look: Callable[[], dict[str, frozenset[str]]]) -> None:
+        self._look = look
+        self._known: frozenset[str] | None = None  # that offered it; None: not looked for
+        self._found: queue.SimpleQueue[dict[str, frozenset[str]]] = queue.SimpleQueue()
+        self._next_look = 0.0
+        self._is_looking = False
+
+    def has_news(self, wanted: set[str]) -> bool:
+        """Whether a host has come that offers one of these. Never waits, and looks now and then."""
+        if not wanted:
+            self._known = None
+            return False
+        if not self._is_looking and time.monotonic() >= self._next_look:
+            with contextlib.suppress(RuntimeError):  # no room for a thread: later
+                threading.Thread(target=self._go, name="lookout", daemon=True).start()
+                self._is_looking = True
+        with contextlib.suppress(queue.Empty):
+            hosts = self._found.get_nowait()
+            self._is_looking = False
+            self._next_look = time.monotonic() + LOOK_EVERY_S
+            before = self._known
+            self._known = frozenset(host for host, offers in hosts.items() if offers & wanted)
+            return before is not None and not self._known <= before
+        return False
+
+    def _go(self) -> None:
+        hosts: dict[str, frozenset[str]] = {}
+        with contextlib.suppress(RayError, RuntimeError, OSError, ValueError, KeyError):
+            hosts = self._look()
+        self._found.put(hosts)
+
+
+def _hosts() -> dict[str, frozenset[str]]:
+    return {node["NodeID"]: frozenset(node["Resources"]) for node in ray.nodes() if node["Alive"]}
 
 
 class RayLauncher:
@@ -65,6 +111,7 @@ class RayLauncher:
     """
 
     way = "Ray"
+    is_by_hand = False
 
     def __init__(self, wanted: Wanted) -> None:
         self.secret = secrets.token_hex(16)
@@ -75,6 +122,7 @@ class RayLauncher:
         self._is_closed = False
         self._lock = threading.Lock()  # nothing is held once it is closed
         self._owner = os.getpid()
+        self._lookout = Lookout(_hosts)
         self._actors: dict[Role, Any] = {}
         self._pids: dict[Role, int] = {}
         self._deaths: dict[Role, Future[Obituary]] = {}
@@ -156,6 +204,10 @@ class RayLauncher:
             self._lost.add(role)
             line = f"the {role} process went with its host {self._places[role].host}"
             return Obituary(self._identities[role], line, status=None)
+
+    def has_room_again(self) -> bool:
+        """Whether a host has come that offers what a lost one had."""
+        return self._lookout.has_news({str(role) for role in self._lost.copy()})
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""

@@ -1,7 +1,8 @@
 """A node that was started by hand: `python -m target_node --join tcp://HOST:PORT --keys DIR`.
 
 It reads its weights once, and then serves one coordinator after another: it introduces itself until
-one answers, works until that one says that it ends, or is silent, and introduces itself again. The
+one answers, works until that one says that it ends, or is silent, and introduces itself again. If
+one answers that the node does not fit, the node says why and ends. The
 node connects and the coordinator listens, and not the other way round: so one port of one host has
 to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
 """
@@ -22,6 +23,7 @@ from proto.errors import (
     ClosedError,
     ConfigurationError,
     NoAnswerError,
+    RefusedError,
     RemoteProtocolError,
     SlipstreamError,
     shown,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 ASK_S = 5.0  # so long one connection is tried, then a new one
-PAUSE_S = 0.5  # after a refusal
+PAUSE_S = 0.5  # after an answer that nobody could read
 
 
 class Voice:
@@ -180,7 +182,7 @@ def _status_of(app: typer.Typer, name: str) -> int:
         app(prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         return 0  # Ctrl-C is how it ends
-    except ConfigurationError as error:
+    except (ConfigurationError, RefusedError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_UNUSABLE
     except SlipstreamError as error:
@@ -194,7 +196,10 @@ def _status_of(app: typer.Typer, name: str) -> int:
 
 
 def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
-    """One coordinator after another. Raises NodeError, ModelError: the engine cannot go on."""
+    """One coordinator after another.
+
+    Raises NodeError, ModelError: the engine cannot go on; RefusedError: it does not fit.
+    """
     from node.loop import load  # takes seconds: what was typed wrong has been said
 
     engine = load(config, voice)
@@ -225,6 +230,8 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
         voice.state = str(error)
     except NoAnswerError:
         pass  # nobody is there yet: it is asked again
+    except RefusedError:
+        raise  # it would be refused again, until somebody starts it with another model or release
     except RemoteProtocolError as error:
         voice.state = str(error)
         time.sleep(PAUSE_S)

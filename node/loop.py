@@ -29,7 +29,7 @@ from node.events import (
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
-from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError
+from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError, RefusedError
 from proto.links.transport import Connection
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
@@ -170,7 +170,7 @@ def introduce(
 ) -> Welcome:
     """Tell the coordinator what was loaded, and record from now on if it wants a trace.
 
-    Raises RemoteProtocolError if it refuses.
+    Raises RefusedError, NoAnswerError, RemoteProtocolError.
     """
     loaded = engine.loaded
     hello = Hello(
@@ -240,6 +240,7 @@ class Loop(Generic[Compute, Result]):
             ClosedError: the coordinator says that it ends, or is silent; only without a lifeline.
             ConfigurationError: another process takes part under its name; likewise.
             NodeError: the engine cannot go on.
+            RefusedError: a target has joined that this node does not fit; likewise.
             RemoteProtocolError: too many garbled frames have come.
         """
         bad_frames = BadFrames()
@@ -272,7 +273,11 @@ class Loop(Generic[Compute, Result]):
         return self._handle(Tick())
 
     def _heard(self, message: Message) -> None:
-        """What a message says besides what it is for. Raises ClosedError, ConfigurationError."""
+        """What a message says besides what it is for.
+
+        Raises:
+            ClosedError, ConfigurationError, RefusedError: as `run`.
+        """
         if isinstance(message, Heartbeat):
             self.heart.heard(message)
         if self._silence is not None:
@@ -281,6 +286,8 @@ class Loop(Generic[Compute, Result]):
                 raise ClosedError(message.detail)
             if isinstance(message, Fault) and message.code is FaultCode.UNUSABLE:
                 raise ConfigurationError(message.detail)  # another process has its name
+            if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
+                raise RefusedError(f"refused by the coordinator: {message.detail}")
 
     def _handle(self, event: Arrived | Tick | Result) -> float:
         """Let the machine decide and do it; returns how long the loop may wait for messages."""

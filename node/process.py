@@ -22,6 +22,7 @@ from proto.errors import (
     ConfigurationError,
     ModelError,
     NoAnswerError,
+    RefusedError,
     RemoteProtocolError,
     SlipstreamError,
     TransportError,
@@ -194,8 +195,10 @@ def shake_hands(
 ) -> Welcome:
     """Introduce this node, over TCP again and again: the coordinator may not be there yet.
 
+
     Raises:
-        RemoteProtocolError: the coordinator refuses it.
+        RefusedError: the coordinator says that it does not fit.
+        RemoteProtocolError: too many garbled frames have come.
         ConfigurationError: its keys or its name are refused, so it would be in vain to go on.
         NoAnswerError: in so long nobody has answered.
     """
@@ -216,7 +219,7 @@ def shake_hands(
                 case Fault(code=FaultCode.UNUSABLE, detail=detail):
                     raise ConfigurationError(detail)
                 case Fault(detail=detail):
-                    raise RemoteProtocolError(f"refused by the coordinator: {detail}")
+                    raise RefusedError(f"refused by the coordinator: {detail}")
                 case _:
                     pass
     raise NoAnswerError(f"no welcome from the coordinator in {limit_s:.0f} s")

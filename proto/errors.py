@@ -12,6 +12,8 @@ SlipstreamError
 └── ProtocolError
     ├── LocalProtocolError  we broke the protocol: a bug of ours
     └── RemoteProtocolError a peer sent something that the protocol does not allow
+        ├── NoAnswerError   it has not answered in time
+        └── RefusedError    it has answered: this node does not fit
 """
 
 from collections.abc import Iterable
@@ -68,6 +70,10 @@ class RemoteProtocolError(ProtocolError):
 
 class NoAnswerError(RemoteProtocolError):
     """A peer has not answered in time."""
+
+
+class RefusedError(RemoteProtocolError):
+    """The coordinator has told this node that it does not fit, and why."""
 
 
 MAX_SHOWN = 80

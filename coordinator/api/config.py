@@ -139,8 +139,9 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=6,
-            description="How often a drafter that ended is started again. In a row, if it had "
-            "worked, and later each time; the texts go on meanwhile.",
+            description="How often a drafter that ended is soon started again. If it had "
+            "worked, later each time, and then every two minutes; the texts go on meanwhile. "
+            "0: never.",
         ),
     ] = 3
     busy_poll_us: Annotated[

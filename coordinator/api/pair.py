@@ -17,6 +17,7 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.tokenization import Tokenization
+from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher, NodeLauncher
 from coordinator.text.detokenization import Decoder, IdStream
@@ -88,6 +89,8 @@ class Pair:
                 drafter_restarts=config.drafter_restarts,
                 traced=traced,
             )
+            if self._launcher.is_by_hand and self.tokenization is not None:
+                self.service.registry.tokenizer = self.tokenization.digest
             self.service.start()
             for node in node_configs(
                 config,
@@ -110,26 +113,30 @@ class Pair:
                 deadline = time.monotonic() + self.config.start_timeout_s
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
+                advice = "raise --start-timeout-s if the models are large"
+                if NOT_JOINED in self.states().values():
+                    advice = "start it, or raise --start-timeout-s"
                 raise NodeError(
                     f"the nodes were not ready after {self.config.start_timeout_s:.0f} s "
-                    f"({states}); raise --start-timeout-s if the models are large"
+                    f"({states}); {advice}"
                 )
             if say is not None:
                 say(self.states())
             time.sleep(0.02)
         self.service.check_alive()
         self.service.wait_for_round_trips()
-        self._played = self._with_devices()
 
     def _with_devices(self) -> PairConfig:
-        """The config with the devices that the nodes say they simulate: some were told by hand."""
+        """The config with the devices that the nodes say they simulate.
+
+        By hand they were told so themselves, and one that joins later may be another device.
+        """
         devices: dict[str, float] = {}
         names = {Role.TARGET: "simulate_target_ms", Role.DRAFTER: "simulate_draft_ms"}
         for role, name in names.items():
-            node = self.service.registry.of(role)
-            if node is not None and node.hello is not None:
-                devices[name] = node.hello.simulated_us / 1e3
-                devices[f"{name}_per_row"] = node.hello.simulated_us_per_row / 1e3
+            for hello in self.service.registry.hellos(role)[:1]:
+                devices[name] = hello.simulated_us / 1e3
+                devices[f"{name}_per_row"] = hello.simulated_us_per_row / 1e3
         return self.config.model_copy(update=devices)
 
     def states(self) -> dict[Role, str]:
@@ -151,20 +158,18 @@ class Pair:
 
     def notices(self) -> list[str]:
         """What nobody has asked for and may be missed, a line each: texts that must be shorter."""
-        drafter = self.service.registry.of(Role.DRAFTER)
-        hello = None if drafter is None else drafter.hello
-        return shortened(self.config, self.hello(Role.TARGET), hello, self.num_seqs)
+        drafters = self.service.registry.hellos(Role.DRAFTER)
+        drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
+        return shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
 
     def hello(self, role: Role) -> Hello:
         """How the node introduced itself. The node is there."""
-        node = self.service.registry.of(role)
-        assert node is not None
-        assert node.hello is not None
-        return node.hello
+        return self.service.registry.hellos(role)[0]
 
     def simulated(self) -> Simulated | None:
         """What of the hardware is simulated, and how well it has gone so far; None: nothing."""
-        config, simulated = self._played, self._played.simulated
+        config = self._with_devices()
+        simulated = config.simulated
         if simulated is None:
             return None
         slowed = {

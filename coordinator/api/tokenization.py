@@ -1,5 +1,7 @@
 """Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch)."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -71,6 +73,12 @@ class Tokenization:
         if path is None:
             return None
         return cls(read_tokenizer(path))
+
+    @property
+    def digest(self) -> str:
+        """What is known of it to whoever has it too: as `engine.tokenizer.fingerprint` has it."""
+        vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     @property
     def raw(self) -> Tokenizer:

@@ -1,6 +1,6 @@
 """`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from coordinator.launching.remote import RemoteNodes
 from coordinator.tracing.writing import check_writable
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
 from proto.messages import Role
+from proto.node_config import NodeConfig
 
 EXIT_SOME_FAILED = 2
 
@@ -72,7 +73,9 @@ def generate(
     )
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
-        launcher = launcher_for(launch, pair, context.obj, with_drafter=with_drafter)
+        launcher = launcher_for(
+            launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
+        )
         config = _with_room_for(len(asked) * request.n, pair)
         started = Pair(
             config,
@@ -140,9 +143,17 @@ OF_THE_NODES = (
 
 
 def launcher_for(
-    launch: LaunchConfig, pair: PairConfig, connect_ray: ConnectRay | None, *, with_drafter: bool
+    launch: LaunchConfig,
+    pair: PairConfig,
+    connect_ray: ConnectRay | None,
+    *,
+    with_drafter: bool,
+    invite: Callable[[Path | None, NodeConfig], None],
 ) -> MakeLauncher:
-    """Who starts the nodes. Raises ConfigurationError."""
+    """Who starts the nodes. Raises ConfigurationError.
+
+    invite  is told of each node that somebody has to start by hand, and of the folder of keys
+    """
     devices = {Role.TARGET: pair.target_device}
     if with_drafter:
         devices[Role.DRAFTER] = pair.drafter_device
@@ -154,7 +165,8 @@ def launcher_for(
                     f"{flag} is for nodes that are started here; `python -m target_node --help` "
                     "says what one can be told that is started by hand"
                 )
-        return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices))
+        told = partial(invite, launch.keys)
+        return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)
     if not launch.ray:
         return Launcher
     if connect_ray is None:

@@ -35,10 +35,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """A frame has come from a node that is no message, for this reason."""
+    """A frame has come from a node that is no message, for this reason.
+
+    is_hello  it should have been an introduction
+    """
 
     node: NodeId
     reason: str
+    is_hello: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,20 @@ refused with a reason that says how it differs.
 
 An id names one process. A process that takes the place of another has an id of its own; what is
 known of those that are gone is kept until then.
+
+Nodes that somebody starts by hand are another matter: nobody knows when they come, or how many. An
+id is there the name of a *place*, `target-1`, `drafter-1`, `drafter-2` ..., and one process after
+another may take it, each with a Hello of its own. A drafter's place that nobody has taken when the
+target has been there for JOIN_LIMIT_S is not waited for. Where two nodes do not fit, the drafter
+is the one that is refused, whichever came first. A target may take the place of another one in the
+middle of a text only if it is the same model with the same settings.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from coordinator.cluster.fitting import difference, release_difference, replacement_difference
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
@@ -22,7 +30,6 @@ from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
     OWN_SOURCES,
-    PROTOCOL_VERSION,
     Fault,
     FaultCode,
     Heartbeat,
@@ -33,6 +40,10 @@ from proto.messages import (
 )
 
 OWN_PAUSE_S = 1.0
+# A node by hand that is there already asks at least every three seconds.
+JOIN_LIMIT_S = 5.0
+MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
+NOT_JOINED = "has not joined"  # the state of a place that nobody has taken yet
 
 
 class Health(Enum):
@@ -60,6 +71,10 @@ class Node:
     num_bad_frames  frames of it that could not be decoded
     round_trips     how long a message takes there, and its answer back
     is_again        it takes the place of one that has ended
+    is_by_hand      whoever has its name may take its place
+    is_awaited      no text begins before it is there
+    has_rival       a process that was refused has spoken under its name
+    joined_at       when it was accepted
     ready_at        when it was first heard after it was accepted
     num_forwards_before, num_overruns_before, late_us_before  of those in whose place it is
     """
@@ -80,6 +95,10 @@ class Node:
     num_bad_frames: int = 0
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     is_again: bool = False
+    is_by_hand: bool = False
+    is_awaited: bool = True
+    has_rival: bool = False
+    joined_at: float | None = None
     ready_at: float | None = None
     num_forwards_before: int = 0
     num_overruns_before: int = 0
@@ -99,34 +118,96 @@ class Node:
 class Registry:
     """The nodes of one coordinator. Other threads may expect a node, and ask.
 
-    host    of the coordinator, within which the ways are not watched
-    traced  the nodes are told to record what they do
+    host       of the coordinator, within which the ways are not watched
+    traced     the nodes are told to record what they do
+    tokenizer  digest of the target's, as the coordinator has it; empty: it has none
     """
 
     host = ""
     traced = False
+    tokenizer = ""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
         self._looked_at = 0.0  # when the nodes' silence was last asked for
         self._nodes: dict[NodeId, Node] = {}
 
-    def expect(self, role: Role, node_id: NodeId, now: float, *, is_again: bool = False) -> None:
-        """A process of this role is started and will introduce itself by this id."""
-        gone = [node for node in self.of_role(role) if node.health is Health.GONE]
+    def expect(
+        self,
+        role: Role,
+        node_id: NodeId,
+        now: float,
+        *,
+        is_again: bool = False,
+        is_by_hand: bool = False,
+    ) -> Node:
+        """A process of this role will introduce itself by this id.
+
+        is_again    it takes the place of one that is gone
+        is_by_hand  it is started by somebody else, at any time; and others of this role may be too
+        """
+        gone = [
+            node
+            for node in self.of_role(role)
+            if node.health is Health.GONE and (node.id == node_id or not is_by_hand)
+        ]
         for node in gone:
             del self._nodes[node.id]
         # A target is waited for longer: without it nothing goes on, without a drafter all does.
         limit = SILENCE_LIMIT_S * (3 if role is Role.TARGET else 1)
-        self._nodes[node_id] = Node(
+        node = self._nodes[node_id] = Node(
             role,
             node_id,
             FaultDetector(now, limit),
+            state=NOT_JOINED if is_by_hand else "starting",
             is_again=is_again,
+            is_by_hand=is_by_hand,
             num_forwards_before=sum(node.progress + node.num_forwards_before for node in gone),
             num_overruns_before=sum(node.num_overruns + node.num_overruns_before for node in gone),
             late_us_before=sum(node.late_us + node.late_us_before for node in gone),
         )
+        return node
+
+    def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
+        """The node that introduces itself by this id, or the place that is free for it, by hand."""
+        node = self.find(node_id)
+        if node is not None or not self._is_open(node_id, role):
+            return node
+        was_there = node_id in self._nodes
+        node = self.expect(role, node_id, now, is_again=was_there, is_by_hand=True)
+        node.is_awaited = False
+        return node
+
+    def place_named(self, node_id: NodeId, now: float) -> Node | None:
+        """The place by hand of this name, taken or free, for whom nobody could understand."""
+        role = next((one for one in Role if node_id.startswith(f"{one}-".encode())), None)
+        node = None if role is None else self.place_for(node_id, role, now)
+        return node if node is not None and node.is_by_hand else None
+
+    def _is_open(self, node_id: NodeId, role: Role) -> bool:
+        """Whether a place of this name may be taken by hand."""
+        is_wanted = any(node.is_by_hand for node in self.of_role(role))
+        return is_wanted and node_id in names_by_hand(role)
+
+    def awaits_no_longer(self, now: float) -> list[Node]:
+        """Drafters by hand that have not joined and are not waited for any more, from now on."""
+        since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
+        if not since or now - min(since) < JOIN_LIMIT_S:
+            return []
+        absent = [
+            node
+            for node in self.of_role(Role.DRAFTER)
+            if node.is_by_hand and node.is_awaited and node.health is Health.EXPECTED
+        ]
+        for node in absent:
+            node.is_awaited = False
+        return absent
+
+    def title(self, node: Node) -> str:
+        """What people call it: "the drafter", and its name where there are several."""
+        others = (one for one in self.of_role(node.role) if one is not node)
+        is_one_of_several = node.is_by_hand and any(one.hello is not None for one in others)
+        return node.id.decode(errors="replace") if is_one_of_several else f"the {node.role}"
 
     def find(self, node_id: NodeId) -> Node | None:
         """The node of this id, unless it is gone."""
@@ -138,6 +219,16 @@ class Registry:
         """All of them, in the order in which they were expected; those that are gone as well."""
         return tuple(self._nodes.values())
 
+    @property
+    def present(self) -> Sequence[Node]:
+        """Those that are there, or are waited for."""
+        return [
+            node
+            for node in self.nodes
+            if node.health is not Health.GONE
+            if node.health is not Health.EXPECTED or node.is_awaited
+        ]
+
     def of_role(self, role: Role) -> list[Node]:
         """The nodes of this role, whatever their health."""
         return [node for node in self.nodes if node.role is role]
@@ -145,6 +236,10 @@ class Registry:
     def of(self, role: Role) -> Node | None:
         """The first node of this role, whatever its health."""
         return next(iter(self.of_role(role)), None)
+
+    def hellos(self, role: Role) -> list[Hello]:
+        """How the nodes of this role that are or were there have introduced themselves."""
+        return [node.hello for node in self.of_role(role) if node.hello is not None]
 
     def ready(self, role: Role) -> list[Node]:
         """The nodes of this role that can work."""
@@ -159,22 +254,35 @@ class Registry:
 
     def none_expected(self) -> bool:
         """Whether nobody is waited for: every node that was started was ready once, or is gone."""
-        return all(node.health is not Health.EXPECTED or node.is_again for node in self.nodes)
+        return all(
+            node.health is not Health.EXPECTED or node.is_again or not node.is_awaited
+            for node in self.nodes
+        )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """A source number for a node that no other has, nor any text knows. None: all are taken."""
+        """A source number for a node that no other has, nor any text knows, if there is one.
+
+        Otherwise that of a drafter that is gone: what counts drafts by their numbers is told a new
+        incarnation with it, so only the figures of a text take the two for one. None: there are too
+        many drafters.
+        """
         if node.role is Role.TARGET:
             return NGRAM_SOURCE
         others = [other for other in self.of_role(Role.DRAFTER) if other is not node]
         taken = {other.source for other in others if other.health is not Health.GONE}
-        taken |= {*OWN_SOURCES, *known}
-        return next((source for source in range(MAX_SOURCES) if source not in taken), None)
+        taken |= set(OWN_SOURCES)
+        free = [source for source in range(MAX_SOURCES) if source not in taken]
+        unknown = set(free).difference(known)
+        return next((source for source in free if source in unknown or not unknown), None)
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
         """Answer a Hello. The node is ready, and has this source number, if it is Welcome."""
         reason = self._why_not(node, hello)
         if reason is not None:
+            node.has_rival = node.is_by_hand
             return Fault(0, 0, FaultCode.REFUSED, reason)
+        if node.is_by_hand:
+            _begin_anew(node)
         node.hello = hello
         node.source = source
         node.health = Health.READY
@@ -183,6 +291,28 @@ class Registry:
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
         return Welcome(min(sizes), source, self.traced)
+
+    def joined(self, node: Node, now: float) -> None:
+        """A node was accepted, and is heard from now on."""
+        node.joined_at = now
+        node.detector.heard(now)
+
+    def misfits(self, target: Node) -> list[tuple[Node, str]]:
+        """The drafters by hand that do not fit a target which has joined after them, and why."""
+        assert target.hello is not None
+        return [
+            (node, reason)
+            for node in self.of_role(Role.DRAFTER)
+            if node.is_by_hand and node.hello is not None and node.health is not Health.GONE
+            if (reason := difference(node.hello, target.hello)) is not None
+        ]
+
+    def is_of_newcomer(self, node: Node, beat: Heartbeat) -> bool:
+        """Whether a heartbeat is of another process by hand, that was not accepted yet.
+
+        It has never heard the coordinator, and the one whose place this is had.
+        """
+        return node.is_by_hand and not beat.stamp_us and node.round_trips.now_s is not None
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
         """A node has told how it is. True if the way to another host has just become slower."""
@@ -236,69 +366,45 @@ class Registry:
 
     def _others(self, node: Node) -> list[Hello]:
         """How all the others that are or were there have introduced themselves."""
-        return [n.hello for n in self.nodes if n is not node and n.hello is not None]
+        return [
+            other.hello
+            for other in self.nodes
+            if other is not node and other.hello is not None
+            if other.health is not Health.GONE or not other.is_by_hand
+        ]
 
     def _why_not(self, node: Node, hello: Hello) -> str | None:
-        if hello.version != PROTOCOL_VERSION:
-            return (
-                f"the {node.role} speaks protocol version {hello.version}, this coordinator "
-                f"{PROTOCOL_VERSION}; run the same release on every host"
-            )
+        if (reason := release_difference(hello.version, node.role)) is not None:
+            return reason
         if hello.secret != self._secret or hello.role is not node.role:
             return "the node was not started by this coordinator"
-        differences = (
-            difference(hello, other)
-            for other in self._others(node)
-            for difference in (_tokenizer_difference, _feature_difference)
-        )
+        if node.is_by_hand and node.role is Role.TARGET:
+            return self._why_not_target(node, hello)
+        differences = (difference(hello, other) for other in self._others(node))
         return next(filter(None, differences), None)
 
-
-def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
-    """How two models' tokenizers differ, or None. A padded tail of the logits may differ."""
-    mine, theirs = hello.fingerprint, other.fingerprint
-    fix = "choose a drafter with the target's tokenizer"
-    if bool(mine.digest) != bool(theirs.digest):
-        without = hello if not mine.digest else other
-        return f"the {without.role} has no tokenizer.json, the other node has; {fix}"
-    if mine.vocab_size != theirs.vocab_size:
-        return (
-            f"the {hello.role}'s vocabulary has {mine.vocab_size} tokens, the {other.role}'s "
-            f"{theirs.vocab_size}; {fix}"
-        )
-    if mine.digest != theirs.digest:
-        return (
-            f"the {hello.role} and the {other.role} have {mine.vocab_size} tokens each, but the "
-            f"same ids mean different tokens; {fix}"
-        )
-    return None
-
-
-def _feature_difference(hello: Hello, other: Hello) -> str | None:
-    """Why a drafter that is a head cannot read features beside another node, or None."""
-    if hello.role is other.role is Role.DRAFTER:
-        if hello.layers and other.layers and hello.layers != other.layers:
+    def _why_not_target(self, node: Node, hello: Hello) -> str | None:
+        """Of one by hand. The drafters have to fit it, not it them."""
+        digest = hello.fingerprint.digest
+        if self.tokenizer and digest != self.tokenizer:
             return (
-                f"two drafters read features of different layers, {_listed(hello.layers)} and "
-                f"{_listed(other.layers)}; a target hands out those of one kind of heads"
+                "its tokenizer is not the one that the coordinator has read; give both the same "
+                "model, the coordinator with --target"
             )
-        return None
-    head, target = (other, hello) if hello.role is Role.TARGET else (hello, other)
-    fix = "choose the head that was made for this target"
-    if not head.layers or target.role is not Role.TARGET:
-        return None
-    if head.hidden_size != target.hidden_size:
-        return (
-            f"the drafter is a head for targets whose hidden size is {head.hidden_size}, and this "
-            f"one's is {target.hidden_size}; {fix}"
-        )
-    if max(head.layers) >= target.num_layers:
-        return (
-            f"the drafter is a head that reads features of layers {_listed(head.layers)}, and the "
-            f"target has {target.num_layers} layers; {fix}"
-        )
-    return None
+        return None if node.hello is None else replacement_difference(hello, node.hello)
 
 
-def _listed(layers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, layers))
+def names_by_hand(role: Role) -> tuple[NodeId, ...]:
+    """The names of the places that nodes of this role may take."""
+    return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
+
+
+def _begin_anew(node: Node) -> None:
+    """A process has taken a place by hand, perhaps after another: its own figures begin at none."""
+    node.has_rival = False
+    node.round_trips = RoundTrips()
+    node.num_bad_frames = 0
+    node.num_forwards_before += node.progress
+    node.num_overruns_before += node.num_overruns
+    node.late_us_before += node.late_us
+    node.progress = node.num_overruns = node.late_us = 0

@@ -10,6 +10,7 @@ text is a machine of its own (`text/session.py`); what goes wrong in one ends th
     Arrived, Tick     whatever the text's machine asks for            -> Send, Deliver, End
     node lost         its texts go on without it, or with another; without any target nothing can
                       go on                                            -> Warn | Abort
+    Arrived(Hello)    by hand, and it does not fit: the texts do not notice  -> Send(Fault), Warn
 
 A frame of a round is passed on before anybody looks at it: `forward` says to whom. A draft goes to
 the target of its text, features to those of its drafters that are heads, and nobody here reads
@@ -69,6 +70,13 @@ from proto.messages import (
 )
 from proto.node_config import READY_BUT
 
+MAX_REFUSALS_SAID = 8  # lines under one name, until a node of this name is accepted
+UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"
+NOBODY_DRAFTS = (
+    "no drafter has joined yet: texts begin with the target alone, and a drafter that joins later "
+    "drafts from then on"
+)
+
 
 class Router:
     """The texts and nodes of one coordinator.
@@ -80,6 +88,9 @@ class Router:
     def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
         self.registry = Registry(secret)
         self.mishap: Exception | None = None  # the latest in the machine of a text
+        self._last_failure = ""  # what was said of the latest drafter that ended
+        # By hand: what was said of those that were refused under a name, since one was accepted.
+        self._refusals: dict[NodeId, set[str]] = {}
         self._max_num_seqs = max_num_seqs
         self._awaits_target = awaits_target
         self._open: dict[int, OpenText] = {}  # by session, oldest first; <= max_num_seqs
@@ -108,12 +119,14 @@ class Router:
         self._actions = []
         num_open = len(self._open)
         match event:
+            case Arrived(node_id, Hello() as hello):
+                node = self.registry.place_for(node_id, hello.role, now)
+                if node is not None:
+                    self._on_hello(node, hello, now)
             case Arrived(node_id, message):
-                if (node := self._heard(node_id, now)) is not None:
-                    self._on_message(node, message, now)
-            case Garbled(node_id, reason):
-                if (node := self._heard(node_id, now)) is not None:
-                    self._on_garbled(node, reason, now)
+                self._on_arrived(node_id, message, now)
+            case Garbled():
+                self._on_garbled(event, now)
             case Tick():
                 self._on_tick(now)
             case NodeEnded(node_id, line, is_unusable):
@@ -172,12 +185,21 @@ class Router:
 
     # -- what nodes say ---------------------------------------------------------------------------
 
-    def _heard(self, node_id: NodeId, now: float) -> Node | None:
-        """The node, which lives; None if it is nobody that was started, or gone."""
+    def _on_arrived(self, node_id: NodeId, message: Message, now: float) -> None:
+        """Anything but a Hello. It is nothing if it is of nobody that was started, or gone."""
         node = self.registry.find(node_id)
-        if node is not None and self.registry.heard(node, now):
+        if node is None:
+            return
+        if isinstance(message, Heartbeat) and self.registry.is_of_newcomer(node, message):
+            return
+        self._heard(node, now)
+        self._on_message(node, message, now)
+
+    def _heard(self, node: Node, now: float) -> None:
+        """A node lives."""
+        if self.registry.heard(node, now):
+            self._do(Warn(f"{self.registry.title(node)} is there again"))
             self._joined(node, now)
-        return node
 
     def _on_message(self, node: Node, message: Message, now: float) -> None:
         is_target = node.role is Role.TARGET
@@ -188,15 +210,14 @@ class Router:
                 self._step(message.session, s.PromptScored(message), now)
             case Heartbeat():
                 self._on_heartbeat(node, message, now)
-            case Hello():
-                self._on_hello(node, message, now)
             case Fault(session=0, code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
-                line = f"the {node.role} failed: {message.detail}"
+                line = f"{self.registry.title(node)} failed: {message.detail}"
                 self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
             case Fault():
                 self._step(message.session, s.FaultArrived(node.id, message), now)
             case _:
-                self._do(Warn(f"ignored a {type(message).__name__} from the {node.role}"))
+                name = type(message).__name__
+                self._do(Warn(f"ignored a {name} from {self.registry.title(node)}"))
 
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
         has_worked = beat.progress != node.progress
@@ -204,35 +225,94 @@ class Router:
             self._do(Warn(f"the {node.role}: {beat.state.removeprefix(READY_BUT)}"))
         if self.registry.beaten(node, beat, now):
             words = node.round_trips.words
-            self._do(Warn(f"a message to the {node.role} and back takes longer: {words}"))
+            title = self.registry.title(node)
+            self._do(Warn(f"a message to {title} and back takes longer: {words}"))
         if has_worked and node.role is Role.TARGET:
             self._step_each(node, s.Progressed(), now)
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
-        is_back = node.is_again and node.hello is None
+        line = self._word_of(node, hello)
         answer: Welcome | Fault
         if source is None:
-            line = f"there is no source number left for one more {node.role}"
-            answer = Fault(0, 0, FaultCode.REFUSED, line)
+            reason = f"there is no source number left for one more {node.role}"
+            answer = Fault(0, 0, FaultCode.REFUSED, reason)
         else:
             answer = self.registry.greet(node, hello, source)
         self._do(Send(node.id, encode(answer)))
-        if isinstance(answer, Welcome):
-            if is_back:
-                self._do(Warn(f"the {node.role} is there again"))
-            self._joined(node, now)
-        elif source is None or node.is_again:
-            self._failed(node, answer.detail, now)
-        else:
-            self._do(Abort(IncompatibleError(answer.detail)))
+        if isinstance(answer, Fault):
+            self._refused(node, answer.detail, now, is_lasting=source is not None, host=hello.host)
+            return
+        self._refusals.pop(node.id, None)
+        self.registry.joined(node, now)
+        if line:
+            self._do(Warn(line))
+        if node.is_by_hand and node.role is Role.TARGET:
+            for drafter, reason in self.registry.misfits(node):
+                self._turn_out(drafter, reason, now)
+        self._joined(node, now)
 
-    def _on_garbled(self, node: Node, reason: str, now: float) -> None:
+    def _word_of(self, node: Node, hello: Hello) -> str:
+        """What is said when this node is accepted, if anything."""
+        is_another = node.hello is not None and node.hello != hello
+        if node.health is Health.SILENT or (node.is_again and node.hello is None) or is_another:
+            return f"{self.registry.title(node)} is there again"
+        if node.is_by_hand and node.hello is None and not node.is_awaited:
+            return f"{self.registry.title(node)} has joined{_on(hello.host)}"
+        return ""
+
+    def _refused(
+        self, node: Node, reason: str, now: float, *, is_lasting: bool = True, host: str = ""
+    ) -> None:
+        """A node was told that it does not fit.
+
+        By hand it was started by somebody else, so it alone ends: a drafter is not waited for any
+        more, another target is. Of what is there under its name nothing changes.
+        """
+        if node.is_by_hand:
+            if node.role is Role.DRAFTER:
+                node.is_awaited = False
+            self._say_refused(node, reason, host)
+        elif not is_lasting or node.is_again:
+            self._failed(node, reason, now)
+        else:
+            self._do(Abort(IncompatibleError(reason)))
+
+    def _say_refused(self, node: Node, reason: str, host: str) -> None:
+        """Once, although an older release asks again and again."""
+        said = self._refusals.setdefault(node.id, set())
+        if reason not in said and len(said) < MAX_REFUSALS_SAID:
+            said.add(reason)
+            others = "waiting for another" if node.role is Role.TARGET else "going on without it"
+            name = f"{self.registry.title(node)}{_on(host)}"
+            self._do(Warn(f"refused {name}: {reason}; {others}"))
+
+    def _turn_out(self, drafter: Node, reason: str, now: float) -> None:
+        """A drafter by hand does not fit the target that has joined after it."""
+        self._do(Send(drafter.id, encode(Fault(0, 0, FaultCode.REFUSED, reason))))
+        self._say_refused(drafter, reason, drafter.hello.host if drafter.hello is not None else "")
+        self.registry.gone(drafter)
+        self._lost(drafter, now)
+
+    def _on_garbled(self, event: Garbled, now: float) -> None:
+        """Who by hand was not accepted is perhaps of another release: its first word is answered,
+        and the others are none of a node's.
+        """
+        node = self.registry.find(event.node)
+        if event.is_hello and (place := self.registry.place_named(event.node, now)) is not None:
+            place.has_rival = True
+            self._do(Send(place.id, encode(Fault(0, 0, FaultCode.REFUSED, UNREADABLE))))
+            self._refused(place, UNREADABLE, now)
+            return
+        if node is None or node.has_rival or (node.is_by_hand and node.hello is None):
+            return
+        self._heard(node, now)
         node.num_bad_frames += 1
-        self._do(Warn(f"dropped a frame of the {node.role}: {reason}"))
+        self._do(Warn(f"dropped a frame of {self.registry.title(node)}: {event.reason}"))
         if node.num_bad_frames > MAX_BAD_FRAMES:
-            line = f"the {node.role} keeps sending garbled frames; the last: {reason}"
+            title = self.registry.title(node)
+            line = f"{title} keeps sending garbled frames; the last: {event.reason}"
             self._failed(node, line, now)
 
     # -- nodes come and go ------------------------------------------------------------------------
@@ -252,8 +332,8 @@ class Router:
             if not text.wants(node.id, node.role) or not self._num_free(node):
                 return
             text.set_workers(node.role, (*workers, node.id))
-            if node.role is Role.DRAFTER:
-                text.sources.add(node.source)
+        if node.role is Role.DRAFTER:
+            text.sources.add(node.source)
         self._step(session, s.NodeJoined(node.id, node.role, node.layers), now)
 
     def _give_free_lanes(self, now: float) -> None:
@@ -290,10 +370,14 @@ class Router:
         is_unusable  as it was configured it cannot work: from the start, an error of the user
         """
         was_ready = node.health is not Health.EXPECTED or node.is_again
+        was_silent = node.health is Health.SILENT
         self.registry.gone(node)
         if node.role is Role.DRAFTER and (was_ready or not is_unusable):
-            others = self.registry.ready(Role.DRAFTER)
-            self._do(Warn(f"{line}; going on without {'it' if others else 'drafts'}"))
+            # One that is tried again and again, and ends in one way before it is ready, is no news.
+            if node.hello is not None or line != self._last_failure:
+                # Of one that was silent it has been said how the texts go on.
+                self._do(Warn(line if was_silent else f"{line}; {self._how_it_goes_on()}"))
+            self._last_failure = line
         elif was_ready and self._awaits_target:
             self._do(Warn(f"{line}; waiting for another"))
         else:
@@ -302,14 +386,23 @@ class Router:
             return
         self._lost(node, now)
 
+    def _how_it_goes_on(self) -> str:
+        """After a drafter was lost."""
+        others = self.registry.ready(Role.DRAFTER)
+        return f"going on without {'it' if others else 'drafts'}"
+
     def _on_tick(self, now: float) -> None:
         for node in self.registry.newly_silent(now):
+            line = f"{self.registry.title(node)} has been silent for "
+            line += f"{node.detector.silence_s(now):.0f} s"
             if node.role is Role.TARGET and not self._awaits_target:
-                silence_s = node.detector.silence_s(now)
-                line = f"the target has been silent for {silence_s:.0f} s; is it stopped?"
-                self._do(Abort(NodeError(line)))
+                self._do(Abort(NodeError(f"{line}; is it stopped?")))
                 return
+            if node.role is Role.DRAFTER:
+                self._do(Warn(f"{line}; {self._how_it_goes_on()}"))
             self._lost(node, now)
+        if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
+            self._do(Warn(NOBODY_DRAFTS))
         for session in self.sessions:
             self._step(session, s.Tick(), now)
         if now >= self._next_beat:
@@ -411,3 +504,9 @@ class Router:
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
+
+
+def _on(host: str) -> str:
+    """Where a node says that it is, in a line of ours."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in host[:80])
+    return f" on {name}" if name else ""

@@ -37,14 +37,13 @@ from coordinator.cluster.events import (
     Warn,
 )
 from coordinator.cluster.link import Links
-from coordinator.cluster.registry import Health, Registry
+from coordinator.cluster.registry import Registry, names_by_hand
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
 from coordinator.cluster.snapshot import Snapshot, number_of, taken
 from coordinator.cluster.status_socket import StatusSocket
 from coordinator.cluster.tally import NAME_IN_USE, NO_KEY, Tally, ending_of
 from coordinator.launching.launcher import NodeLauncher
-from coordinator.launching.remote import RemoteNodes
 from coordinator.launching.restarts import Restarts
 from coordinator.text.running import Running, check_opening
 from coordinator.text.session import Session
@@ -60,6 +59,7 @@ from proto.messages import (
     Fault,
     FaultCode,
     Heartbeat,
+    Hello,
     Limits,
     Lookup,
     Message,
@@ -86,7 +86,7 @@ class Service:
 
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
     links, link_seed  that are simulated, by the role of the nodes that they lead to
-    drafter_restarts  times in a row that a drafter which has ended is started again
+    drafter_restarts  times in a row that a drafter which has ended is soon started again
     traced            record what every process does
     """
 
@@ -169,9 +169,13 @@ class Service:
 
     def _expect(self, config: NodeConfig, now: float, *, is_again: bool = False) -> None:
         identity = config.identity.encode()
-        self.registry.expect(config.role, identity, now, is_again=is_again)
+        self.registry.expect(
+            config.role, identity, now, is_again=is_again, is_by_hand=self._launcher.is_by_hand
+        )
         if self._network is not None and (link := self._links.get(config.role)) is not None:
-            self._network.slow_down(identity, link)
+            is_by_hand = self._launcher.is_by_hand
+            for name in names_by_hand(config.role) if is_by_hand else (identity,):
+                self._network.slow_down(name, link)
 
     def check_alive(self) -> None:
         """Raises what ended the service, if something did, or if this is a forked child's copy."""
@@ -213,7 +217,7 @@ class Service:
             "started": round(self._since, 3),
             "protocol": PROTOCOL_VERSION,
             "nodes_started": self._launcher.way,
-            "listens": self.outside or (self.endpoint if self._launcher.way == "by hand" else ""),
+            "listens": self.outside or (self.endpoint if self._launcher.is_by_hand else ""),
             "logs": str(self._launcher.logs.folder),
         }
         mine: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
@@ -225,8 +229,7 @@ class Service:
 
     def states(self) -> dict[Role, str]:
         """What each node is doing, for people."""
-        nodes = self.registry.nodes
-        return {node.role: node.state for node in nodes if node.health is not Health.GONE}
+        return {node.role: node.state for node in reversed(self.registry.present)}
 
     def submit(
         self,
@@ -331,6 +334,7 @@ class Service:
         now = time.monotonic()
         enter = self.watch.enter
         event: Event
+        kind: type[Message] | None = None
         try:
             kind = kind_of(frame)
             if kind not in UNCOUNTED:
@@ -351,18 +355,18 @@ class Service:
                 return
             event = Arrived(node, message)
         except RemoteProtocolError as error:
-            event = Garbled(node, str(error))
+            event = Garbled(node, str(error), is_hello=kind is Hello)
         enter(Phase.DECIDE)
         self._handle(event, now)
 
     def _is_of_stranger(self, node: bytes, message: Message) -> bool:
         """By hand a node that was not accepted cannot fail, and so ends nobody else's texts."""
         is_new = self.registry.worked_s(node, time.monotonic()) is None
-        return is_new and isinstance(message, Fault) and isinstance(self._launcher, RemoteNodes)
+        return is_new and isinstance(message, Fault) and self._launcher.is_by_hand
 
     def _say_goodbye(self) -> None:
         """To nodes that outlive the coordinator."""
-        if not isinstance(self._launcher, RemoteNodes):
+        if not self._launcher.is_by_hand:
             return
         frame = encode(Fault(0, 0, FaultCode.CLOSED, "the coordinator has ended"))
         for node in self.registry.nodes:
@@ -391,7 +395,7 @@ class Service:
     def _say_once(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            logger.warning(line)
+            self._warn(line)
 
     def _on_timer(self, now: float) -> None:
         self._count_refused()
@@ -402,9 +406,11 @@ class Service:
             is_unusable = end.status == EXIT_UNUSABLE
             self._handle(NodeEnded(end.identity.encode(), end.line, is_unusable), now)
         self._handle(Tick(), now)
+        if self._launcher.has_room_again():
+            self._restarts.hurry(now)
         for restart in self._restarts.due(now):
-            last = ", for the last time" if restart.is_last else ""
-            self._warn(f"the {restart.config.role} is started again{last}")
+            if restart.words:
+                self._warn(restart.words)
             self.tally.restarted(restart.config.role)
             self._expect(restart.config, now, is_again=True)
             # A cluster may take long, and the texts do not wait for it.

@@ -57,11 +57,13 @@ class NodeLauncher(Protocol):
     keys      of those
     secret    by which a node shows that it was started for this coordinator
     way       how the nodes are started, for people
+    is_by_hand  nothing is started: somebody else does, at any time
     folder    of this coordinator's sockets, which no other user can enter
     logs      what stays of this run
     """
 
     way: str
+    is_by_hand: bool
     folder: Path
     logs: Logs
     endpoint: str
@@ -74,6 +76,12 @@ class NodeLauncher(Protocol):
 
     def ended(self) -> list[Obituary]:
         """The nodes that have ended since the last call. Asked often: never waits."""
+
+    def has_room_again(self) -> bool:
+        """Whether a place has come for a node that had lost its own, since the last call.
+
+        Asked often: never waits.
+        """
 
     def pids(self) -> dict[str, int]:
         """Process ids by role, for people and tests."""
@@ -160,6 +168,7 @@ class Launcher:
     """
 
     way = "local"
+    is_by_hand = False
 
     def __init__(self, *, is_alone: bool = False) -> None:
         self.outside = ""
@@ -241,6 +250,10 @@ class Launcher:
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may be appending a new one
         return [obituary for _, obituary in found]
+
+    def has_room_again(self) -> bool:
+        """Never: this machine is there all the time."""
+        return False
 
     def new_lines(self) -> list[str]:
         """What the nodes have printed since the last call."""

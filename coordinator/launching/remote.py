@@ -1,6 +1,6 @@
 """Nodes that somebody starts by hand, on any host (`node.joining`); here they are waited for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.launching.launcher import Obituary
@@ -18,11 +18,19 @@ class RemoteNodes:
 
     listen  tcp://ADDRESS:PORT of this host, that the nodes know
     folder  of the keys; None: no encryption, and so only within this host
+    invite  is told of each node that is waited for
     """
 
     way = "by hand"
+    is_by_hand = True
 
-    def __init__(self, listen: str, folder: Path | None, roles: Sequence[Role]) -> None:
+    def __init__(
+        self,
+        listen: str,
+        folder: Path | None,
+        roles: Sequence[Role],
+        invite: Callable[[NodeConfig], None] | None = None,
+    ) -> None:
         keys: CoordinatorKeys | None = None
         if folder is not None:
             keys = of_coordinator(folder, roles)
@@ -38,13 +46,20 @@ class RemoteNodes:
             ) from error
         self.folder = self._runtime.path
         self.logs = Logs(self.folder)
+        self._invite = invite
 
     def start(self, config: NodeConfig) -> None:
-        """Nothing: the node introduces itself when it is there."""
+        """Only say that it is waited for: the node introduces itself when it is there."""
+        if self._invite is not None:
+            self._invite(config)
 
     def ended(self) -> list[Obituary]:
         """Nobody: a node that is gone is silent."""
         return []
+
+    def has_room_again(self) -> bool:
+        """Never: nothing is started here."""
+        return False
 
     def pids(self) -> dict[str, int]:
         """None that are known here."""

@@ -1,7 +1,9 @@
 """When a drafter that has ended is started again (pure).
 
 Without a drafter everything goes on, more slowly; so one that had worked is started again, later
-each time, a few times in a row. One that never worked would fail in the same way.
+each time, a few times in a row. What has worked once may do so again: after these it is tried
+rarely, but for as long as the coordinator lives, and at once when a place has come for it. One that
+never worked would fail in the same way.
 """
 
 from dataclasses import dataclass, replace
@@ -11,34 +13,37 @@ from proto.node_config import NodeConfig
 
 BACK_OFF_S = 1.0  # before the first start again; twice as long before each that follows
 STEADY_S = 60.0  # one that has worked for so long may be started again as often as a new one
+RARELY_S = 120.0  # between the starts after those in a row
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
     """A process in the place of one that has ended.
 
-    config   with an identity of its own
-    is_last  whether there is another if this one ends as well
+    config  with an identity of its own
+    words   what people are told of it; empty: they have been told
     """
 
     config: NodeConfig
-    is_last: bool
+    words: str
 
 
 @dataclass(slots=True)
 class _Place:
     """What is known of the processes that had one drafter's place.
 
-    config  of the first one
-    number  of processes after the first
-    streak  how many of them since one had worked for STEADY_S
-    due     when the next is started; None: not at all
+    config   of the first one
+    number   of processes after the first
+    streak   how many of them since one had worked for STEADY_S
+    is_rare  no more are started in a row
+    due      when the next is started; None: not at all
     """
 
     config: NodeConfig
     has_worked: bool = False
     number: int = 0
     streak: int = 0
+    is_rare: bool = False
     due: float | None = None
 
     @property
@@ -51,7 +56,7 @@ class _Place:
 class Restarts:
     """The drafters of one coordinator. Times are seconds of a monotonic clock.
 
-    most  starts in a row after the first
+    most  starts in a row after the first; 0: none is started again, ever
     """
 
     def __init__(self, most: int) -> None:
@@ -69,7 +74,7 @@ class Restarts:
         """A process has ended.
 
         worked_s     for so long it had been ready; None: it never was
-        is_unusable  it would end in the same way again
+        is_unusable  it would end in the same way again, as things are now
         """
         place = next((one for one in self._places if one.identity == identity), None)
         if place is None or place.due is not None:
@@ -77,8 +82,19 @@ class Restarts:
         place.has_worked |= worked_s is not None
         if worked_s is not None and worked_s >= STEADY_S:
             place.streak = 0
-        if place.has_worked and not is_unusable and place.streak < self._most:
-            place.due = now + BACK_OFF_S * 2**place.streak
+        if not place.has_worked or not self._most:
+            return
+        was_rare, place.is_rare = place.is_rare, is_unusable or place.streak >= self._most
+        if place.is_rare and not was_rare:
+            place.streak = self._most  # the first of the rare ones is told of
+        pause_s = RARELY_S if place.is_rare else BACK_OFF_S * 2**place.streak
+        place.due = now + pause_s
+
+    def hurry(self, now: float) -> None:
+        """A place has come for a node that had lost its own: try now what would be tried later."""
+        for place in self._places:
+            if place.due is not None:
+                place.due = min(place.due, now)
 
     def due(self, now: float) -> list[Restart]:
         """What is to be started now."""
@@ -92,5 +108,8 @@ class Restarts:
         place.due = None
         place.number += 1
         place.streak += 1
-        config = replace(place.config, identity=place.identity)
-        return Restart(config, place.streak == self._most)
+        words = f"the {place.config.role} is started again"
+        if place.is_rare:
+            is_first = place.streak == self._most + 1
+            words = f"{words}, from now on every {RARELY_S / 60:.0f} minutes" if is_first else ""
+        return Restart(replace(place.config, identity=place.identity), words)

@@ -125,6 +125,7 @@ PURE = (
     "coordinator/cluster/events.py",
     "coordinator/cluster/link.py",
     "coordinator/cluster/open_text.py",
+    "coordinator/cluster/fitting.py",
     "coordinator/cluster/registry.py",
     "coordinator/cluster/round_trips.py",
     "coordinator/cluster/routing.py",

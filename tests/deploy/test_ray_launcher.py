@@ -1,6 +1,7 @@
 """Who starts nodes on a Ray cluster, without one: actors that answer at once, or go."""
 
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from coordinator.launching.launcher import Launcher, Obituary, Wanted
 from deploy import ray_launcher
-from deploy.ray_launcher import RayLauncher
+from deploy.ray_launcher import Lookout, RayLauncher
 from deploy.supervisor import loopback_network
 from proto.errors import NodeError
 from proto.messages import Role
@@ -153,3 +154,25 @@ def test_a_model_of_several_ranks_asks_for_as_many_gpus(
     devices = {Role.TARGET: f"cuda:0-{ranks - 1}", Role.DRAFTER: ""}
     wanted = Wanted("auto", devices, ranks={Role.TARGET: ranks, Role.DRAFTER: 1})
     assert [bundle["GPU"] for bundle in ray_launcher._bundles(wanted)] == expected
+
+
+def test_a_host_that_comes_is_news_once_and_one_that_was_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_launcher, "LOOK_EVERY_S", 0.0)
+    hosts = {"head": frozenset({"target", "CPU"}), "dead": frozenset({"drafter"})}
+    lookout = Lookout(lambda: dict(hosts))
+
+    def has_news(*wanted: str) -> bool:
+        """Within some looks."""
+        return any((lookout.has_news(set(wanted)), time.sleep(0.01))[0] for _ in range(20))
+
+    assert not has_news()
+    assert not has_news("drafter")
+    hosts["other"] = frozenset({"CPU"})
+    assert not has_news("drafter"), "it offers nothing that is wanted"
+    del hosts["dead"]
+    assert not has_news("drafter")
+    hosts["again"] = frozenset({"drafter"})
+    assert has_news("drafter")
+    assert not has_news("drafter")

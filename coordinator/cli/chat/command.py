@@ -73,7 +73,9 @@ def chat(
     console = Console(stderr=True)
     with Progress(console) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
-        launcher = launcher_for(launch, pair, context.obj, with_drafter=with_drafter)
+        launcher = launcher_for(
+            launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
+        )
         started = Pair(
             pair, with_drafter=speculation.drafts, say=progress.say, make_launcher=launcher
         )

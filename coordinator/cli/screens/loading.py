@@ -6,6 +6,7 @@ does not depend on which node was faster.
 """
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,11 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
+from coordinator.cli.screens.joining import Invitations
+from coordinator.cluster.registry import NOT_JOINED
+from proto.errors import NodeError
 from proto.messages import Role
+from proto.node_config import NodeConfig
 from proto.paths import is_folder, path_of
 
 ORDER = (Role.TARGET, Role.DRAFTER)
@@ -185,6 +190,7 @@ class Progress:
         self._clock = clock
         self._board = Board(models or {})
         self._live: Live | None = None
+        self._invitations: Invitations | None = None
         self._drawn_at = self._reported_at = clock()
 
     def __enter__(self) -> "Progress":
@@ -201,15 +207,27 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if isinstance(error, KeyboardInterrupt | NodeError) and self._invitations is not None:
+            nodes = self._board.nodes
+            missing = [role for role in nodes if nodes[role].phase == NOT_JOINED]
+            self._print(self._invitations.of(missing))
         if error is None:
             now = self._clock()
             self._board.all_ready(now)
             self._measure()
             self._write(self._board.news(), now)
 
+    def invite(self, keys: Path | None, config: NodeConfig) -> None:
+        """A node is waited for that somebody starts by hand, with these keys."""
+        if self._invitations is None:
+            self._invitations = Invitations(socket.gethostname(), keys)
+        self._invitations.invite(config)
+
     def say(self, states: dict[Role, str]) -> None:
         """What each node does now; to be called often."""
         now, board = self._clock(), self._board
+        if self._invitations is not None:
+            self._print(self._invitations.lines(states, now))
         known = {role: node.phase for role, node in board.nodes.items()}
         board.say(states, now)
         is_news = states != known
@@ -234,6 +252,8 @@ class Progress:
                 node.size = size_of(self._board.models[role])
 
     def _write(self, roles: Iterable[Role], now: float) -> None:
-        for role in roles:
-            line = self._board.line(role, now)
+        self._print(self._board.line(role, now) for role in roles)
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from coordinator.api.config import PairConfig
 from coordinator.cli.app import command_line
 from coordinator.cli.display import WIDTH, figures_in_short, figures_of_all, rounded, summary
+from coordinator.cli.screens.joining import SAID_AFTER_S
 from coordinator.cli.screens.loading import (
     READY,
     REPORT_S,
@@ -24,9 +26,11 @@ from coordinator.cli.screens.loading import (
     shown_bytes,
     size_of,
 )
+from coordinator.cluster.registry import NOT_JOINED
 from coordinator.text.counts import PassFigures, SessionCounts
 from coordinator.text.metrics import Metrics
 from proto.messages import Role
+from proto.node_config import NodeConfig
 
 MODELS = {Role.TARGET: Model("a/large"), Role.DRAFTER: Model("a/small")}
 
@@ -185,6 +189,76 @@ def test_on_a_terminal_the_lines_of_both_nodes_are_there_while_they_load() -> No
     assert re.search(
         r"target   loading weights, 0\.0 s +large\s+drafter  starting, 3\.0 s", out.getvalue()
     )
+
+
+TARGET = NodeConfig(Role.TARGET, "", "target-1", "", "~/my target", outside="tcp://0.0.0.0:7")
+HEAD = NodeConfig(
+    Role.DRAFTER, "tcp://127.0.0.1:7", "drafter-1", "", "a/head", revision="v1", target="a/large"
+)
+
+
+def test_nodes_that_do_not_join_are_told_of_with_what_to_type_and_again_on_ctrl_c() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    for config in (TARGET, replace(HEAD, outside="tcp://0.0.0.0:7", max_num_seqs=9)):
+        progress.invite(Path("keys"), config)
+    progress.say(dict.fromkeys((Role.TARGET, Role.DRAFTER), NOT_JOINED))
+    assert out.getvalue() == "", "they may be there already"
+    clock.now += SAID_AFTER_S
+    for _ in range(2):
+        progress.say(dict.fromkeys((Role.TARGET, Role.DRAFTER), NOT_JOINED))
+    at = f"tcp://{socket.gethostname()}:7"
+    drafter = f"  python -m drafter_node --join {at} --keys keys --model a/head --revision v1 "
+    drafter += "--target a/large --max-num-seqs 9"
+    note = "(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)"
+    assert out.getvalue().splitlines() == [
+        "waiting for the target and the drafter; type on their hosts:",
+        f"  python -m target_node --join {at} --keys keys --model ~/'my target'",
+        drafter,
+        note,
+    ]
+    progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
+    out.truncate(0)
+    out.seek(0)
+    progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert out.getvalue().splitlines() == [
+        "waiting for the drafter; type on its host:",
+        drafter,
+        note,
+    ]
+
+
+def test_what_to_type_on_this_host_has_no_keys_where_there_are_none() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    progress.invite(None, HEAD)
+    progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
+    clock.now += SAID_AFTER_S
+    progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
+    assert out.getvalue().splitlines()[1:] == [
+        "waiting for the drafter; type on its host:",
+        "  python -m drafter_node --join tcp://127.0.0.1:7 --model a/head --revision v1 "
+        "--target a/large",
+    ]
+    out.truncate(0)
+    out.seek(0)
+    progress.say({Role.TARGET: READY})
+    progress.__exit__(None, None, None)
+    assert out.getvalue() == "", "all has been said"
+
+
+def test_a_node_that_loads_its_own_model_is_not_told_where_it_lies_here() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    progress.invite(None, replace(HEAD, model=PairConfig().drafter, revision=None, target=""))
+    for _ in range(2):
+        progress.say({Role.DRAFTER: NOT_JOINED})
+        clock.now += SAID_AFTER_S
+    assert out.getvalue().splitlines() == [
+        "waiting for the drafter; type on its host:",
+        "  python -m drafter_node --join tcp://127.0.0.1:7",
+    ]
+    assert all(len(line) < 80 for line in out.getvalue().splitlines())
 
 
 def test_a_line_of_a_node_fits_80_columns() -> None:

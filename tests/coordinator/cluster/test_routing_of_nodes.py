@@ -177,13 +177,22 @@ def test_a_silent_drafter_is_told_the_text_when_it_is_back() -> None:
     router = router_of(FIRST)
     begun(router, text())
     router.handle(Arrived(TARGET, said(3)), 0.0)
-    _, now = silence(router, TARGET)
+    (lost, *_), now = silence(router, TARGET)
+    assert lost == Warn("the drafter has been silent for 5 s; going on without drafts")
     assert forwarded(router, TARGET, said(3), now) == ()
-    (told,) = router.handle(Arrived(FIRST, Heartbeat((), 0, "")), now)
+    back, told = router.handle(Arrived(FIRST, Heartbeat((), 0, "")), now)
+    assert back == Warn("the drafter is there again")
     assert isinstance(told, Send)
     message = decode(told.frame)
     assert isinstance(message, Open)
     assert (told.node, message.tokens) == (FIRST, (1, 2, 3))
+
+
+def test_the_end_of_a_drafter_that_was_silent_is_no_second_loss() -> None:
+    router = router_of(FIRST)
+    _, now = silence(router, TARGET)
+    ended = NodeEnded(FIRST, "it went with its host", is_unusable=False)
+    assert router.handle(ended, now) == [Warn("it went with its host")]
 
 
 def test_too_many_garbled_frames_are_as_good_as_the_end() -> None:
@@ -232,10 +241,26 @@ def test_a_source_number_is_free_again_when_no_text_knows_it() -> None:
     assert source_of(join(router, b"drafter-3", Role.DRAFTER)) == 0
 
 
+def test_one_long_text_outlives_more_drafters_than_there_are_numbers() -> None:
+    router = router_of(FIRST)
+    begun(router, text())
+    told = []
+    for number in range(1, 11):
+        (node,) = router.registry.ready(Role.DRAFTER)
+        router.handle(NodeEnded(node.id, "gone", is_unusable=False), 0.0)
+        router.registry.expect(Role.DRAFTER, b"drafter-1.%d" % number, 0.0, is_again=True)
+        arrived = Arrived(b"drafter-1.%d" % number, hello(Role.DRAFTER))
+        told.append(source_of(router.handle(arrived, 0.0)))
+    assert told[:4] == [2, 3, 4, 5], "those that the text does not know come first"
+    assert set(told) <= set(range(MAX_SOURCES)) - set(OWN_SOURCES)
+    assert forwarded(router, b"drafter-1.10", draft((1, 2), 3)) == (TARGET,)
+
+
 def test_a_drafter_for_which_there_is_no_number_is_turned_away() -> None:
     num_drafters = MAX_SOURCES - len(OWN_SOURCES)
     router = router_of(*(b"drafter-%d" % number for number in range(1, num_drafters + 1)))
     line = "there is no source number left for one more drafter"
+    assert begun(router, text()).machine.num_generated == 0, "all of them are known to a text"
     assert join(router, b"one-more", Role.DRAFTER) == [
         Send(b"one-more", encode(Fault(0, 0, FaultCode.REFUSED, line))),
         Warn(f"{line}; going on without it"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.launching.restarts import BACK_OFF_S, STEADY_S, Restarts
+from coordinator.launching.restarts import BACK_OFF_S, RARELY_S, STEADY_S, Restarts
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -32,29 +32,51 @@ def ended(
     restarts.ended(identity, now, worked_s=worked_s, is_unusable=is_unusable)
 
 
-def started(restarts: Restarts, now: float) -> list[tuple[str, bool]]:
-    """What is started now: identities, and whether it is the last time."""
-    return [(one.config.identity, one.is_last) for one in restarts.due(now)]
+def started(restarts: Restarts, now: float) -> list[tuple[str, str]]:
+    """What is started now: identities, and what is said of it."""
+    return [(one.config.identity, one.words) for one in restarts.due(now)]
 
 
-def test_each_start_in_a_row_is_later_and_their_number_is_bounded() -> None:
+AGAIN = "the drafter is started again"
+RARELY = f"{AGAIN}, from now on every 2 minutes"
+
+
+def test_each_start_in_a_row_is_later_and_after_the_last_they_are_rare_but_never_end() -> None:
     restarts, now = of(3), 5.0
     ended(restarts, "drafter-1", now)
     for number in (1, 2, 3):
         pause = BACK_OFF_S * 2 ** (number - 1)
         assert started(restarts, now + 0.9 * pause) == []
         now += pause
-        assert started(restarts, now) == [(f"drafter-1.{number}", number == 3)]
+        assert started(restarts, now) == [(f"drafter-1.{number}", AGAIN)]
         assert started(restarts, now) == [], "once"
         ended(restarts, f"drafter-1.{number}", now)
-    assert started(restarts, now + 1e6) == []
+    for number in range(4, 40):
+        assert started(restarts, now + 0.9 * RARELY_S) == []
+        now += RARELY_S
+        words = RARELY if number == 4 else ""  # once
+        assert started(restarts, now) == [(f"drafter-1.{number}", words)]
+        ended(restarts, f"drafter-1.{number}", now, worked_s=None)
+
+
+def test_what_is_tried_rarely_is_tried_at_once_when_there_is_a_place_for_it() -> None:
+    restarts = of(1)
+    ended(restarts, "drafter-1", 0.0)
+    restarts.hurry(0.0)
+    assert started(restarts, 0.0) == [("drafter-1.1", AGAIN)]
+    restarts.hurry(1.0)
+    assert started(restarts, 1.0) == [], "it is there"
+    ended(restarts, "drafter-1.1", 2.0)
+    assert started(restarts, 3.0) == []
+    restarts.hurry(4.0)
+    assert started(restarts, 4.0) == [("drafter-1.2", RARELY)]
 
 
 def test_the_end_of_one_is_counted_once_and_that_of_its_forerunner_not_at_all() -> None:
     restarts = of(3)
     for now in (0.0, 0.5):
         ended(restarts, "drafter-1", now)
-    assert started(restarts, BACK_OFF_S) == [("drafter-1.1", False)]
+    assert started(restarts, BACK_OFF_S) == [("drafter-1.1", AGAIN)]
     ended(restarts, "drafter-1", 2.0)
     assert started(restarts, 1e6) == []
 
@@ -62,25 +84,38 @@ def test_the_end_of_one_is_counted_once_and_that_of_its_forerunner_not_at_all() 
 def test_one_that_has_worked_for_long_may_fail_as_often_as_a_new_one() -> None:
     restarts = of(1)
     ended(restarts, "drafter-1", 0.0)
-    assert started(restarts, BACK_OFF_S) == [("drafter-1.1", True)]
+    assert started(restarts, BACK_OFF_S) == [("drafter-1.1", AGAIN)]
     ended(restarts, "drafter-1.1", 100.0, worked_s=STEADY_S)
-    assert started(restarts, 1e6) == [("drafter-1.2", True)]
+    assert started(restarts, 1e6) == [("drafter-1.2", AGAIN)]
     # To have loaded for long is not to have worked for long.
     ended(restarts, "drafter-1.2", 2e6, worked_s=STEADY_S / 2)
-    assert started(restarts, 1e9) == []
+    assert started(restarts, 2e6 + 0.9 * RARELY_S) == []
 
 
-def test_one_that_never_worked_or_cannot_work_is_not_started_again() -> None:
+def test_one_that_works_again_after_long_is_told_of_as_a_new_one() -> None:
+    restarts = of(1)
+    ended(restarts, "drafter-1", 0.0)
+    assert started(restarts, BACK_OFF_S) == [("drafter-1.1", AGAIN)]
+    ended(restarts, "drafter-1.1", 10.0)
+    assert started(restarts, 10.0 + RARELY_S) == [("drafter-1.2", RARELY)]
+    ended(restarts, "drafter-1.2", 1000.0, worked_s=STEADY_S)
+    assert started(restarts, 1000.0 + BACK_OFF_S) == [("drafter-1.3", AGAIN)]
+    ended(restarts, "drafter-1.3", 1010.0)
+    assert started(restarts, 1010.0 + RARELY_S) == [("drafter-1.4", RARELY)]
+
+
+def test_one_that_never_worked_is_not_started_again_and_one_that_cannot_now_rarely() -> None:
     restarts = of(3)
     ended(restarts, "drafter-1", 0.0, worked_s=None)
     assert started(restarts, 1e6) == []
     restarts = of(3)
     ended(restarts, "drafter-1", 0.0)
-    assert started(restarts, 10.0) == [("drafter-1.1", False)]
+    assert started(restarts, 10.0) == [("drafter-1.1", AGAIN)]
     ended(restarts, "drafter-1.1", 11.0, worked_s=None)  # it has in its forerunner's life
-    assert started(restarts, 20.0) == [("drafter-1.2", False)]
-    ended(restarts, "drafter-1.2", 21.0, worked_s=None, is_unusable=True)
-    assert started(restarts, 1e6) == []
+    assert started(restarts, 20.0) == [("drafter-1.2", AGAIN)]
+    ended(restarts, "drafter-1.2", 21.0, worked_s=None, is_unusable=True)  # its folder is gone
+    assert started(restarts, 21.0 + 0.9 * RARELY_S) == []
+    assert started(restarts, 21.0 + RARELY_S) == [("drafter-1.3", RARELY)]
 
 
 @pytest.mark.parametrize(("most", "identity"), [(3, "target-1"), (0, "drafter-1")])
