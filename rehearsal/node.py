@@ -195,7 +195,8 @@ class Node:
         """Of a forward: what its rows that are asked have seen; and its microseconds."""
         num_rows = sum(len(part.feed.tokens) for part in parts)
         cost_s = self.world.setting.costs(self.role).forward.of(num_rows)
-        self._busy_until += cost_s
+        began, self._busy_until = self._busy_until, self._busy_until + cost_s
+        self.world.watcher.occupied(self, began, self._busy_until)
         pairs = zip(parts, digests, strict=True)
         return [seen[len(seen) - part.num_asked :] for part, seen in pairs], round(cost_s * 1e6)
 
@@ -205,7 +206,7 @@ class Node:
 
     def _finish(self, event: drafter.Proposed | target.Computed) -> None:
         self.is_computing = False
-        self.progress += 1
+        self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
         self._handle(event)
         self._drain()
 

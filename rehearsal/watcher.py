@@ -39,7 +39,10 @@ class Watcher(Protocol):
         """The reader of a text is told that this is all."""
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
-        """A node begins a forward."""
+        """A node begins what its machine asks for: a forward, or the first of a chain of them."""
+
+    def occupied(self, node: "Node", began: float, until: float) -> None:
+        """The device of a node computes one forward in this time, each step of a chain apart."""
 
     def sent(self, node: "Node", message: Message) -> None:
         """A node sends a message."""

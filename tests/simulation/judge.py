@@ -253,6 +253,9 @@ class Judge:
         for liveness in self.liveness.values():
             liveness.watch_clock()
 
+    def occupied(self, node: "Node", began: float, until: float) -> None:
+        """See `Watcher`."""
+
     def ended(self) -> None:
         """The last text is complete."""
         for truth in self.truths.values():
