@@ -50,6 +50,7 @@ class _Written:
 
     began: float = 0.0
     ended: float = 0.0
+    length: int = 0  # of the text, by the newest verdict
     num_before: int = 0  # tokens that do not count
     num_tokens: int = 0
     num_passes: int = 0
@@ -97,6 +98,9 @@ class Ledger:
             return
         text, now = self._texts[message.session], self._timeline.now
         max_len = node.world.setting.texts[message.session - 1].limits.max_len
+        if message.base_len + len(message.tokens) <= text.length:
+            return  # it is said again, and was no pass
+        text.length = message.base_len + len(message.tokens)
         if message.base_len >= max_len - self._num_at_end:
             return
         if text.num_before < self._num_to_settle:
@@ -126,7 +130,7 @@ class Ledger:
         pass
 
     begun = disturbed = told = passed_on = routed = delivered = completed = _ignore
-    launched = handled = rested = ended = _ignore
+    launched = heard = handled = rested = ended = _ignore
 
     def figures(self, at_once: int) -> Figures:
         """Of all texts, of which so many were written at once."""

@@ -47,6 +47,9 @@ class Watcher(Protocol):
     def sent(self, node: "Node", message: Message) -> None:
         """A node sends a message."""
 
+    def heard(self, node: "Node", event: Any) -> None:
+        """A node has been told of an event; its actions are still to be done."""
+
     def handled(self, node: "Node", event: Any) -> None:
         """A node has handled an event and its actions are done."""
 
