@@ -7,10 +7,9 @@ taken before, says it again by itself: the target knows what it has already, so 
 not needed costs one message. Each further one waits twice as long.
 """
 
-from collections import deque
+from node.costs import Replies
+from node.price import overdue_s
 
-NUM_ANSWERS = 8  # the quickest of so many is what link and pass take: many things make one late
-MARGIN = 4.0
 WAIT_S_MIN, WAIT_S_FIRST, WAIT_S_MAX = 0.02, 0.5, 2.0
 
 
@@ -18,17 +17,20 @@ class Answers:
     """How long answers have taken, over all texts."""
 
     def __init__(self) -> None:
-        self._newest_s: deque[float] = deque(maxlen=NUM_ANSWERS)
+        self._replies = Replies()
 
     def add(self, seconds: float) -> None:
         """One more has come."""
-        self._newest_s.append(seconds)
+        self._replies.add(seconds)
 
     @property
     def limit_s(self) -> float:
         """Much longer than one takes."""
-        usual_s = MARGIN * min(self._newest_s, default=WAIT_S_FIRST / MARGIN)
-        return min(WAIT_S_MAX, max(WAIT_S_MIN, usual_s))
+        if not self._replies.num:
+            return WAIT_S_FIRST
+        # The quickest is what link and pass take: many things make an answer late.
+        limit_s = overdue_s(self._replies.quickest_s, self._replies.slow_s)
+        return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
 
 class Reminder:

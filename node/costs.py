@@ -5,10 +5,12 @@ these for as long as it lives, whatever texts it serves.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
 AVERAGE_WEIGHT = 0.1  # of the newest figure in a running mean, once there are ten
+NUM_REPLIES = 16  # the newest of which say how long one may take
 SPENT_ON_TRIALS = 0.02  # of the time, at most
 
 Measured = Mapping[int, float]  # seconds of a pass by its rows
@@ -26,6 +28,43 @@ class Mean:
         """One more figure."""
         self.num += 1
         self.value += max(AVERAGE_WEIGHT, 1 / self.num) * (value - self.value)
+
+
+class Replies:
+    """How long a peer takes to answer: in the mean, and when it takes long."""
+
+    def __init__(self) -> None:
+        self._mean = Mean()
+        self._newest_s: deque[float] = deque(maxlen=NUM_REPLIES)
+
+    @property
+    def value(self) -> float:
+        """Seconds in the running mean."""
+        return self._mean.value
+
+    @property
+    def num(self) -> int:
+        """Replies so far."""
+        return self._mean.num
+
+    def add(self, seconds: float) -> None:
+        """One more has come."""
+        self._mean.add(seconds)
+        self._newest_s.append(seconds)
+
+    @property
+    def quickest_s(self) -> float:
+        """Seconds of the quickest of the newest; at least one has come."""
+        return min(self._newest_s)
+
+    @property
+    def slow_s(self) -> float:
+        """Three of four take no longer. The few that are late because a message was lost, and
+        said again, do not count.
+        """
+        if not self._newest_s:
+            return 0.0
+        return sorted(self._newest_s)[3 * (len(self._newest_s) - 1) // 4]
 
 
 class Passes:
@@ -94,7 +133,7 @@ class Costs:
 
     def __init__(self, measured: Measured = NOTHING_KNOWN) -> None:
         self.draft = Mean()
-        self.reply = Mean()
+        self.reply = Replies()
         self.wait = Mean()
         self.num_skipped = 0  # waits that could have been made, since the last one that was
         self._measured = measured

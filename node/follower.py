@@ -9,8 +9,10 @@ Every message of the coordinator comes through here, and nobody behind it asks a
                     else its machine begins a life with it
     Draft, Verdict, Features  of a text that is open here                      -> its machine
     Close           its machine is told; the text is closed for good, also if it was never open
-    Heartbeat       open here and not listed: closed, until there is a newer Open
-                    listed and not open here, or with another text             -> Send(Fault(gap))
+    Heartbeat       open here and not listed: closed, until there is a newer Open; unless it was
+                    opened less than a heartbeat ago
+                    listed and not open here, with another text, or with a newer
+                    Open, which may be lost                                    -> Send(Fault(gap))
                     listed with a beginning of ours             -> Confirmed, to its machine
     Welcome         a coordinator's first word: all that was before means nothing
 
@@ -29,6 +31,7 @@ from typing import Generic, Protocol, TypeVar
 
 from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
 from node.lanes import Lane, Lanes
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     Close,
     Draft,
@@ -97,6 +100,7 @@ class Follower(Generic[Text, Result, Action]):
         # By session: incarnation of the newest Open that was obeyed, or CLOSED. Of the newest
         # texts: should one of the others come to life again, a heartbeat ends it.
         self._newest: dict[int, int] = {}
+        self._opened_at: dict[int, float] = {}  # of the open ones, by session
         self._last: dict[Lane, Text] = {}  # the newest machine of each lane; its text may be closed
 
     def handle(self, event: Arrived | Tick | Result, now: float) -> Sequence[SharedAction | Action]:
@@ -151,6 +155,7 @@ class Follower(Generic[Text, Result, Action]):
         earlier = last if last is not None and last.opened.key == message.key else None
         text = self._schedule.make(message, lane, earlier, now)
         self._texts[session] = self._last[lane] = text
+        self._opened_at[session] = now
         if len(self._lanes) > 1:
             return text.begin()
         return (Allocate(message.limits.max_len), *text.begin())
@@ -162,6 +167,7 @@ class Follower(Generic[Text, Result, Action]):
         """Its machine is nobody's any more; only `_newest` says whether it may come back."""
         text = self._texts.pop(session, None)
         if text is not None:
+            del self._opened_at[session]
             self._lanes.give_back(text.lane)
 
     def _remember(self, session: int, incarnation: int) -> None:
@@ -179,7 +185,9 @@ class Follower(Generic[Text, Result, Action]):
     def _on_marks(self, marks: Sequence[SessionMark], now: float) -> Sequence[SharedAction]:
         """Compare the coordinator's texts with ours."""
         for session in self._texts.keys() - {mark.session for mark in marks}:
-            self._close(session)
+            # This heartbeat may be older than an Open that overtook it; the next one is not.
+            if now - self._opened_at[session] >= HEARTBEAT_INTERVAL_S:
+                self._close(session)
         actions: list[SharedAction] = []
         for mark in marks:
             if self._newest.get(mark.session) != CLOSED and self._has_room(mark.session):
@@ -190,7 +198,9 @@ class Follower(Generic[Text, Result, Action]):
         text = self._texts.get(mark.session)
         if text is None:
             return (gap(mark.session, 0, 0),)
-        if not text.tree.text.is_prefix(mark.length, mark.path_hash):
+        is_ours = text.tree.text.is_prefix(mark.length, mark.path_hash)
+        # Of a newer Open that is still on its way, the coordinator knows that it may be.
+        if not is_ours or mark.incarnation > text.opened.incarnation:
             return (gap(mark.session, text.opened.incarnation, len(text.tree.text)),)
         return text.handle(Confirmed(mark.length), now)
 

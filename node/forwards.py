@@ -27,6 +27,7 @@ class Forwards:
         self._device = device
         self._started = 0.0
         self._num_rows = 0
+        self._num_forwards = 0  # since `run`, or `run_chain`, began
         self._processors = ProcessorsByText()
 
     def run(
@@ -39,6 +40,7 @@ class Forwards:
         """
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
+        self._num_forwards = 1
         self._heart.watch.enter(Phase.PREPARE)
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
@@ -64,7 +66,8 @@ class Forwards:
     ) -> tuple[list[int], list[float]]:
         """Run `Executor.run_chain`; returns what every step has chosen, and its score."""
         self._started = time.perf_counter()
-        self._num_rows = 1
+        self._num_rows, self._num_forwards = 1, len(feeds)
+        self._heart.watch.enter(Phase.PREPARE)  # so that a trace tells it from the step before
         for _ in feeds:
             self._heart.watch.forward(1, 1)
         self._heart.watch.enter(Phase.MODEL)
@@ -93,7 +96,7 @@ class Forwards:
 
     def done(self) -> int:
         """The choice is made; returns the microseconds since `run` began."""
-        self._heart.progress += 1
+        self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
         if self._device.is_simulated:
             self._heart.watch.enter(Phase.MODEL)

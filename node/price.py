@@ -11,14 +11,15 @@ from itertools import accumulate
 from node.costs import Costs, Passes
 
 WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
-REPLY_MARGIN = 4.0
+REPLY_MARGIN = 4.0  # times what it usually takes, and something is lost ...
+SLOW_MARGIN, SLOW_MORE_S = 1.5, 0.05  # ... or earlier: so much more than it takes when it is slow
 NUM_BETWEEN = 256  # passes with drafts in a row, at most
 USUALLY_RIGHT = 0.7  # a first child
 USUAL_TOKENS = 2.0  # of a pass with drafts
 
 
 def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
-    """How long to wait for so many drafts: amply what they usually take, at least a pass.
+    """How long to wait for so many drafts: more than they usually take, at least a pass.
 
     is_ahead  the drafter goes on meanwhile
 
@@ -26,11 +27,23 @@ def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
     target goes on alone: for it, no wait is longer than that. One that waits for every verdict
     (`sync`) could never catch up.
     """
-    expected_s = max(costs.reply.value, wanted * costs.draft.value)
-    limit_s = max(REPLY_MARGIN * expected_s, costs.pass_s)
+    steps_s = wanted * costs.draft.value
+    usual_s, slow_s = max(costs.reply.value, steps_s), max(costs.reply.slow_s, steps_s)
+    limit_s = max(overdue_s(usual_s, slow_s), costs.pass_s)
     if is_ahead:
         limit_s = min(limit_s, wanted * costs.pass_s)
     return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
+
+
+def overdue_s(usual_s: float, slow_s: float) -> float:
+    """After how many seconds an answer is late enough that a message must have been lost.
+
+    usual_s, slow_s  what one usually takes, and what one takes that is slow
+
+    Between hosts nearly all of an answer is the way, which is about as long each time; there a few
+    times the usual would be a pause that a reader sees.
+    """
+    return min(REPLY_MARGIN * usual_s, SLOW_MARGIN * slow_s + SLOW_MORE_S)
 
 
 def step_pays(chance: float, step_s: float, pass_s: float) -> bool:

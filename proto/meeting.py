@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 class Role(StrEnum):

@@ -312,7 +312,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class SessionMark:
-    """How far a session is at the sender."""
+    """How far a session is at the sender.
+
+    incarnation  of a node: its own; of the coordinator: of the newest Open to whom it is told
+    """
 
     session: int
     incarnation: int

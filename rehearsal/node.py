@@ -51,6 +51,7 @@ class Node:
         self._busy_until = 0.0
         self._is_called = False  # a message has come since the forward began
         self._inbox: deque[Message] = deque()
+        self._stamp: tuple[int, float] | None = None  # the coordinator's latest, and when it came
 
     @property
     def id(self) -> NodeId:
@@ -69,6 +70,7 @@ class Node:
         self.deadline = float("inf")
         self._busy_until = self.world.timeline.now
         self._inbox.clear()
+        self._stamp = None
         lanes = Lanes(count, setting.capacity, is_head=is_head)
         together = min(count, setting.num_per_pass)
         self.follower = Follower(lanes, self._schedule(lanes, source, together))
@@ -101,6 +103,8 @@ class Node:
     def _drain(self) -> None:
         while self._inbox:
             message = self._inbox.popleft()
+            if isinstance(message, Heartbeat):
+                self._stamp = message.stamp_us, self.world.timeline.now
             self._handle(Arrived(message))
         self._tick()
 
@@ -112,6 +116,7 @@ class Node:
     def _handle(self, event: Any) -> None:
         actions = self.follower.handle(event, self.world.timeline.now)
         self.world.tell(self.name, "handles", event)
+        self.world.watcher.heard(self, event)
         for action in actions:
             self._perform(action)
         self.world.watcher.handled(self, event)
@@ -195,7 +200,8 @@ class Node:
         """Of a forward: what its rows that are asked have seen; and its microseconds."""
         num_rows = sum(len(part.feed.tokens) for part in parts)
         cost_s = self.world.setting.costs(self.role).forward.of(num_rows)
-        self._busy_until += cost_s
+        began, self._busy_until = self._busy_until, self._busy_until + cost_s
+        self.world.watcher.occupied(self, began, self._busy_until)
         pairs = zip(parts, digests, strict=True)
         return [seen[len(seen) - part.num_asked :] for part, seen in pairs], round(cost_s * 1e6)
 
@@ -205,7 +211,7 @@ class Node:
 
     def _finish(self, event: drafter.Proposed | target.Computed) -> None:
         self.is_computing = False
-        self.progress += 1
+        self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
         self._handle(event)
         self._drain()
 
@@ -216,7 +222,10 @@ class Node:
             self._tick()
 
     def _beat(self) -> None:
-        beat = Heartbeat(self.follower.marks, self.progress, "")
+        stamp_us, came = self._stamp or (0, 0.0)
+        held_us = round((self.world.timeline.now - came) * 1e6) if stamp_us else 0
+        marks = self.follower.marks
+        beat = Heartbeat(marks, self.progress, "", stamp_us=stamp_us, held_us=held_us)
         self.world.uplinks[self.id].send(codec.encode(beat))
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
 

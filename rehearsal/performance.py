@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drafter_node import events as drafter
 from proto.messages import Limits, Message, Policy, Role, Verdict
 from rehearsal.acceptance import Ranked, Trace
 from rehearsal.luck import Mixed
@@ -12,7 +11,6 @@ from rehearsal.node import Node
 from rehearsal.setting import NodeCosts, Setting, Text
 from rehearsal.timeline import Timeline
 from rehearsal.world import World
-from target_node import events as target
 
 PROMPT_LEN = 8  # short: what is asked is how fast a text is written, not how fast it is read
 NUM_TO_SETTLE = 24  # tokens at the start of a text that do not count: the nodes learn their costs
@@ -52,11 +50,30 @@ class _Written:
 
     began: float = 0.0
     ended: float = 0.0
+    length: int = 0  # of the text, by the newest verdict
     num_before: int = 0  # tokens that do not count
     num_tokens: int = 0
     num_passes: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+
+
+class _Device:
+    """How long a device has computed. One forward begins after the one before has ended."""
+
+    def __init__(self) -> None:
+        self._ended_s = 0.0  # all forwards but the newest, together
+        self._began = self._until = 0.0  # the newest
+
+    def occupy(self, began: float, until: float) -> None:
+        """One forward more."""
+        assert began >= self._until, "a device computes two forwards at once"
+        self._ended_s += self._until - self._began
+        self._began, self._until = began, until
+
+    def busy_s(self, now: float) -> float:
+        """Seconds until now; what is left of the newest forward does not count."""
+        return self._ended_s + max(0.0, min(now, self._until) - self._began)
 
 
 class Ledger:
@@ -70,8 +87,9 @@ class Ledger:
         self._num_to_settle = 1 if is_whole else NUM_TO_SETTLE
         self._num_at_end = 0 if is_whole else NUM_AT_END
         self._texts: dict[int, _Written] = defaultdict(_Written)  # by session
-        self._busy_s: dict[Role, float] = dict.fromkeys(Role, 0.0)
-        self._counted_s = dict(self._busy_s)  # of it, until the last verdict that counts
+        self._devices = {role: _Device() for role in Role}
+        self._before_s: dict[Role, float] = {}  # each was busy so long until `_began`
+        self._counted_s: dict[Role, float] = {}  # and until the last verdict that counts
         self._began = 0.0  # of the first text that counts
 
     def sent(self, node: Node, message: Message) -> None:
@@ -80,25 +98,29 @@ class Ledger:
             return
         text, now = self._texts[message.session], self._timeline.now
         max_len = node.world.setting.texts[message.session - 1].limits.max_len
+        if message.base_len + len(message.tokens) <= text.length:
+            return  # it is said again, and was no pass
+        text.length = message.base_len + len(message.tokens)
         if message.base_len >= max_len - self._num_at_end:
             return
         if text.num_before < self._num_to_settle:
             text.num_before += len(message.tokens)
             text.began = now
-            self._began = self._began or now
+            if not self._began:
+                self._began, self._before_s = now, self._busy_s(now)
             return
-        text.ended, self._counted_s = now, dict(self._busy_s)
+        text.ended, self._counted_s = now, self._busy_s(now)
         text.num_tokens += len(message.tokens)
         text.num_passes += 1
         text.num_drafted += message.num_drafted
         text.num_accepted += message.num_accepted
 
-    def launched(self, node: Node, action: drafter.Compute | target.Compute) -> None:
-        """The device is busy."""
-        if self._began:
-            num_rows = sum(len(part.feed.tokens) for part in action.parts)
-            costs = node.world.setting.costs(node.role)
-            self._busy_s[node.role] += costs.forward.of(num_rows)
+    def occupied(self, node: Node, began: float, until: float) -> None:
+        """The device computes in this time."""
+        self._devices[node.role].occupy(began, until)
+
+    def _busy_s(self, now: float) -> dict[Role, float]:
+        return {role: device.busy_s(now) for role, device in self._devices.items()}
 
     def watch_clock(self) -> None:
         """No text may hang."""
@@ -108,7 +130,7 @@ class Ledger:
         pass
 
     begun = disturbed = told = passed_on = routed = delivered = completed = _ignore
-    handled = rested = ended = _ignore
+    launched = heard = handled = rested = ended = _ignore
 
     def figures(self, at_once: int) -> Figures:
         """Of all texts, of which so many were written at once."""
@@ -122,9 +144,12 @@ class Ledger:
             num_passes=sum(text.num_passes for text in texts),
             num_drafted=sum(text.num_drafted for text in texts),
             num_accepted=sum(text.num_accepted for text in texts),
-            target_busy=min(1.0, self._counted_s[Role.TARGET] / whole_s),
-            drafter_busy=min(1.0, self._counted_s[Role.DRAFTER] / whole_s),
+            target_busy=self._counted_share(Role.TARGET, whole_s),
+            drafter_busy=self._counted_share(Role.DRAFTER, whole_s),
         )
+
+    def _counted_share(self, role: Role, whole_s: float) -> float:
+        return (self._counted_s[role] - self._before_s[role]) / whole_s
 
 
 def rehearse(

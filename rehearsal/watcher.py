@@ -39,10 +39,16 @@ class Watcher(Protocol):
         """The reader of a text is told that this is all."""
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
-        """A node begins a forward."""
+        """A node begins what its machine asks for: a forward, or the first of a chain of them."""
+
+    def occupied(self, node: "Node", began: float, until: float) -> None:
+        """The device of a node computes one forward in this time, each step of a chain apart."""
 
     def sent(self, node: "Node", message: Message) -> None:
         """A node sends a message."""
+
+    def heard(self, node: "Node", event: Any) -> None:
+        """A node has been told of an event; its actions are still to be done."""
 
     def handled(self, node: "Node", event: Any) -> None:
         """A node has handled an event and its actions are done."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from proto.messages import MAX_TOKENS_PER_VERDICT, Cause, Logprobs, Open, Verdict
+from proto.messages import MAX_TOKENS_PER_VERDICT, Ack, Cause, Logprobs, Open, Verdict
 from proto.tree import CommittedText
 
 
@@ -28,6 +28,11 @@ class Reports:
         while self._pieces and self._pieces[0][0] + len(self._pieces[0][1]) <= length:
             self._pieces.popleft()
 
+    @property
+    def start(self) -> int:
+        """From which position on they are here; 0: there are none."""
+        return self._pieces[0][0] if self._pieces else 0
+
     def rows(self, start: int, stop: int) -> Logprobs | None:
         """Of the tokens [start, stop); None if they are not all here."""
         found = Logprobs()
@@ -48,13 +53,20 @@ def missed_of(opened: Open, ours: CommittedText) -> tuple[int, ...]:
 
 
 def repeated(
-    opened: Open, text: CommittedText, tokens: tuple[int, ...], reports: Reports
+    opened: Open,
+    text: CommittedText,
+    base_len: int,
+    reports: Reports,
+    *,
+    attempt: int,
+    acks: tuple[Ack, ...] = (),
 ) -> Verdict:
-    """The verdicts that the coordinator has missed, as one that cost nothing."""
-    base_len, nothing = len(opened.tokens), (0,) * 7
+    """What was said behind `base_len`, as one verdict that cost nothing."""
+    nothing = (0,) * 7
+    tokens = tuple(text.tokens[base_len : base_len + MAX_TOKENS_PER_VERDICT])
     base = base_len, text.path_hashes[base_len]
     return Verdict(
-        *(opened.session, opened.incarnation, *base, tokens, (), Cause.ALONE, *nothing),
-        attempt=opened.attempt,
+        *(opened.session, opened.incarnation, *base, tokens, acks, Cause.ALONE, *nothing),
+        attempt=attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
     )

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from engine.slots import Feed
 from node.acceptance import FIRST_OF_MODEL
-from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe, gap
+from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
 from node.lanes import Lane
 from node.price import num_expected
 from proto.messages import Cause, Close, Draft, Hit, Logprobs, Open, Rule, Verdict
@@ -108,6 +108,7 @@ class Verifying:
         lane.begin(self.tree.text, keep=not is_new)
         self.slots = lane.slots
         self.ready_at = now  # since when the target has been able to start a pass
+        self._said_at = now  # when the newest verdict was sent, or said again
         self._running: _Pass | None = None
         self._number = 0  # of the last pass
         self._is_hit = False  # it had drafts, and all were accepted
@@ -119,31 +120,46 @@ class Verifying:
         """Say again what the coordinator has missed."""
         if not self._missed:
             return ()
-        return (Send(repeated(self.opened, self.tree.text, self._missed, self.reports)),)
+        return (self._repeat(len(self.opened.tokens), self.ready_at),)
 
     def handle(self, event: Event, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:
             case Arrived(Draft() as message):
-                self._on_draft(message, now)
+                return self._on_draft(message, now)
             case Arrived(Close()):
                 self.drafts.end()
             case Confirmed(length):
-                return self._on_confirmed(length)
+                return self._on_confirmed(length, now)
         return ()
 
-    def _on_draft(self, message: Draft, now: float) -> None:
+    def _on_draft(self, message: Draft, now: float) -> Sequence[SharedAction]:
         first_of_life = self.drafts.received.add(message)
         if not self.drafts.is_judgeable(message):
             # Nothing worth waiting for will come before the drafter has heard of this attempt.
             self.tree.num_stale += len(message.tokens)
-            return
+            return self._tell_again(message, now)
         if self.course is not None:
             self.course.heard()
         self._waiting.heard(message, now, first_of_life=first_of_life)
         self.drafts.heard(message)
+        return self._tell_again(message, now)
 
-    def _on_confirmed(self, length: int) -> Sequence[SharedAction]:
+    def _tell_again(self, message: Draft, now: float) -> Sequence[SharedAction]:
+        """What a drafter cannot have heard, or the coordinator that should have passed it on.
+
+        A drafter that says all it has again, behind the place where the text is, has waited in vain
+        for our verdict. If there has been time for it to hear the newest one, that was lost.
+        """
+        is_said_again = message.first_number < message.number
+        is_behind = message.parent_len < len(self.tree.text)
+        if not (is_said_again and is_behind and self._waiting.is_unheard(self._said_at, now)):
+            return ()
+        if not self.tree.text.is_prefix(message.parent_len, message.parent_hash):
+            return ()
+        return (self._repeat(message.parent_len, now),)
+
+    def _on_confirmed(self, length: int, now: float) -> Sequence[SharedAction]:
         self.reports.forget(length)
         if self._not_finite.has_ended:
             return self._not_finite.said
@@ -151,7 +167,19 @@ class Verifying:
         # lost.
         if not self.finished or length == len(self.tree.text):
             return ()
-        return (gap(self.opened.session, self.opened.incarnation, len(self.tree.text)),)
+        return (self._repeat(length, now),)
+
+    def _repeat(self, base_len: int, now: float) -> Send:
+        """What was said of the text behind `base_len`, once more, with its logprobs.
+
+        If they were asked for, they are here for all tokens that the coordinator may lack.
+        """
+        self._said_at = now
+        base_len = max(base_len, min(self.reports.start, len(self.tree.text) - 1))
+        acks, attempt = self.drafts.received.acks(), self.drafts.attempt
+        opened, text = self.opened, self.tree.text
+        verdict = repeated(opened, text, base_len, self.reports, attempt=attempt, acks=acks)
+        return Send(verdict)
 
     # -- when to start ----------------------------------------------------------------------------
 
@@ -376,7 +404,7 @@ class Verifying:
         wait_s, pass_s = running.started - self.ready_at, now - running.started
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
-        self.ready_at = now
+        self.ready_at = self._said_at = now
         num_accepted = min(len(accepted), len(tokens))
         sources = tuple(node.source for node in accepted[:num_accepted])
         verdict = Verdict(

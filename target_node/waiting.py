@@ -18,6 +18,7 @@ from node.price import drafts_worth_awaiting, verifying_pays, wait_limit_s, wait
 from proto.messages import OWN_SOURCES, Cause, Draft, Open, Rule
 
 NUM_LATE_UNTIL_QUIET = 2
+FIRST_REPLY_S = 0.5  # an answer takes no longer, as long as none is known
 NUM_FIRST = 4  # waits that are made to learn how long they are
 NUM_SKIPPED_MAX = 32  # waits in a row that are left out before one is made to learn
 UNLIKELY = 0.01  # so rarely would bad luck alone have kept drafts away
@@ -103,6 +104,11 @@ class Waiting:
         if policy.prices_waits:
             return True  # as many as are worth it are wanted
         return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
+
+    def is_unheard(self, said_at: float, now: float) -> bool:
+        """Whether a drafter that has not heard what was said then will not hear it any more."""
+        reply = self._costs.reply
+        return now - said_at > (reply.slow_s if reply.num else FIRST_REPLY_S)
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class Direction(Generic[Item]):
         self._link = link
         self._draw = draw
         self._num_put = 0
+        self.newest_s = inf  # when the one arrives that was put in last; infinity: none was
         self._last_s = -inf  # when the last one that was put in arrives; unused with `reorder`
         self._free_s = -inf  # when the last one has left
         self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
@@ -90,9 +91,12 @@ class Direction(Generic[Item]):
             return True
         if not self._link.reorder:
             arrival = self._last_s = max(arrival, self._last_s)
-        self._num_put += 1
+        self._num_put, self.newest_s = self._num_put + 1, arrival
         heappush(self._flying, (arrival, self._num_put, item))
         return True
+
+    def __len__(self) -> int:
+        return len(self._flying)
 
     def take(self, now: float) -> list[Item]:
         """The messages that have arrived, in the order of their arrival."""

@@ -227,6 +227,8 @@ class Router:
             words = node.round_trips.words
             title = self.registry.title(node)
             self._do(Warn(f"a message to {title} and back takes longer: {words}"))
+        if (trip_s := node.round_trips.now_s) is not None:
+            self._step_each(node, s.RoundTripMeasured(node.id, trip_s), now)
         if has_worked and node.role is Role.TARGET:
             self._step_each(node, s.Progressed(), now)
 
@@ -414,7 +416,7 @@ class Router:
         for role in Role:
             for node in self.registry.ready(role):
                 texts = [one for one in self._open.values() if node.id in one.workers(role)]
-                marks = tuple(text.running.machine.mark for text in texts)
+                marks = tuple(text.running.machine.mark_for(node.id) for text in texts)
                 self._do(Send(node.id, encode(Heartbeat(marks, 0, "", stamp_us=stamp_us))))
 
     # -- texts come and go ------------------------------------------------------------------------

@@ -62,6 +62,14 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundTripMeasured:
+    """So long takes a message to this node, and its answer back."""
+
+    node: NodeId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progressed:
     """The target has finished a forward (heard in a heartbeat)."""
 
@@ -137,6 +145,7 @@ Event = (
     | FaultArrived
     | NodeJoined
     | NodeLost
+    | RoundTripMeasured
     | Progressed
     | Tick
 )

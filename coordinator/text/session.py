@@ -37,6 +37,7 @@ from coordinator.text.events import NodeJoined as NodeJoined
 from coordinator.text.events import NodeLost as NodeLost
 from coordinator.text.events import Progressed as Progressed
 from coordinator.text.events import PromptScored as PromptScored
+from coordinator.text.events import RoundTripMeasured as RoundTripMeasured
 from coordinator.text.events import Send as Send
 from coordinator.text.events import Started as Started
 from coordinator.text.events import Tick as Tick
@@ -63,7 +64,11 @@ from proto.messages import (
 from proto.tree import CommittedText, Diverged
 
 WORK_LIMIT_S_MIN = 2.0
+# An Open was lost if what comes after so long is still of an earlier life: so many round trips and
+# some more, at most as long as where no round trip is known.
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
+ANSWER_TRIPS, ANSWER_MORE_S = 1.5, 0.03
+NUM_QUICK_REOPENS = 3  # from then on each waits twice as long
 WORK_LIMIT_PASSES = 10.0
 MAX_REOPENS_WITHOUT_PROGRESS = 20
 
@@ -113,8 +118,10 @@ class Session:
         self._attempt = 0  # the newest that we know of; coupled texts have only this one
         self._target_since = 0  # incarnation of the first Open to the target that is there
         self._told: dict[NodeId, _Told] = {}  # of the nodes that are there; one target at most
+        self._round_trips: dict[NodeId, float] = {}  # those that are known
         self._reopens = 0  # of the target, since the text last grew
         self._owed_since = 0.0  # since when the target has owed us something
+        self._forward_s = 0.0  # of the target, the latest
         self._pass_s = 0.0  # running mean of the time between verdicts
 
     @property
@@ -122,10 +129,11 @@ class Session:
         """Tokens after the prompt."""
         return len(self.text) - self.num_prompt
 
-    @property
-    def mark(self) -> SessionMark:
-        """How far the text is, for heartbeats."""
-        return SessionMark(self.session, self._incarnation, len(self.text), self.text.root)
+    def mark_for(self, node: NodeId) -> SessionMark:
+        """How far the text is, for the heartbeat to a node, and which Open it was told last."""
+        told = self._told.get(node)
+        incarnation = 0 if told is None else told.incarnation
+        return SessionMark(self.session, incarnation, len(self.text), self.text.root)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
@@ -153,6 +161,9 @@ class Session:
                 return []
             case Progressed():
                 self._owed_since = now
+                return []
+            case RoundTripMeasured(node, seconds):
+                self._round_trips[node] = seconds
                 return []
             case Tick():
                 return self._on_tick(now)
@@ -242,9 +253,21 @@ class Session:
         if node is None or node not in self._told:
             return []
         told = self._told[node]
-        if incarnation != told.incarnation and now - told.at < ANSWER_LIMIT_S:
+        if incarnation != told.incarnation and now - told.at < self._answer_limit_s(node):
             return []
         return self._reopen(node, now)
+
+    def _answer_limit_s(self, node: NodeId) -> float:
+        """How long what a node says may be older than the Open that it was told."""
+        trip_s = self._round_trips.get(node)
+        if trip_s is None:
+            return ANSWER_LIMIT_S
+        # A node hears it when it has done with a forward, and another may be done by then.
+        limit_s = ANSWER_TRIPS * trip_s + 2 * self._forward_s + ANSWER_MORE_S
+        if self._told[node].role is Role.TARGET:
+            # Told so often in vain, it may need longer than its link does.
+            limit_s *= 2 ** max(0, self._reopens - NUM_QUICK_REOPENS)
+        return min(ANSWER_LIMIT_S, limit_s)
 
     def _on_tick(self, now: float) -> list[Action]:
         limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
@@ -264,7 +287,7 @@ class Session:
         except Diverged:
             self.counts.num_diverged += 1
             news = None
-        if news is None or self._lacks_logprobs(verdict):
+        if news is None or (news and self._lacks_logprobs(verdict)):
             # Something was lost before this one, or it contradicts us.
             return self._repair(self._any(Role.TARGET), verdict.incarnation, now)
         tokens, reason = self.limits.trim(len(self.text), news)
@@ -273,6 +296,7 @@ class Session:
         self.text.extend(tokens)
         self._reopens = 0
         self._attempt = max(self._attempt, verdict.attempt)
+        self._forward_s = (verdict.model_us + verdict.host_us) / 1e6
         self._pass_s += 0.1 * (now - self._owed_since - self._pass_s)
         self._owed_since = now
         num_known = len(verdict.tokens) - len(news)

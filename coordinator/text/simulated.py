@@ -18,7 +18,7 @@ class Simulated:
                   as far as heartbeats have told
     num_overruns  of them, those that took longer than they should have
     late_ms       by so much, together: no text can have taken longer than by that
-    elapsed_ms    in this time
+    elapsed_ms    in this time; 0: these are sums since the start, and no share of any time
     """
 
     target_ms: float
@@ -35,7 +35,7 @@ class Simulated:
     @property
     def is_void(self) -> bool:
         """Whether forwards took so much longer than they should have that the text shows it."""
-        return late_share([self]) > MOST_LATE
+        return self._late_share > MOST_LATE
 
     @property
     def words(self) -> str:
@@ -50,13 +50,20 @@ class Simulated:
 
     @property
     def verdict(self) -> str:
-        """Whether the figures can be believed, in a line for people; empty if nothing was told."""
-        if not self.num_forwards:
+        """Whether the figures can be believed, in a line for people.
+
+        Empty if nothing was told, or if it is not known in which time that was.
+        """
+        if not self.num_forwards or not self.elapsed_ms:
             return ""
         line = f"{self.num_overruns} of {self.num_forwards} forwards took longer than simulated"
         if self.num_overruns:
-            line += f", by {late_share([self]):.1%} of the time"
+            line += f", by {self._late_share:.1%} of the time"
         return line + (": the figures are void" if self.is_void else "")
+
+    @property
+    def _late_share(self) -> float:
+        return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
         """What has been counted since then, in so much time."""
@@ -69,11 +76,15 @@ class Simulated:
         )
 
 
-def late_share(figures: Iterable[Simulated]) -> float:
-    """By what share of the time forwards took longer than they should have, at most."""
-    counted = tuple(figures)
-    elapsed_ms = sum(one.elapsed_ms for one in counted)
-    return sum(one.late_ms for one in counted) / max(1.0, elapsed_ms)
+def late_share(times: Iterable[tuple[float, float]]) -> float:
+    """By what share of the time forwards took longer than they should have, at most.
+
+    times  pairs: how late they were, and in what time. No more than all of a time is late: two
+           devices can be late at once, and one can be late by what it began before
+    """
+    pairs = tuple(times)
+    elapsed = sum(elapsed for _, elapsed in pairs)
+    return sum(min(pair) for pair in pairs) / elapsed if elapsed else 0.0
 
 
 def _device(name: str, forward_ms: float, row_ms: float) -> str:

@@ -107,7 +107,9 @@ class _Reader:
         elif ns < self._since_ns:
             return
         elif record.mark == Mark.FORWARD and self._forward is not None:
-            self._forward[1:] = [record.detail, record.extra]
+            # The steps of a chain that are one call begin together: their rows add up.
+            self._forward[1] += record.detail
+            self._forward[2] += record.extra
         elif record.mark in (Mark.RECEIVED, Mark.SENT):
             is_sent = record.mark == Mark.SENT
             self._track.notes.append(Note(ns, is_sent, record.kind, record.detail))

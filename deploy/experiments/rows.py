@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.text.simulated import MOST_LATE
+from coordinator.text.simulated import MOST_LATE, late_share
 from proto.errors import ConfigurationError, OutputError
 from proto.system_errors import cannot_read, cannot_write
 
@@ -176,11 +176,11 @@ def _lines(path: Path) -> list[tuple[int, Row]]:
 def was_disturbed(row: Row) -> bool:
     """Whether its forwards took much longer than the simulated device."""
     simulated: Mapping[str, float] | None = (row.figures or {}).get("simulated")
-    return simulated is not None and _late(simulated) > MOST_LATE
+    return simulated is not None and late_share([_late(simulated)]) > MOST_LATE
 
 
-def _late(figures: Mapping[str, float]) -> float:
-    return figures["late_ms"] / max(1.0, figures["elapsed_ms"])
+def _late(simulated: Mapping[str, float]) -> tuple[float, float]:
+    return simulated["late_ms"], simulated["elapsed_ms"]
 
 
 def with_void_arms(rows: Sequence[Row]) -> list[Row]:
@@ -188,14 +188,12 @@ def with_void_arms(rows: Sequence[Row]) -> list[Row]:
 
     Of all texts of an arm together: of a single one a late forward or two say nothing.
     """
-    sums: dict[str, dict[str, float]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         simulated = (row.figures or {}).get("simulated")
         if simulated and row.stage == "main":
-            of_arm = sums.setdefault(row.arm, {"late_ms": 0.0, "elapsed_ms": 0.0})
-            for name in of_arm:
-                of_arm[name] += simulated[name]
-    late = {arm: _late(one) for arm, one in sums.items()}
+            times.setdefault(row.arm, []).append(_late(simulated))
+    late = {arm: late_share(of_arm) for arm, of_arm in times.items()}
     return [
         dataclasses.replace(row, void=f"its forwards were late by {late[row.arm]:.0%} of the time")
         if late.get(row.arm, 0.0) > MOST_LATE

@@ -42,7 +42,7 @@ class Profile:
     no_model_ms  median time per pass in which no model is known to have been at work
     host_ms      what the target's host took of it
     num_without_drafter  texts that went without their drafter, or lost it on the way
-    simulated    of the hardware, the text that is not counted included; None: nothing
+    simulated    of the hardware, while these texts were written; None: nothing
     """
 
     tokens_per_second: float
@@ -63,6 +63,7 @@ class _Reading:
     times_us: dict[str, tuple[int, ...]]
     forwards: dict[str, int]
     uncaptured: dict[str, int]
+    simulated: Simulated | None
 
 
 def profile(
@@ -87,7 +88,9 @@ def profile(
         no_model_ms=median(text.no_model_ms_per_pass for text in texts),
         host_ms=median(text.host_ms_per_pass for text in texts),
         num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),
-        simulated=pair.simulated(),
+        simulated=after.simulated
+        and before.simulated
+        and after.simulated.since(before.simulated, elapsed_s * 1e3),
         shares=[
             _share(name, before, after, elapsed_s, num_passes)
             for name in before.times_us
@@ -119,6 +122,7 @@ def _read(pair: Pair) -> _Reading:
         times_us,
         {name: node.progress for name, node in there.items()},
         {name: node.num_uncaptured for name, node in there.items()},
+        pair.simulated(),
     )
 
 

@@ -6,6 +6,7 @@ from drafter_node.events import Children, Compute
 from engine.slots import Feed
 from node.events import Allocate, Send
 from node.rows import PREFILL_CHUNK
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter
 from tests.target_node.target import gap, marked
@@ -296,6 +297,7 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2))
     drafter.ticks()
+    drafter.now += HEARTBEAT_INTERVAL_S
     assert drafter.hears(Heartbeat((), 0, "")) == []
     assert drafter.follower.marks == ()
     assert drafter.proposes(1, 5) == []

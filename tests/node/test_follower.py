@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
 from node.follower import MAX_REMEMBERED, Follower
 from node.lanes import Lane, Lanes
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree
 from tests.texts import LIMITS, draft, name, opening, verdict
@@ -83,15 +84,17 @@ class Entrance:
 
     def __init__(self, num_lanes: int = 1) -> None:
         self.desk = Desk()
+        self.now = 0.0
         self.follower: Follower[Notes, Done, Noted] = Follower(
             Lanes(num_lanes, NUM_SLOTS), self.desk
         )
 
     def hears(self, *messages: Message) -> list[object]:
-        """Messages come; returns what the last of them led to."""
+        """Messages come, a heartbeat apart; returns what the last of them led to."""
         actions: list[object] = []
         for message in messages:
-            actions = list(self.follower.handle(Arrived(message), 0.0))
+            self.now += HEARTBEAT_INTERVAL_S
+            actions = list(self.follower.handle(Arrived(message), self.now))
             self.follower.check()
         return actions
 
@@ -115,7 +118,7 @@ def text(session: int, incarnation: int = 1) -> Open:
 def beat(*marks: tuple[int, tuple[int, ...]]) -> Heartbeat:
     """The coordinator's heartbeat with these texts, by session."""
     listed = (
-        SessionMark(session, 9, len(path), name(*path, session=session)) for session, path in marks
+        SessionMark(session, 1, len(path), name(*path, session=session)) for session, path in marks
     )
     return Heartbeat(tuple(listed), 0, "")
 
@@ -274,6 +277,25 @@ def test_a_text_that_no_heartbeat_lists_is_closed_until_a_newer_open() -> None:
     assert entrance.passes(text(1, 2), draft((1, 2), 3)) == []
     assert entrance.hears(beat((1, (1, 2)))) == [gap(1, 0, 0)]
     assert entrance.passes(text(1, 3)) == [Arrived(text(1, 3))]
+
+
+def test_a_heartbeat_that_an_open_has_overtaken_closes_nothing() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1))
+    late = entrance.now + HEARTBEAT_INTERVAL_S / 2
+    assert list(entrance.follower.handle(Arrived(beat()), late)) == []
+    assert entrance.lives == [(1, 1)]
+    assert entrance.hears(beat()) == []
+    assert entrance.lives == []
+
+
+def test_a_heartbeat_that_knows_of_a_newer_open_is_a_gap() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1, 4))
+    path = name(1, 2, session=1)
+    for newest, answer in ((3, gap(8, 8, 8)), (4, gap(8, 8, 8)), (5, gap(1, 4, 2))):
+        marks = (SessionMark(1, newest, 2, path),)
+        assert entrance.hears(Heartbeat(marks, 0, "")) == [answer]
 
 
 def test_a_heartbeat_confirms_what_is_a_beginning_of_ours() -> None:

@@ -60,7 +60,8 @@ def test_a_wait_is_at_least_a_pass_and_grows_with_the_cost_of_drafting() -> None
     costs.passed(1, 1, 1, 0.05, 0.05, is_plain=True)
     assert wait_limit_s(4, costs, is_ahead=False) == 0.05
     costs.draft.add(0.01)
-    assert wait_limit_s(4, costs, is_ahead=False) == 4 * 4 * 0.01
+    # So long that four times as long would be seen: half as much again, and some more.
+    assert wait_limit_s(4, costs, is_ahead=False) == pytest.approx(1.5 * 4 * 0.01 + 0.05)
     costs.reply.add(9.0)
     assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MAX
 
@@ -70,7 +71,23 @@ def test_a_drafter_that_runs_ahead_is_worth_the_passes_that_it_can_save() -> Non
     costs.passed(1, 1, 1, 0.01, 0.01, is_plain=True)
     costs.reply.add(1.0)
     assert wait_limit_s(2, costs, is_ahead=True) == 0.02
-    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MAX
+    assert wait_limit_s(4, costs, is_ahead=False) == pytest.approx(1.55)
+
+
+@pytest.mark.parametrize("usual_s", [0.0005, 0.004, 0.016])
+def test_nearby_an_answer_has_four_times_as_long_as_usual(usual_s: float) -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.reply.add(usual_s)
+    assert wait_limit_s(1, costs, is_ahead=False) == pytest.approx(max(0.002, 4 * usual_s))
+
+
+def test_far_away_an_answer_has_a_little_longer_than_slow_ones_take() -> None:
+    costs = Costs()
+    for index in range(32):
+        # Every eighth is late, because something was lost; the others differ a little.
+        costs.reply.add(0.9 if index % 8 == 7 else 0.20 + 0.01 * (index % 4))
+    assert 0.3 < wait_limit_s(1, costs, is_ahead=False) < 0.42
 
 
 def known(took: dict[int, float], *, token_s: float | None = None) -> Passes:

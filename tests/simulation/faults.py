@@ -366,7 +366,7 @@ FAULTS = (
     Fault(
         the_drafter_uses_the_result_of_an_earlier_life,
         f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs|ValueError",
-        first_seed=780,
+        first_seed=1300,
     ),
     Fault(
         what_was_lost_is_not_sent_again, f"{NO_SPEED}|did not continue", oracle=True, first_seed=81

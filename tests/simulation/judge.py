@@ -234,6 +234,10 @@ class Judge:
                 self._check_target(machine, truth)
         if isinstance(message, Verdict) and message.session in node.follower.texts:
             self.liveness[message.session].verdict_applied(node.name, message)
+
+    def heard(self, node: "Node", event: Any) -> None:
+        """A node has been told of an event, and has not answered yet."""
+        message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Draft) and message.session in node.follower.texts:
             come = self._come[message.session][message.incarnation]
             come.update(range(message.first_number, message.number + 1))
@@ -252,6 +256,9 @@ class Judge:
         """Time has passed."""
         for liveness in self.liveness.values():
             liveness.watch_clock()
+
+    def occupied(self, node: "Node", began: float, until: float) -> None:
+        """See `Watcher`."""
 
     def ended(self) -> None:
         """The last text is complete."""

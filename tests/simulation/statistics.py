@@ -123,7 +123,8 @@ class Recorder:
     def _ignore(self, *_: Any) -> None:
         pass
 
-    launched = sent = handled = routed = rested = disturbed = told = passed_on = ended = _ignore
+    launched = occupied = heard = sent = handled = routed = rested = _ignore
+    disturbed = told = passed_on = ended = _ignore
 
 
 @dataclass(frozen=True, slots=True)

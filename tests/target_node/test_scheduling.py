@@ -193,7 +193,7 @@ def test_where_not_all_have_room_the_least_recently_served_go_first() -> None:
 def test_who_waits_for_drafts_takes_no_room_from_who_has_them() -> None:
     target = beside_one_that_waits(num_per_pass=1)
     # The other one was served less recently, and its drafts would be worth a wait.
-    target.known.costs.reply.add(0.2)
+    target.known.costs.reply.add(0.4)
     assert sessions(target.ticks()) == [2]
 
 

@@ -1,12 +1,17 @@
 """The target's machine in trouble: lives, lost messages, contradictions."""
 
+from dataclasses import replace
+
 from engine.slots import Feed
 from node.events import Allocate, Send
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
+    Ack,
     Cause,
     Close,
     Heartbeat,
 )
+from target_node.events import Action
 from tests.target_node.target import Target, gap, marked, ready
 from tests.texts import LIMITS, PIPELINED, STOP, draft, opening, verdict
 
@@ -78,19 +83,41 @@ def test_a_heartbeat_tells_what_was_missed() -> None:
     assert target.hears(marked(1, 9)) == gap(1, 3)
 
 
-def test_a_last_verdict_that_was_lost_is_a_gap() -> None:
+def test_a_last_verdict_that_was_lost_is_said_again() -> None:
     target = Target()
     target.hears(opening(1, 2))
     target.ticks()
     target.computes(1, STOP)
-    assert target.hears(marked(1, 2)) == gap(1, 3)
+    again = verdict((1, 2), STOP, cause=Cause.ALONE)
+    assert target.hears(marked(1, 2)) == [Send(again)]
     assert target.hears(marked(1, 2, STOP)) == []
+
+
+def reminded(target: Target, *path: int, after_s: float) -> list[Action]:
+    """A drafter that is at this path says all that it has again."""
+    target.now += after_s
+    return target.hears(draft(path, 7, first_number=1, number=3))
+
+
+def test_a_drafter_that_waits_for_a_verdict_which_was_lost_is_told_again() -> None:
+    target = ready(draft((1, 2, 3), 4, 5))
+    target.ticks()
+    target.computes(2, 4, 5, 6)
+    target.known.costs.reply.add(0.2)
+    again = replace(verdict((1, 2, 3), 4, 5, 6, cause=Cause.ALONE), acks=(Ack(0, 1, 3),))
+    assert reminded(target, 1, 2, 3, after_s=0.1) == [], "the verdict may be on its way"
+    assert reminded(target, 1, 2, 3, after_s=0.15) == [Send(again)]
+    assert reminded(target, 1, 2, 3, after_s=0.15) == [], "and so may what was said again"
+    assert reminded(target, 1, 2, 3, after_s=0.15) == [Send(again)]
+    assert reminded(target, 1, 2, 3, 4, 5, 6, after_s=1.0) == [], "it knows all"
+    assert reminded(target, 1, 9, after_s=1.0) == [], "it has another text, and will be told so"
 
 
 def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     target = Target()
     target.hears(opening(1, 2))
     target.ticks()
+    target.now += HEARTBEAT_INTERVAL_S
     assert target.hears(Heartbeat((), 0, "")) == []
     assert target.follower.marks == ()
     assert target.computes(1, 3) == []

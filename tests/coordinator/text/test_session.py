@@ -1,6 +1,7 @@
 """The coordinator's machine: one text, whatever happens to the nodes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -20,6 +21,7 @@ from coordinator.text.session import (
     NodeLost,
     Progressed,
     PromptScored,
+    RoundTripMeasured,
     Send,
     Session,
     Started,
@@ -91,7 +93,8 @@ def test_every_node_that_joins_is_told_the_text() -> None:
         DRAFTER, 1, 2, incarnation=1
     )
     assert session.handle(NodeJoined(TARGET, Role.TARGET), 0.0) == told(TARGET, 1, 2, incarnation=2)
-    assert session.mark == SessionMark(1, 2, 2, name(1, 2))
+    assert session.mark_for(DRAFTER) == SessionMark(1, 1, 2, name(1, 2))
+    assert session.mark_for(TARGET) == SessionMark(1, 2, 2, name(1, 2))
 
 
 def test_without_a_drafter_in_the_policy_none_is_told() -> None:
@@ -202,6 +205,30 @@ def test_a_gap_of_an_earlier_life_was_answered_unless_that_was_lost() -> None:
     assert session.handle(fault(DRAFTER, 0), 1.1) == []
     again = told(DRAFTER, 1, 2, incarnation=4)
     assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.0 + ANSWER_LIMIT_S) == again
+
+
+@pytest.mark.parametrize(("trip_s", "limit_s"), [(0.001, 0.0315), (0.12, 0.21), (1.0, 0.5)])
+def test_how_soon_an_open_counts_as_lost_depends_on_the_way(trip_s: float, limit_s: float) -> None:
+    session = begun(1, 2)
+    session.handle(RoundTripMeasured(DRAFTER, trip_s), 0.5)
+    session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.0)
+    assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 0.999 + limit_s) == []
+    again = told(DRAFTER, 1, 2, incarnation=4)
+    assert session.handle(fault(DRAFTER, DRAFTER_OPEN), 1.001 + limit_s) == again
+
+
+def test_a_target_that_is_told_in_vain_has_longer_and_longer_to_answer() -> None:
+    session = begun(1, 2)
+    session.handle(RoundTripMeasured(TARGET, 0.02), 0.5)
+    now, told_at = 1.0, []
+    while now < 6.0:
+        if session.handle(fault(TARGET, TARGET_OPEN), now):
+            told_at.append(now)
+        now += 0.01
+    waits = [later - at for at, later in pairwise(told_at)]
+    assert waits[:3] == pytest.approx([0.06] * 3, abs=0.015)
+    assert waits[-1] == pytest.approx(ANSWER_LIMIT_S, abs=0.015)
+    assert waits[3:] == pytest.approx(sorted(waits[3:]), abs=0.015)
 
 
 def test_other_faults_are_not_answered_with_the_text() -> None:

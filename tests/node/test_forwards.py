@@ -1,0 +1,47 @@
+"""What a node says of its forwards: several that are one call are several."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from coordinator.tracing.tracks import track_of
+from engine.slots import Feed
+from node.forwards import Forwards
+from node.simulated_device import SimulatedDevice
+from proto.stopwatch import Recorder, Stopwatch, records_of
+
+ROW = Feed((1,), (5,), (5,), 5, (1,))
+
+
+class Executor:
+    """Computes nothing."""
+
+    can_chain = True
+    num_uncaptured = 0
+
+    def lay_out(self, *_: Any) -> None:
+        pass
+
+    def forward(self, *_: Any) -> Any:
+        return SimpleNamespace(logits=torch.zeros(1, 4))
+
+    def run_chain(self, feeds: Any, *_: Any) -> torch.Tensor:
+        return torch.zeros(len(feeds), 3)
+
+
+def test_a_chain_that_is_one_call_counts_as_its_steps() -> None:
+    times = iter(range(0, 10**9, 1000))
+    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: next(times)), progress=0)
+    recorder = Recorder()
+    heart.watch.record(recorder)
+    executor: Any = Executor()
+    forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
+    forwards.run([ROW], [range(1)])
+    forwards.done()
+    nothing: Any = None
+    forwards.run_chain([ROW] * 4, nothing, torch.zeros(5))
+    forwards.done()
+    assert heart.progress == 5
+    track = track_of([records_of(recorder.take())], 0, lambda ns: ns)
+    assert [(one.num_rows, one.num_asked) for one in track.forwards] == [(1, 1), (4, 4)]
