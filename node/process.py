@@ -218,6 +218,8 @@ def shake_hands(
                     return welcome
                 case Fault(code=FaultCode.UNUSABLE, detail=detail):
                     raise ConfigurationError(detail)
+                case Fault(code=FaultCode.CLOSED):
+                    raise NoAnswerError("the coordinator that answers is about to end")
                 case Fault(detail=detail):
                     raise RefusedError(f"refused by the coordinator: {detail}")
                 case _:

@@ -55,7 +55,7 @@ def test_a_trace_that_was_interrupted_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened_is_not_removed(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="Is a directory; give the name of a file$"):
+    with pytest.raises(OutputError, match=r"Is a directory; give the name of a file$"):
         write(tmp_path, TRACE)
     assert tmp_path.is_dir()
 
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_opened_is_not_removed(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_removed(tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
-    with pytest.raises(OutputError, match="No space left on device; make room there$"):
+    with pytest.raises(OutputError, match=r"No space left on device; make room there$"):
         write(link, TRACE)
     assert Path("/dev/full").exists()
     assert link.is_symlink()
