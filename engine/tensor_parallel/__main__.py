@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
+from engine.tensor_parallel.silence import BEAT_S
 
 PARENT_CHECK_S = 0.5
 LIFELINE_LIMIT_S = 5.0
@@ -30,6 +32,7 @@ def main() -> int:
         target=_end_with_parent, args=(start.parent_pid,), name="lifeline", daemon=True
     )
     watch.start()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     # What follows takes seconds: by now the lifeline holds.
     from engine.errors import EngineError, ModelError, RankError
     from engine.model_files import one_line
@@ -51,6 +54,14 @@ def _say(line: str, status: int) -> int:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return status
+
+
+def _beat() -> None:
+    """Say empty lines for ever: rank 0 takes a follower that does not for one that was stopped."""
+    with suppress(OSError):  # rank 0 has gone
+        while True:
+            os.write(1, b"\n")
+            time.sleep(BEAT_S)
 
 
 def _end_with_parent(pid: int) -> None:
