@@ -3,6 +3,7 @@
 An error becomes one line on standard output, which rank 0 reads.
 """
 
+import ctypes
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from engine.tensor_parallel.silence import BEAT_S
 
 PARENT_CHECK_S = 0.5
 LIFELINE_LIMIT_S = 5.0
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -26,6 +28,9 @@ def main() -> int:
     if sys.stdin is None or sys.stdin.isatty():
         sys.stdout.write("error: a rank is started by `python -m target_node`, not by hand\n")
         return UNUSABLE
+    # A process that is stopped does not see that its lifeline is closed. The kernel watches the
+    # thread that has started this one: it is the one that runs rank 0's model.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     channel = Connection(0, writable=False)
     start: Start = channel.recv()
     watch = threading.Thread(

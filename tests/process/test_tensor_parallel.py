@@ -58,6 +58,22 @@ out = executor.forward(executor.lay_out([Feed(where, where, where, 0, None)], [(
 torch.save(out.features, made)
 engine.loaded.rank.followers.close()
 """
+# A rank 0 that is killed when its follower has been stopped.
+KILLED_RANK_0 = """
+import os, signal, subprocess, sys
+from multiprocessing.connection import Connection
+from engine.tensor_parallel.calls import Start
+
+command = [sys.executable, "-m", "engine.tensor_parallel"]
+follower = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+channel = Connection(follower.stdin.fileno(), readable=False)
+channel.send(Start("nothing", None, "auto", "cpu:1", 1, 2, "/nowhere", os.getpid()))
+assert follower.stdout.read(1) == b"\\n"
+follower.send_signal(signal.SIGSTOP)
+os.waitid(os.P_PID, follower.pid, os.WSTOPPED | os.WNOWAIT)
+print(follower.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +224,15 @@ def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
         follower.wait(0.5)
     rank_0.close()
     assert follower.wait(10.0) == 0
+
+
+def test_a_follower_that_is_stopped_ends_when_rank_0_is_killed() -> None:
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", KILLED_RANK_0], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    said, _ = rank_0.communicate(timeout=LIMIT_S)
+    assert rank_0.returncode == -signal.SIGKILL
+    assert wait_for(lambda: not alive(int(said)), 10.0)
 
 
 def test_hidden_states_of_two_ranks_are_those_of_the_whole(tmp_path: Path) -> None:
