@@ -1,31 +1,30 @@
-"""`python -m coordinator`: the composition root, the only file here that knows `deploy`."""
+"""`python -m coordinator`: the composition root, the only file here that knows `deploy`.
 
-import signal
+What takes time to import is imported when it is needed: until then a signal, or too little memory,
+already ends with a line.
+"""
+
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from coordinator.cli import process
 from proto.installation import COORDINATOR, may_run
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Ctrl-C during the imports just ends the process; `main` sees to what comes after.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if TYPE_CHECKING:
+    from coordinator.cli.flags import Command
+    from coordinator.launching.launcher import NodeLauncher, Wanted
 
-# `slipstream.command` has asked already.
-if __name__ == "__main__" and not may_run("coordinator", COORDINATOR):
-    sys.exit(2)
-
-from coordinator.cli.app import main
-from coordinator.cli.flags import Command
-from coordinator.launching.launcher import NodeLauncher, Wanted
-from proto.errors import ConfigurationError
+EXIT_UNUSABLE = 2
 
 
-def connect_ray(wanted: Wanted) -> NodeLauncher:
+def connect_ray(wanted: "Wanted") -> "NodeLauncher":
     """A launcher on a Ray cluster. Only here is Ray loaded.
 
     Raises ConfigurationError, TransportError.
     """
     from deploy import ray_address
+    from proto.errors import ConfigurationError
 
     needed = "--ray needs the package `ray`, which"
     if find_spec("ray") is None:
@@ -40,7 +39,7 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
     return RayLauncher(wanted)
 
 
-def measurements() -> tuple[Command, ...]:
+def measurements() -> "tuple[Command, ...]":
     """The commands that measure, make what is measured, predict, and read traces."""
     from deploy.experiments.command import experiment
     from deploy.measurements.profile import profile
@@ -51,5 +50,19 @@ def measurements() -> tuple[Command, ...]:
     return experiment, profile, testbed, plan, trace_summary
 
 
+def main(program: str = "coordinator") -> int:
+    """Run the command line in a process of its own; returns the exit status.
+
+    program  what was typed behind `python -m`
+    """
+    process.end_at_once_on_signals()
+    with process.lack_of_memory_said():
+        if not may_run(program, COORDINATOR):
+            return EXIT_UNUSABLE
+        from coordinator.cli.app import main as run
+
+        return run(connect_ray, measurements())
+
+
 if __name__ == "__main__":
-    sys.exit(main(connect_ray, measurements()))
+    sys.exit(main())

@@ -9,6 +9,7 @@ coordinator.
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import queue
@@ -24,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -49,8 +51,9 @@ CONNECT_LIMIT_S = 10.0
 PLACEMENT_LIMIT_S = 10.0
 START_LIMIT_S = 60.0  # Ray starts a Python process for the actor; the node loads its model later
 CLOSE_LIMIT_S = 5.0  # the local launcher insists after one and after two seconds
-POLL_S = 0.05
 LOOK_EVERY_S = 5.0  # for hosts, while a node has none
+# What Ray says where an actor's process has ended, and not its host.
+ACTOR_DIED = ("its worker process has died", "it was killed by `ray.kill`")
 
 # The supervisor's code is sent to the cluster, not its name: it must run before anything of the
 # project can be imported there, to say that the project is not there.
@@ -200,9 +203,9 @@ class RayLauncher:
     def _obituary(self, role: Role, death: Future[Obituary]) -> Obituary:
         try:
             return death.result()
-        except RayError:
+        except RayError as error:
             self._lost.add(role)
-            line = f"the {role} process went with its host {self._places[role].host}"
+            line = f"the {role} process went with {_lost_with(error, self._places[role].host)}"
             return Obituary(self._identities[role], line, status=None)
 
     def has_room_again(self) -> bool:
@@ -227,6 +230,13 @@ class RayLauncher:
         _leave_in_time(actors, self._group)
 
 
+def _lost_with(error: RayError, host: str) -> str:
+    """What has gone, and the node with it. Ray says that in words alone."""
+    if isinstance(error, ActorDiedError) and any(words in str(error) for words in ACTOR_DIED):
+        return f"the Ray actor that held it on {host}"
+    return f"its host {host}"
+
+
 def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
     """Ray waits a minute for a cluster that is gone, and then ends this process."""
     if not ray.is_initialized():
@@ -235,7 +245,7 @@ def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
     leaving.start()
     leaving.join(CLOSE_LIMIT_S)
     if leaving.is_alive():
-        atexit.register(_exit_at_once)
+        _end_without_ray()
 
 
 def _leave(actors: list[Any], group: PlacementGroup | None) -> None:
@@ -250,10 +260,16 @@ def _leave(actors: list[Any], group: PlacementGroup | None) -> None:
     ray.shutdown()
 
 
-def _exit_at_once() -> None:
-    """Ray would wait again at exit, or crash in a thread that still waits."""
-    sys.stdout.flush()
-    os._exit(1)
+def _end_without_ray() -> None:
+    """See that the end of this process does not wait for Ray again, nor crash in its threads.
+
+    The exit status is that of the program, which only the C library is told.
+    """
+    atexit.unregister(worker.shutdown)
+    if sys.excepthook is worker.custom_excepthook:  # it tells the cluster
+        sys.excepthook = worker.normal_excepthook
+    library = ctypes.CDLL(None)
+    library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
 def _check_reachable(address: str) -> None:
@@ -285,7 +301,7 @@ def _connect(address: str) -> None:
     """Join the cluster, silently. Raises TransportError."""
     # `log_to_driver` leaves out that Ray prints on stdout, among the text, when a host is gone.
     # The end of a node is said in the project's words.
-    ray._private.worker.print_to_stdstream = _say_nothing
+    worker.print_to_stdstream = _say_nothing
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -380,7 +396,9 @@ def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
             f"cannot start the {role}: no host of the cluster is free for it"
         ) from error
     except (ActorDiedError, ActorUnavailableError) as error:
-        raise NodeError(f"cannot start the {role}: its host does not answer") from error
+        is_killed = any(words in str(error) for words in ACTOR_DIED)
+        why = "the Ray actor that holds it has died" if is_killed else "its host does not answer"
+        raise NodeError(f"cannot start the {role}: {why}") from error
     except RayError as error:
         raise NodeError(f"cannot start the {role}: {_line(error)}") from error
 

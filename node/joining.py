@@ -8,11 +8,14 @@ to be open, however many nodes there are, and a coordinator's nodes are those th
 """
 
 import gc
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 ASK_S = 5.0  # so long one connection is tried, then a new one
-PAUSE_S = 0.5  # after an answer that nobody could read
+PAUSE_S = 0.5  # between two connections
 
 
 class Voice:
@@ -165,7 +168,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(join)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _end_on_signals(role)
     return _status_of(app, f"python -m {role}_node")
 
 
@@ -177,11 +180,26 @@ def _checked(name: str, role: Role) -> str:
     return name
 
 
+def _end_on_signals(role: Role) -> None:
+    """A signal is how such a node ends, also while it loads: with a line, and no error."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        how = (
+            "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        )
+        # Not through sys.stderr: this may have interrupted whoever writes to it.
+        with suppress(OSError):
+            os.write(2, f"{role}: {how}\n".encode())
+        sys.exit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end)
+
+
 def _status_of(app: typer.Typer, name: str) -> int:
     try:
         app(prog_name=name, standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
-        return 0  # Ctrl-C is how it ends
     except (ConfigurationError, RefusedError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_UNUSABLE
@@ -234,10 +252,11 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
         raise  # it would be refused again, until somebody starts it with another model or release
     except RemoteProtocolError as error:
         voice.state = str(error)
-        time.sleep(PAUSE_S)
     except SlipstreamError as error:
         tell(connection, error)
         raise
     finally:
         heart.stop()
         connection.close()
+    # A coordinator that ends waits until its nodes are gone: do not come back to that one.
+    time.sleep(PAUSE_S)

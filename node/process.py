@@ -218,6 +218,8 @@ def shake_hands(
                     return welcome
                 case Fault(code=FaultCode.UNUSABLE, detail=detail):
                     raise ConfigurationError(detail)
+                case Fault(code=FaultCode.CLOSED):
+                    raise NoAnswerError("the coordinator that answers is about to end")
                 case Fault(detail=detail):
                     raise RefusedError(f"refused by the coordinator: {detail}")
                 case _:
@@ -241,10 +243,10 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     """The main of a node process: returns its exit status; an error becomes a Fault and a line."""
     # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _stamp_logs()
     try:
         check_spare()
         config = read_config()
+        _stamp_logs()  # not before: without a config, who reads it has started this by hand
         connection = connect(config)
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:

@@ -7,6 +7,7 @@ script of a few lines beside its `python`. Needs no network, and nothing but the
 Nothing else of the repository is seen from there (docs/adr/0001).
 """
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -26,6 +27,10 @@ raise SystemExit(main())
 def link(python: Path, packages: Path, scripts: Path) -> None:
     """Make or renew both.
 
+    The link names the way from here to there where the environment lies in the repository: if that
+    is moved or copied, the link leads to the package that has come along. What walks a folder may
+    stop at a link that leads nowhere, as `ray up` does.
+
     python    the environment's interpreter
     packages  its site-packages
     scripts   its folder of commands
@@ -35,7 +40,9 @@ def link(python: Path, packages: Path, scripts: Path) -> None:
     place = packages / PACKAGE.name
     if place.is_symlink():
         place.unlink()
-    place.symlink_to(PACKAGE, target_is_directory=True)
+    is_inside = packages.resolve().is_relative_to(PACKAGE.parent)
+    way = os.path.relpath(PACKAGE, packages.resolve()) if is_inside else PACKAGE
+    place.symlink_to(way, target_is_directory=True)
     command = scripts / PACKAGE.name
     command.write_text(SCRIPT.format(python=python), encoding="utf-8")
     command.chmod(0o755)

@@ -1,12 +1,10 @@
 """The command line. Text goes to stdout and nothing else does; all else goes to stderr."""
 
 import logging
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
-from typing import Annotated, NoReturn
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
@@ -17,6 +15,7 @@ from coordinator.cli.generate import generate
 from coordinator.cli.harmless import harmless
 from coordinator.cli.keys import keys
 from coordinator.cli.mistakes import line_of
+from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
 from coordinator.cli.screens.help import Command as HelpfulCommand
 from coordinator.cli.screens.help import Program, examples
 from coordinator.cli.status.command import status
@@ -27,8 +26,7 @@ from proto.system_errors import unexplained
 
 VERSION = "0.1.0"
 PROGRAM = "python -m coordinator"
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,21 +65,6 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
     return app
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    for number in INTERRUPTS:
-        signal.signal(number, signal.SIG_IGN)  # a second one would cut the cleaning up short
-    raise KeyboardInterrupt
-
-
-def _fill_standard_descriptors() -> None:
-    """Open those that are closed: a socket would get their number, and what is printed there."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 class _Line(logging.Formatter):
     """What is logged may quote others: a path, the last words of a node."""
 
@@ -90,7 +73,8 @@ class _Line(logging.Formatter):
 
 
 def _say(line: str) -> None:
-    typer.echo(f"error: {harmless(line)}", err=True)
+    with suppress(OSError):  # a terminal that is gone: the signal that said so is why we end
+        typer.echo(harmless(line), err=True)
 
 
 def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:
@@ -99,20 +83,18 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
     connect_ray   called for `--ray`
     measurements  more commands; both are handed in because this package does not know `deploy`
     """
-    _fill_standard_descriptors()
+    prepare_streams()
     lines = logging.StreamHandler()
     lines.setFormatter(_Line("%(message)s"))
     logging.basicConfig(handlers=[lines], level=logging.WARNING)
-    # Under nohup, for one, a signal is ignored and stays so.
-    numbers = [n for n in INTERRUPTS if signal.getsignal(n) is not signal.SIG_IGN]
-    for number in numbers:
-        signal.signal(number, _interrupt)
-    try:
-        return run(command_line(measurements), connect_ray)
-    finally:
-        # Python's own end flushes output, perhaps into a pipe that nobody reads.
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+    interruption, status = Interruption(), EXIT_INTERRUPTED
+    # A signal may come just before the first `try` of a command or just after its last.
+    with suppress(KeyboardInterrupt), interruption:
+        status = run(command_line(measurements), connect_ray)
+    if status != EXIT_INTERRUPTED:
+        return status
+    _say(interruption.line)
+    return interruption.status
 
 
 def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
@@ -123,24 +105,21 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
         if line := line_of(error):  # without a command the help has been shown, and that is all
-            _say(line)
+            _say(f"error: {line}")
         return EXIT_USAGE
     except ConfigurationError as error:
-        _say(str(error))
+        _say(f"error: {error}")
         return EXIT_USAGE
     except SlipstreamError as error:
-        _say(str(error))
+        _say(f"error: {error}")
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
-        status = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; what is left to say has nobody to hear it.
         sys.stderr.close()
         return EXIT_FAILED
     except OSError as error:
-        _say(unexplained(error))
+        _say(f"error: {unexplained(error)}")
         return EXIT_FAILED
-    # typer turns Ctrl-C into this status and returns it.
-    if status == EXIT_INTERRUPTED:
-        typer.echo("interrupted", err=True)
-    return status or 0
+    return status or 0  # typer makes EXIT_INTERRUPTED of Ctrl-C as well, and returns it

@@ -77,6 +77,9 @@ logger = logging.getLogger(__name__)
 TIMER_S = 0.05
 ROUND_TRIP_LIMIT_S = 1.0
 SNAPSHOT_LIMIT_S = 2.0
+GOODBYE_LIMIT_S = 2.0  # a forward, and the way there and back
+GOODBYE_AGAIN_S = 0.02
+END_LIMIT_S = 1.0  # of the loop, besides
 UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
 
@@ -292,7 +295,7 @@ class Service:
         self._stopping = True
         self._listener.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout=1.0)
+            self._thread.join(GOODBYE_LIMIT_S + END_LIMIT_S)
         self._launcher.close()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -365,12 +368,23 @@ class Service:
         return is_new and isinstance(message, Fault) and self._launcher.is_by_hand
 
     def _say_goodbye(self) -> None:
-        """To nodes that outlive the coordinator."""
+        """To nodes that outlive the coordinator, until each has hung up or the limit has passed.
+
+        A node that hangs up has heard it. What a node has not read yet goes with the connection, so
+        whoever is in the middle of a forward would not hear of it if this end hung up first.
+        """
         if not self._launcher.is_by_hand:
             return
         frame = encode(Fault(0, 0, FaultCode.CLOSED, "the coordinator has ended"))
-        for node in self.registry.nodes:
-            self._listener.send(node.id, frame)
+        there = [node.id for node in self.registry.nodes if self.registry.find(node.id)]
+        deadline = time.monotonic() + GOODBYE_LIMIT_S
+        # Beside links that are simulated: they end with the coordinator.
+        while (there := [node for node in there if self._door.send(node, frame)]) and (
+            time.monotonic() < deadline
+        ):
+            for _ in self._door.receive(0.0):
+                pass  # unread, it would let the system cut the link at once
+            time.sleep(GOODBYE_AGAIN_S)
 
     @property
     def _why_refused(self) -> str:

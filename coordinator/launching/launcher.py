@@ -4,6 +4,10 @@ Every node's standard input is a pipe that only this process writes to. When thi
 however it ends, the pipe closes and the node goes. A forked child gives its copies of the pipes
 back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
 sees by its own parent that this process has gone. What a node prints is kept (`logs.py`).
+
+Every node leads a process group of its own (`groups.py`), with whatever it starts: ranks that share
+its model, for one. With the node the whole group is killed, stopped processes too. Where this
+process itself is killed, the kernel sends SIGHUP to groups in which something is stopped.
 """
 
 import os
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator.launching.devices import default_device, shares_gpu
+from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
@@ -31,6 +36,7 @@ from proto.system_errors import remedy
 
 ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
+POLL_S = 0.005
 MAX_NEW_BYTES = 1 << 16
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
@@ -121,9 +127,9 @@ class NodeProcess:
 
     def obituary(self) -> Obituary | None:
         """How the process ended; None while it runs."""
-        status = self.process.poll()
-        if status is None:
+        if not has_ended(self.process):
             return None
+        status = self.process.returncode
         if status < 0:
             how = f"was ended by signal {-status} ({signal.Signals(-status).name})"
         else:
@@ -220,6 +226,7 @@ class Launcher:
                 stderr=subprocess.STDOUT,
                 text=True,
                 env=self._environment(config.role),
+                process_group=0,
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
@@ -272,7 +279,11 @@ class Launcher:
                 node.process.stdin.close()
         for insist in (None, signal.SIGTERM, signal.SIGKILL):
             for node in self._nodes:
-                if insist is not None and node.process.poll() is None:
+                if insist is None or has_ended(node.process):
+                    continue
+                if insist is signal.SIGKILL:
+                    kill(node.process)
+                else:
                     node.process.send_signal(insist)
             if self._wait():
                 break
@@ -298,11 +309,10 @@ class Launcher:
     def _wait(self) -> bool:
         """Whether all have ended within the grace time."""
         deadline = time.monotonic() + END_GRACE_S
-        for node in self._nodes:
-            try:
-                node.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        while not all(has_ended(node.process) for node in self._nodes):
+            if time.monotonic() > deadline:
                 return False
+            time.sleep(POLL_S)
         return True
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from coordinator.launching.groups import kill
 from proto.messages import Role
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -61,6 +62,7 @@ class Mps:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, PIPE: str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(pipe)},
+                    process_group=0,
                 )
         except OSError:
             return None
@@ -86,7 +88,7 @@ class Mps:
         try:
             self._shell.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            self._shell.kill()
+            kill(self._shell)
             self._shell.wait()
 
     def disown(self) -> None:

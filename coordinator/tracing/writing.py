@@ -5,7 +5,7 @@ import os
 import platform
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from coordinator.tracing.chrome import chrome_trace
 from coordinator.tracing.tape import Recording
@@ -36,17 +36,38 @@ def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write it, an event a line. Raises OutputError."""
-    events = trace["traceEvents"]
-    others = {name: value for name, value in trace.items() if name != "traceEvents"}
+    """Write it, an event a line; the whole of it, or nothing is left. Raises OutputError."""
+    failed = f"the trace cannot be written to {path}"
     try:
-        with path.open("w", encoding="utf-8") as file:
-            file.write('{"traceEvents": [')
-            for index, event in enumerate(events):
-                file.write(",\n" if index else "\n")
-                file.write(json.dumps(event, separators=(",", ":")))
-            file.write("\n], " + json.dumps(others)[1:] + "\n")
+        file = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise OutputError(
-            f"the trace cannot be written to {path}: {cannot_write(error)}"
-        ) from error
+        raise OutputError(f"{failed}: {cannot_write(error)}") from error
+    try:
+        with file:
+            _write_to(file, trace)
+    except OSError as error:
+        why = f"{cannot_write(error)}{_removed(path.resolve())}"
+        raise OutputError(f"{failed}: {why}") from error
+    except BaseException:  # Ctrl-C, for one
+        _removed(path.resolve())
+        raise
+
+
+def _write_to(file: TextIO, trace: dict[str, Any]) -> None:
+    others = {name: value for name, value in trace.items() if name != "traceEvents"}
+    file.write('{"traceEvents": [')
+    for index, event in enumerate(trace["traceEvents"]):
+        file.write(",\n" if index else "\n")
+        file.write(json.dumps(event, separators=(",", ":")))
+    file.write("\n], " + json.dumps(others)[1:] + "\n")
+
+
+def _removed(path: Path) -> str:
+    """Remove a part of a trace; returns what is to be said of it."""
+    if not path.is_file():
+        return ""  # a device
+    try:
+        path.unlink()
+    except OSError:
+        return " (the file is cut off)"
+    return " (what there was of it has been removed)"

@@ -19,6 +19,7 @@ from coordinator.api.config import PairConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted
 from coordinator.text.origins import origins
 from coordinator.text.session import Emit
@@ -245,12 +246,13 @@ class PeerEngine:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            process_group=0,
         )
         self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer()['ready']}"}
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        too_late = threading.Timer(PEER_LIMIT_S, self._process.kill)
+        too_late = threading.Timer(PEER_LIMIT_S, kill, (self._process,))
         too_late.start()
         try:
             line = self._process.stdout.readline()
@@ -302,10 +304,10 @@ class PeerEngine:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        deadline = time.monotonic() + 5.0
+        while not has_ended(self._process):
+            if time.monotonic() > deadline:
+                kill(self._process)
+            time.sleep(0.01)
         if self._process.stdout is not None:
             self._process.stdout.close()

@@ -3,18 +3,22 @@
 An error becomes one line on standard output, which rank 0 reads.
 """
 
+import ctypes
 import os
 import select
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
+from engine.tensor_parallel.silence import BEAT_S
 
 PARENT_CHECK_S = 0.5
 LIFELINE_LIMIT_S = 5.0
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -24,12 +28,16 @@ def main() -> int:
     if sys.stdin is None or sys.stdin.isatty():
         sys.stdout.write("error: a rank is started by `python -m target_node`, not by hand\n")
         return UNUSABLE
+    # A process that is stopped does not see that its lifeline is closed. The kernel watches the
+    # thread that has started this one: it is the one that runs rank 0's model.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     channel = Connection(0, writable=False)
     start: Start = channel.recv()
     watch = threading.Thread(
         target=_end_with_parent, args=(start.parent_pid,), name="lifeline", daemon=True
     )
     watch.start()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     # What follows takes seconds: by now the lifeline holds.
     from engine.errors import EngineError, ModelError, RankError
     from engine.model_files import one_line
@@ -51,6 +59,14 @@ def _say(line: str, status: int) -> int:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return status
+
+
+def _beat() -> None:
+    """Say empty lines for ever: rank 0 takes a follower that does not for one that was stopped."""
+    with suppress(OSError):  # rank 0 has gone
+        while True:
+            os.write(1, b"\n")
+            time.sleep(BEAT_S)
 
 
 def _end_with_parent(pid: int) -> None:

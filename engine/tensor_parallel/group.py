@@ -6,16 +6,20 @@ What ranks compute together they add up over NCCL, or over gloo on CPUs, and fin
 file that only this user can read.
 
 A follower that ends takes rank 0 with it, with one line: in the thread that runs the model where
-that notices, or else, since it may wait in a kernel of a GPU for ever, in the one that watches.
+that notices, or else, since it may wait in a kernel of a GPU for ever, in the one that watches. So
+does one that is silent (`silence.py`), because it was stopped or its process hangs: rank 0 kills
+the others before it ends, since such a one does not see that its lifeline is closed.
 """
 
 import atexit
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ import torch.distributed as dist
 from engine.errors import RankError, without_room
 from engine.model_files import one_line
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
+from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_S, Silence
 from engine.tensor_parallel.split import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +44,7 @@ WAIT_LIMIT_S = 600.0
 NEWS_LIMIT_S = 2.0  # after a sum has failed: until the end of a process is noticed
 GRACE_S = 1.0  # for the thread that runs the model to say it
 LEAVE_LIMIT_S = 5.0
+MAX_READ_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class _Follower:
     """A process that was started, and the pipe to it."""
 
     words: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     channel: Connection
 
 
@@ -68,6 +74,7 @@ class Followers:
         self._ended = threading.Event()
         self._failures: list[str] = []
         self._exit: threading.Timer | None = None
+        self._limit_s = LIMIT_WHILE_LOADING_S  # of a follower's silence
         self._followers: list[_Follower] = []
         for rank, device in enumerate(devices[1:], 1):
             words = f"rank {rank} of {self.count} ({device})"
@@ -89,6 +96,7 @@ class Followers:
             meet(self._store, 0, self.count, device)
         except (RuntimeError, ValueError) as error:
             raise self.failure(error) from error
+        self._limit_s = LIMIT_S
 
     def tell(self, call: Call) -> None:
         """Let every follower do its part of a call. Raises RankError."""
@@ -115,7 +123,7 @@ class Followers:
             self._failures.append(f"the ranks have lost touch: {one_line(error)}")
         self._is_ending.set()
         if self._exit is None:  # where the communication of a GPU does not let this process end
-            self._exit = threading.Timer(LEAVE_LIMIT_S, os._exit, (FAILED,))
+            self._exit = threading.Timer(LEAVE_LIMIT_S, self._leave, (FAILED,))
             self._exit.daemon = True
             self._exit.start()
         return RankError(self._failures[0])
@@ -141,19 +149,42 @@ class Followers:
 
     def _watch(self, follower: _Follower) -> None:
         """In a thread: wait for its end, and end this process too, unless that was wanted."""
-        last = ""
-        assert follower.process.stdout is not None
-        for line in follower.process.stdout:
-            last = line.strip() or last
-        status = follower.process.wait()
+        last = self._last_words(follower)
+        if last is None:
+            status, why = FAILED, f"has been silent for {self._limit_s:.0f} s"
+        else:
+            status = follower.process.wait()
+            why = last or _how(status)
         if not self._is_ending.is_set():
-            self._failures.append(f"{follower.words} {last or _how(status)}")
+            self._failures.append(f"{follower.words} {why}")
             self._ended.set()
         if self._is_ending.wait(GRACE_S):
             return  # who said it ends the process
         sys.stderr.write(f"{self._failures[0]}\n")
         sys.stderr.flush()
-        os._exit(status if status == UNUSABLE else FAILED)
+        self._leave(status if status == UNUSABLE else FAILED)
+
+    def _last_words(self, follower: _Follower) -> str | None:
+        """Its last line that is not empty, once it has said all; None: it is silent."""
+        assert follower.process.stdout is not None
+        output, silence, said = follower.process.stdout.fileno(), Silence(time.monotonic()), b""
+        lines = select.poll()
+        lines.register(output, select.POLLIN)
+        while silence.seconds <= self._limit_s:
+            if lines.poll(BEAT_S * 1000):
+                if not (data := os.read(output, MAX_READ_BYTES)):
+                    return said.strip().rpartition(b"\n")[2].decode(errors="replace").strip()
+                said = (said + data).lstrip()[-MAX_READ_BYTES:]
+                silence.heard()
+            silence.passes(time.monotonic())
+        return None
+
+    def _leave(self, status: int) -> None:
+        """End this process and the others, from any thread."""
+        for follower in list(self._followers):
+            follower.process.kill()
+        self._folder.cleanup()
+        os._exit(status)
 
 
 def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
@@ -216,7 +247,6 @@ def _started(words: str, start: Start) -> _Follower:
             [sys.executable, "-m", MODULE],
             stdin=reading,
             stdout=subprocess.PIPE,
-            text=True,
             env={**os.environ, "PYTHONPATH": path},
         )
     except OSError as error:

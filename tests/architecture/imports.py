@@ -82,6 +82,7 @@ PURE = (
     "engine/lanes.py",
     "engine/ngram.py",
     "engine/slots.py",
+    "engine/tensor_parallel/silence.py",
     "engine/tensor_parallel/layout.py",
     "node/events.py",
     "node/follower.py",

@@ -1,5 +1,7 @@
 """Who starts nodes on a Ray cluster, without one: actors that answer at once, or go."""
 
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError
 
 from coordinator.launching.launcher import Launcher, Obituary, Wanted
@@ -17,6 +20,24 @@ from proto.errors import NodeError
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
+ROOT = Path(__file__).resolve().parents[2]
+# A program that leaves a cluster which does not answer, and ends in one way or another.
+LEAVING = """
+import atexit, sys, time
+from ray._private import worker
+from deploy import ray_launcher
+def hang(*_, **__):
+    print("it waits for Ray", flush=True)
+    time.sleep(30.0)
+atexit.register(hang)
+worker.shutdown = worker.custom_excepthook = sys.excepthook = hang
+ray_launcher._leave = hang
+ray_launcher.ray.is_initialized = lambda: True
+ray_launcher.CLOSE_LIMIT_S = 0.1
+ray_launcher._leave_in_time([], None)
+sys.stdout.write("the text")
+{}
+"""
 WANTED = Wanted("auto", {Role.DRAFTER: "cpu"})
 
 
@@ -109,6 +130,66 @@ def test_where_the_actor_is_gone_another_takes_its_place(actors: list[Actor]) ->
     launcher.start(drafter("drafter-1.3"))
     assert len(actors) == 3
     launcher.close()
+
+
+def died(words: str) -> ActorDiedError:
+    """The error of an actor that has gone, as Ray makes it."""
+    context = ActorDiedErrorContext(error_message=words, actor_id=bytes(16))
+    return ActorDiedError(context)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("The actor died because its node has died. Node Id: 4711", "its host host"),
+        (
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+            "the Ray actor that held it on host",
+        ),
+        (
+            "The actor is dead because it was killed by `ray.kill`.",
+            "the Ray actor that held it on host",
+        ),
+    ],
+)
+def test_an_actor_that_was_killed_is_not_called_its_host(
+    words: str, line: str, actors: list[Actor]
+) -> None:
+    launcher = RayLauncher(WANTED)
+    launcher.start(drafter())
+    actors[0].death.set_exception(died(words))
+    assert [end.line for end in launcher.ended()] == [f"the drafter process went with {line}"]
+    launcher.close()
+
+
+def test_an_actor_that_is_killed_while_it_starts_a_node_is_not_called_its_host(
+    actors: list[Actor],
+) -> None:
+    launcher = RayLauncher(WANTED)
+
+    def killed() -> None:
+        raise died("The actor is dead because its worker process has died.")
+
+    actors[0].start = Method(actors[0], killed)
+    with pytest.raises(NodeError, match="the Ray actor that holds it has died"):
+        launcher.start(drafter())
+    launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('wrong')", 1)]
+)
+def test_a_cluster_that_does_not_answer_changes_no_exit_status(end: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.format(end)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (status, "it waits for Ray\nthe text"), done.stderr
+    assert ("ValueError: wrong" in done.stderr) == (status == 1)
 
 
 def test_what_is_closed_while_an_actor_comes_starts_nothing(

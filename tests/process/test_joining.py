@@ -103,13 +103,31 @@ def test_nodes_serve_one_coordinator_after_another_without_loading_again(
             assert made["metrics"]["tokens_per_pass"] > 2, "speculation is dead"
             assert "ms there and back" in done.stderr
             for node in (target, drafter):
-                # It says that it ends, but a message may be lost: then its silence says it.
-                assert node.has_said("the coordinator has", number)
-        for node in (target, drafter):
-            assert node.log.read_text().count("reading") <= 1
+                assert node.has_said("the coordinator has ended", number)
+        for node, line in ((target, "target: interrupted"), (drafter, "drafter: interrupted")):
+            said = node.log.read_text()
+            assert said.count("loading") <= 1
+            assert "silent" not in said
             node.process.send_signal(signal.SIGINT)
-            assert node.process.wait(10.0) in (0, 130)
-            assert "Traceback" not in node.log.read_text()
+            assert node.process.wait(10.0) == 0
+            assert node.log.read_text().splitlines()[-1] == line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_node_loads_ends_it_with_a_line(
+    number: signal.Signals, model: str, tmp_path: Path
+) -> None:
+    local = ("--join", "tcp://127.0.0.1:5555", "--model", model)
+    node = Node("target_node", tmp_path / "log", *local)
+    try:
+        assert node.has_said("loading weights")
+        node.process.send_signal(number)
+        assert node.process.wait(10.0) == 0
+    finally:
+        node.process.kill()
+        node.process.wait()
+    how = "interrupted" if number is signal.SIGINT else f"ended by {number.name}"
+    assert node.log.read_text().splitlines()[-1] == f"target: {how}"
 
 
 @pytest.mark.slow

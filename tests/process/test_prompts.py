@@ -122,7 +122,7 @@ def test_ctrl_c_loses_no_text_that_is_complete(models: list[str], tmp_path: Path
     first = process.stdout.read(len(texts[0]) * 2 // 3)
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=30)
-    assert process.returncode in (130, -signal.SIGINT)
+    assert process.returncode == 130
     assert errors.splitlines()[-1] == "interrupted"
     assert len(texts[0]) > len(texts[1]) > 0
     lines = [text if text.endswith("\n") else text + "\n" for text in texts]

@@ -1,9 +1,10 @@
-"""A model that two processes share says what it says in one; a rank that dies ends it in a line."""
+"""A model that two processes share says what it says in one; a rank that ends takes all with it."""
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,8 +16,10 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from engine.model import load_model
+from engine.tensor_parallel import silence
 from engine.tensor_parallel.calls import Start
 from proto.errors import SlipstreamError
+from proto.liveness import SILENCE_LIMIT_S
 from tests.engine.test_slot_cache import TOLERANCE, difference
 from tests.process.behaviours import CONFIG
 from tests.process.reference import (
@@ -54,6 +57,22 @@ executor, where = engine.executor, tuple(range(30))
 out = executor.forward(executor.lay_out([Feed(where, where, where, 0, None)], [()]), (1, -1))
 torch.save(out.features, made)
 engine.loaded.rank.followers.close()
+"""
+# A rank 0 that is killed when its follower has been stopped.
+KILLED_RANK_0 = """
+import os, signal, subprocess, sys
+from multiprocessing.connection import Connection
+from engine.tensor_parallel.calls import Start
+
+command = [sys.executable, "-m", "engine.tensor_parallel"]
+follower = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+channel = Connection(follower.stdin.fileno(), readable=False)
+channel.send(Start("nothing", None, "auto", "cpu:1", 1, 2, "/nowhere", os.getpid()))
+assert follower.stdout.read(1) == b"\\n"
+follower.send_signal(signal.SIGSTOP)
+os.waitid(os.P_PID, follower.pid, os.WSTOPPED | os.WNOWAIT)
+print(follower.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -122,7 +141,7 @@ def idle(pair: Pair, kill: Callable[[], None]) -> None:
     """Between two texts."""
     generate(pair, PROMPT, EVERY_POLICY[0], GREEDY)
     kill()
-    assert wait_for(lambda: not pair.pids(), 10.0)
+    assert wait_for(lambda: not pair.pids(), 15.0)
     generate(pair, PROMPT, EVERY_POLICY[0], GREEDY)
 
 
@@ -157,6 +176,43 @@ def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     assert rank == 0 or "rank 1 of 2 (cpu:1)" in line
 
 
+@LONG
+@pytest.mark.parametrize("when", [busy, pytest.param(idle, marks=pytest.mark.slow)])
+def test_a_rank_that_is_stopped_is_named_within_the_limit_of_silence(
+    when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
+) -> None:
+    folder = str(make_model("llama", tmp_path))
+    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    with Pair(config, with_drafter=False) as pair:
+        target = pair.pids()["target"]
+        ranks = [target, *children(target)]
+        began = time.monotonic()
+        with pytest.raises(SlipstreamError) as told:
+            when(pair, lambda: os.kill(ranks[1], signal.SIGSTOP))
+        assert time.monotonic() - began < SILENCE_LIMIT_S + silence.LIMIT_S
+        assert wait_for(lambda: not any(map(alive, ranks)), 10.0)
+    line = str(told.value)
+    assert "rank 1 of 2 (cpu:1) has been silent for 10 s" in line
+    assert "\n" not in line
+
+
+@LONG
+@pytest.mark.parametrize("stopped", [(0, 1), (1,)])
+def test_no_rank_is_left_behind_when_a_pair_is_closed(
+    stopped: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = str(make_model("llama", tmp_path))
+    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    with Pair(config, with_drafter=False) as pair:
+        target = pair.pids()["target"]
+        ranks = [target, *children(target)]
+        stream, _ = pair.generate(PROMPT, EVERY_POLICY[0], ENDLESS)
+        next(iter(stream))
+        for rank in stopped:
+            os.kill(ranks[rank], signal.SIGSTOP)
+    assert wait_for(lambda: not any(map(alive, ranks)), 5.0)
+
+
 def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "engine.tensor_parallel"]
@@ -168,6 +224,15 @@ def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
         follower.wait(0.5)
     rank_0.close()
     assert follower.wait(10.0) == 0
+
+
+def test_a_follower_that_is_stopped_ends_when_rank_0_is_killed() -> None:
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", KILLED_RANK_0], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    said, _ = rank_0.communicate(timeout=LIMIT_S)
+    assert rank_0.returncode == -signal.SIGKILL
+    assert wait_for(lambda: not alive(int(said)), 10.0)
 
 
 def test_hidden_states_of_two_ranks_are_those_of_the_whole(tmp_path: Path) -> None:

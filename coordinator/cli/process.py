@@ -1,0 +1,144 @@
+"""What the command line's process does besides its work: signals, memory, standard streams.
+
+A signal ends the process with a line and the exit status that shells know (128 and its number):
+at once while the program is imported and when all is said, by KeyboardInterrupt in between, where
+nodes have to be ended first. This file is loaded before all others, so it imports nothing of them,
+and nothing that takes time. Pythons that are too old for the rest read it too (`installation.py`).
+"""
+
+import atexit
+import contextlib
+import io
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT_FAILED = 1
+SIGNALLED = 128  # and the number of the signal: the exit status of what it has ended
+NO_MEMORY = (
+    "error: there is too little memory for the coordinator, or no room for a thread; give it more, "
+    "or raise its limits (`ulimit -v`, `ulimit -u`)\n"
+)
+# What others than Python's own allocator say: the loader of a library, and who starts threads.
+NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
+
+
+def end_at_once_on_signals() -> None:
+    """From now on a signal ends the process at once, with its line.
+
+    One that is ignored, as under nohup, stays ignored.
+    """
+    for number in _heeded():
+        signal.signal(number, _end_at_once)
+    # When nothing is left to be done, Python takes its handlers away before it ends.
+    atexit.register(_ignore_signals)
+
+
+def _heeded() -> "list[signal.Signals]":
+    return [number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _end_at_once(number: int, _frame: "FrameType | None") -> NoReturn:
+    # Not through sys.stderr: this may have interrupted whoever writes to it.
+    _write_error(_line_of(number) + "\n")
+    os._exit(SIGNALLED + number)
+
+
+def _line_of(number: int) -> str:
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
+def _ignore_signals() -> None:
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _write_error(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+class Interruption:
+    """While it is entered, the first signal is a KeyboardInterrupt; the others are ignored."""
+
+    def __init__(self) -> None:
+        self._number: int = signal.SIGINT  # where a library has raised KeyboardInterrupt
+
+    @property
+    def line(self) -> str:
+        """What is to be said of the signal that has come."""
+        return _line_of(self._number)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that it ends."""
+        return SIGNALLED + self._number
+
+    def __enter__(self) -> "Interruption":
+        self._before = {number: signal.getsignal(number) for number in _heeded()}
+        for number in self._before:
+            signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None",
+        error: "BaseException | None",
+        trace: "TracebackType | None",
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _interrupt(self, number: int, _frame: "FrameType | None") -> NoReturn:
+        self._number = number
+        _ignore_signals()  # a second one would cut the cleaning up short
+        raise KeyboardInterrupt
+
+
+def prepare_streams() -> None:
+    """Make the standard streams ones that can be written to, whatever the text.
+
+    A closed one is opened: a socket would get its number, and what is printed there. A sign that
+    an encoding lacks is replaced, unless the environment says what else becomes of it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+@contextlib.contextmanager
+def lack_of_memory_said() -> "Iterator[None]":
+    """End the process with a line where it has too little memory to begin or go on."""
+    try:
+        yield
+    except (MemoryError, ImportError, SyntaxError, OSError, RuntimeError, SystemError) as error:
+        if not is_lack_of_memory(error):
+            raise
+    else:
+        return
+    _write_error(NO_MEMORY)
+    sys.exit(EXIT_FAILED)
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what it came from, is for too little memory."""
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or any(words in str(seen) for words in NO_ROOM):
+            return True
+        # Half of an import may have failed for it, and only what came of that is raised.
+        if is_limited and isinstance(seen, (ImportError, SyntaxError)):
+            return not isinstance(seen, ModuleNotFoundError)
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,161 @@
+"""What the command line's process does besides its work: signals, memory, what it can write."""
+
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import app as command_line
+from coordinator.cli import process
+
+ROOT = Path(__file__).resolve().parents[3]
+SIGNALS = {
+    signal.SIGINT: (130, "interrupted\n"),
+    signal.SIGTERM: (143, "ended by SIGTERM\n"),
+    signal.SIGHUP: (129, "ended by SIGHUP\n"),
+}
+# The command line, with a signal to itself when it imports a module.
+WHILE_IT_IMPORTS = """
+import builtins, os, runpy, sys
+real = builtins.__import__
+def stop(name, *rest, **more):
+    if name == sys.argv[1]: os.kill(os.getpid(), int(sys.argv[2]))
+    return real(name, *rest, **more)
+builtins.__import__ = stop
+runpy.run_module("coordinator.__main__", run_name="__main__")
+"""
+# The same with a command that is complete when the signal comes.
+WHEN_ALL_IS_SAID = """
+import os, runpy, sys
+number = int(sys.argv[1])
+sys.argv[1:] = ["--version"]
+class Last:
+    def __del__(self):  # when the interpreter takes its modules to pieces
+        os.kill(os.getpid(), number)
+if {late}:
+    last = Last()
+else:
+    end = sys.exit
+    def leave(status):
+        os.kill(os.getpid(), number)
+        end(status)
+    sys.exit = leave
+runpy.run_module("coordinator.__main__", run_name="__main__")
+"""
+
+
+def python(program: str, *arguments: str, **more: object) -> "subprocess.CompletedProcess[str]":
+    """Run a program in the root of the repository."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("module", ["coordinator.cli.app", "typer", "rich.table"])
+def test_a_signal_during_the_imports_ends_with_a_line(number: int, module: str) -> None:
+    done = python(WHILE_IT_IMPORTS, module, str(int(number)))
+    assert (done.returncode, done.stderr) == SIGNALS[signal.Signals(number)]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_the_work_ends_with_a_line(number: int) -> None:
+    done = python(WHEN_ALL_IS_SAID.format(late=False), str(int(number)))
+    assert (done.returncode, done.stderr) == SIGNALS[signal.Signals(number)]
+    assert done.stdout.startswith("slipstream ")
+
+
+def test_a_signal_at_the_very_end_changes_nothing() -> None:
+    done = python(WHEN_ALL_IS_SAID.format(late=True), str(int(signal.SIGINT)))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    done = python(ignoring + WHEN_ALL_IS_SAID.format(late=False), str(int(signal.SIGHUP)))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_during_a_command_has_its_own_status(
+    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command() -> None:
+        os.kill(os.getpid(), number)
+
+    before = [signal.getsignal(one) for one in SIGNALS]
+    monkeypatch.setattr(sys, "argv", ["coordinator", "command"])
+    status = command_line.main(measurements=(command,))
+    assert (status, capsys.readouterr().err) == SIGNALS[signal.Signals(number)]
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+@pytest.mark.parametrize("kilobytes", [16_000, 32_000, 60_000, 100_000, 120_000])
+def test_too_little_memory_is_one_line(kilobytes: int) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (kilobytes << 10, kilobytes << 10))
+
+    command = [sys.executable, "-m", "coordinator", "generate", "def f(x):", "--max-tokens", "2"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == process.NO_MEMORY
+
+
+def test_an_import_that_fails_for_another_reason_is_not_taken_for_a_lack_of_memory() -> None:
+    assert not process.is_lack_of_memory(ImportError("no module named x"))
+    mapped = ImportError("x.so: failed to map segment from shared object")
+    because = ImportError("numpy could not be loaded")
+    because.__cause__ = mapped
+    assert process.is_lack_of_memory(because)
+    assert process.is_lack_of_memory(MemoryError())
+    assert process.is_lack_of_memory(OSError(12, "Cannot allocate memory"))
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_an_output_cannot_encode_is_replaced(
+    errors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="ascii", errors=errors)
+    monkeypatch.setattr(sys, "stdout", output)
+    process.prepare_streams()
+    output.write("a⏎│\ud800é")
+    output.flush()
+    assert written.getvalue() == b"a????"
+
+
+def test_who_has_said_what_replaces_a_sign_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="namereplace")
+    monkeypatch.setattr(sys, "stdout", output)
+    process.prepare_streams()
+    assert output.errors == "namereplace"
+
+
+def test_the_help_of_every_kind_can_be_shown_in_ascii() -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C"}
+    for arguments in ([], ["generate", "--help"], ["no-such-command-é"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "coordinator", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        assert done.stdout + done.stderr
