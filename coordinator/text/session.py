@@ -70,7 +70,8 @@ ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 ANSWER_TRIPS, ANSWER_MORE_S = 1.5, 0.03
 NUM_QUICK_REOPENS = 3  # from then on each waits twice as long
 WORK_LIMIT_PASSES = 10.0
-MAX_REOPENS_WITHOUT_PROGRESS = 20
+# Where most messages are lost, twenty Opens are soon sent and few arrive: it needs the time too.
+MAX_REOPENS_WITHOUT_PROGRESS, GIVE_UP_S = 20, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class Session:
         self._told: dict[NodeId, _Told] = {}  # of the nodes that are there; one target at most
         self._round_trips: dict[NodeId, float] = {}  # those that are known
         self._reopens = 0  # of the target, since the text last grew
+        self._stuck_since = 0.0  # when the first of them was sent
         self._owed_since = 0.0  # since when the target has owed us something
         self._forward_s = 0.0  # of the target, the latest
         self._pass_s = 0.0  # running mean of the time between verdicts
@@ -230,8 +232,11 @@ class Session:
     def _reopen(self, node: NodeId, now: float) -> list[Action]:
         self.counts.num_reopened += 1
         if (role := self._told[node].role) is Role.TARGET:
+            if not self._reopens:
+                self._stuck_since = now
             self._reopens += 1
-            if self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
+            is_long = now - self._stuck_since >= GIVE_UP_S
+            if is_long and self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
                 line = f"the target did not continue the text after {self.num_generated} tokens, "
                 line += f"although it was told the text {self._reopens} times"
                 return self._end(Fail(line))

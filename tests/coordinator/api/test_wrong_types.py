@@ -263,7 +263,7 @@ BAD_PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompt", BAD_PROMPTS)
 def test_a_prompt_of_the_wrong_kind_is_refused(llm: LLM, prompt: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         llm._requests(prompt, None)

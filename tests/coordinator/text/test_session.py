@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.text.session import (
     ANSWER_LIMIT_S,
+    GIVE_UP_S,
     MAX_REOPENS_WITHOUT_PROGRESS,
     WORK_LIMIT_S_MIN,
     Action,
@@ -291,6 +292,19 @@ def test_a_target_that_never_continues_fails_the_text() -> None:
     assert isinstance(actions[0], Fail)
     assert actions[1:] == closed("failed")
     assert session.handle(Tick(), now + 100.0) == []
+
+
+def test_many_opens_in_a_short_time_are_no_reason_to_give_up() -> None:
+    """On a link that loses nearly everything twenty are sent within seconds and few arrive."""
+    session = begun(1, 2)
+    incarnation, sent_s = TARGET_OPEN, 0.0
+    while not session.ended:
+        sent_s += 0.25
+        actions = session.handle(fault(TARGET, incarnation), sent_s)
+        if isinstance(actions[0], Send) and isinstance(actions[0].message, Open):
+            incarnation = actions[0].message.incarnation
+    assert sent_s == 0.25 + GIVE_UP_S
+    assert session.counts.num_reopened == 1 + 4 * GIVE_UP_S > 2 * MAX_REOPENS_WITHOUT_PROGRESS
 
 
 def test_progress_forgives_earlier_trouble() -> None:
