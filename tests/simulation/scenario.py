@@ -154,7 +154,10 @@ class Scenario:
         if self.drafter_lanes < self.at_once:
             return False  # a text may have no room at the drafter until another ends
         if policy.window <= self.num_wanted:
-            return self.round_trip_s + self.num_wanted * step_s < WAIT_S_MAX
+            if self.round_trip_s + self.num_wanted * step_s >= WAIT_S_MAX:
+                return False
+            if policy.window <= min(policy.launch_min, policy.launch_hit):
+                return True  # it is waited for as long as that takes
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
         ahead_s = (window - policy.group) * pass_s
         return ahead_s > self.round_trip_s and pass_s > 1.25 * step_s
