@@ -68,7 +68,7 @@ WORK_LIMIT_S_MIN = 2.0
 # some more, at most as long as where no round trip is known.
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 ANSWER_TRIPS, ANSWER_MORE_S = 1.5, 0.03
-NUM_QUICK_REOPENS = 3  # from then on each waits twice as long
+NUM_QUICK_REOPENS, MOST_DOUBLINGS = 3, 10  # from then on each waits twice as long
 WORK_LIMIT_PASSES = 10.0
 # Where most messages are lost, twenty Opens are soon sent and few arrive: it needs the time too.
 MAX_REOPENS_WITHOUT_PROGRESS, GIVE_UP_S = 20, 30.0
@@ -253,12 +253,14 @@ class Session:
 
     def _repair(self, node: NodeId | None, incarnation: int, now: float) -> list[Action]:
         """Something is wrong with this life of a node. The Open that ended it has answered that,
-        unless so much time has passed that it must have been lost.
+        unless so much time has passed that it must have been lost. A target that loses track of
+        each life at once is told no more often than that either: it is a burden to other texts.
         """
         if node is None or node not in self._told:
             return []
         told = self._told[node]
-        if incarnation != told.incarnation and now - told.at < self._answer_limit_s(node):
+        is_present = incarnation == told.incarnation and self._reopens < NUM_QUICK_REOPENS
+        if not is_present and now - told.at < self._answer_limit_s(node):
             return []
         return self._reopen(node, now)
 
@@ -271,7 +273,7 @@ class Session:
         limit_s = ANSWER_TRIPS * trip_s + 2 * self._forward_s + ANSWER_MORE_S
         if self._told[node].role is Role.TARGET:
             # Told so often in vain, it may need longer than its link does.
-            limit_s *= 2 ** max(0, self._reopens - NUM_QUICK_REOPENS)
+            limit_s *= 2 ** min(MOST_DOUBLINGS, max(0, self._reopens - NUM_QUICK_REOPENS))
         return min(ANSWER_LIMIT_S, limit_s)
 
     def _on_tick(self, now: float) -> list[Action]:

@@ -182,7 +182,7 @@ def test_in_a_pipe_every_line_is_a_turn_and_only_answers_go_to_standard_output(
 def test_a_target_without_a_tokenizer_is_refused_before_anything_is_started(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     done = subprocess.run(
         command(folders, "--target", str(tmp_path)),
         cwd=ROOT,

@@ -294,17 +294,30 @@ def test_a_target_that_never_continues_fails_the_text() -> None:
     assert session.handle(Tick(), now + 100.0) == []
 
 
-def test_many_opens_in_a_short_time_are_no_reason_to_give_up() -> None:
+@pytest.mark.parametrize("stale", [0, 1])
+def test_a_target_that_loses_track_at_once_is_told_for_thirty_seconds_and_not_too_often(
+    stale: int,
+) -> None:
     """On a link that loses nearly everything twenty are sent within seconds and few arrive."""
     session = begun(1, 2)
-    incarnation, sent_s = TARGET_OPEN, 0.0
-    while not session.ended:
-        sent_s += 0.25
-        actions = session.handle(fault(TARGET, incarnation), sent_s)
-        if isinstance(actions[0], Send) and isinstance(actions[0].message, Open):
-            incarnation = actions[0].message.incarnation
-    assert sent_s == 0.25 + GIVE_UP_S
-    assert session.counts.num_reopened == 1 + 4 * GIVE_UP_S > 2 * MAX_REOPENS_WITHOUT_PROGRESS
+    session.handle(RoundTripMeasured(TARGET, 0.001), 0.5)
+    incarnation, now = TARGET_OPEN, 1.0
+    actions: list[Action] = []
+    for step in range(1, 20_000):
+        now = 1.0 + 0.002 * step
+        of_life = incarnation - stale * (step % 3 == 0)
+        actions = session.handle(fault(TARGET, of_life), now)
+        if session.ended:
+            break
+        for action in actions:
+            assert isinstance(action, Send) and isinstance(action.message, Open)
+            incarnation = action.message.incarnation
+    assert actions[0] == Fail(
+        "the target did not continue the text after 0 tokens, "
+        f"although it was told the text {session.counts.num_reopened} times"
+    )
+    assert GIVE_UP_S <= now - 1.0 < GIVE_UP_S + ANSWER_LIMIT_S + 0.1
+    assert MAX_REOPENS_WITHOUT_PROGRESS < session.counts.num_reopened < 80
 
 
 def test_progress_forgives_earlier_trouble() -> None:
