@@ -310,7 +310,8 @@ def test_a_target_that_loses_track_at_once_is_told_for_thirty_seconds_and_not_to
         if session.ended:
             break
         for action in actions:
-            assert isinstance(action, Send) and isinstance(action.message, Open)
+            assert isinstance(action, Send)
+            assert isinstance(action.message, Open)
             incarnation = action.message.incarnation
     assert actions[0] == Fail(
         "the target did not continue the text after 0 tokens, "
