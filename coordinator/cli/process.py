@@ -3,7 +3,8 @@
 A signal ends the process with a line and the exit status that shells know (128 and its number):
 at once while the program is imported and when all is said, by KeyboardInterrupt in between, where
 nodes have to be ended first. This file is loaded before all others, so it imports nothing of them
-that imports more, and nothing that takes time. Pythons that are too old for the rest read it too (`installation.py`).
+that imports more, and nothing that takes time. Pythons that are too old for the rest read it too
+(`installation.py`).
 """
 
 import atexit
