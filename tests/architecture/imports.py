@@ -158,6 +158,7 @@ PURE = (
     "rehearsal/timeline.py",
     "rehearsal/watcher.py",
     "rehearsal/world.py",
+    "deploy/records.py",
     "deploy/experiments/results/ratios.py",
     "deploy/gpu_kit/estimates.py",
     "deploy/gpu_kit/plan.py",
