@@ -41,7 +41,7 @@ def demo(out: Path) -> None:
 def timeline(out: Path) -> None:
     """The same time of `sync` and of `tree`, from a trace of each."""
     traces = {policy: _traced(policy) for policy in ("sync", "tree")}
-    figure = empty()
+    figure = empty(out / "rounds.png")
     rounds.draw(figure, traces)
     save(figure, out / "rounds.png")
 
