@@ -1,17 +1,16 @@
 """The files of a checkpoint's weights: which they are, whether they are whole, what is in them.
 
-Reads the heads of the files and no number, without torch: also whoever starts a node looks at them,
-before it does.
+Reads the lists in the files (`tensor_list.py`) and no number, without torch and numpy: also whoever
+starts a node looks at them, before it does.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
-from engine.errors import ModelError, remedy
+from engine.errors import ModelError
 from engine.model_files import LAYER_COUNTS, Object, parts, read_object, refuse_odd_file
+from engine.tensor_list import tensors_in
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -42,14 +41,7 @@ def shapes_in(path: Path) -> Shapes:
         ModelError: the file is missing, or torn, or is not what its name says.
     """
     refuse_odd_file(path)
-    shapes: dict[str, tuple[int, ...]] = {}
-    try:
-        with safe_open(path, framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                shapes[name] = tuple(tensors.get_slice(name).get_shape())
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
-    return shapes
+    return {one.name: one.shape for one in tensors_in(path)}
 
 
 def refuse_odd_weights(folder: Path, *, is_packed: bool) -> None:
@@ -65,11 +57,12 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
     whole      the ends of tensors' names that must be whole numbers
     """
     wanted: tuple[str, ...]
-    for name, kind, num_dims in _types_in(path):
+    for one in tensors_in(path):
+        name, kind = one.name, one.kind
         is_plain_one = name.endswith((".weight", ".bias")) and not COMPUTED.search(name)
         if name.endswith(tuple(whole)):
             wanted, words = _WHOLE_TYPES, "whole numbers (int64, int32 or int16)"
-        elif is_plain_one and (num_dims < 2 or not is_packed):
+        elif is_plain_one and (len(one.shape) < 2 or not is_packed):
             wanted, words = _PLAIN_TYPES, "float32, bfloat16 or float16"
         else:
             continue
@@ -78,17 +71,6 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
                 f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get the "
                 "checkpoint again, or one with plain weights"
             )
-
-
-def _types_in(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield name, number type and number of dimensions of every tensor in a file."""
-    try:
-        with safe_open(path, framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                found = tensors.get_slice(name)
-                yield name, found.get_dtype(), len(found.get_shape())
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
 
 
 def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:

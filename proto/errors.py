@@ -77,6 +77,7 @@ class RefusedError(RemoteProtocolError):
 
 
 MAX_SHOWN = 80
+MIN_BEGINNING = 3
 
 
 def shown(value: object) -> str:
@@ -89,7 +90,12 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that ends such a line; empty if none of the known words is much like this one."""
-    by_lower = {one.lower(): one for one in known}
-    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    """A question that ends such a line; empty if none of the known words is much like this one.
+
+    A word that was cut short is like the first that begins with it.
+    """
+    by_lower, word = {one.lower(): one for one in known}, word.lower()
+    near = get_close_matches(word, by_lower, n=1, cutoff=0.6)
+    if not near and len(word) >= MIN_BEGINNING:
+        near = [one for one in by_lower if one.startswith(word)]
     return f"; did you mean {by_lower[near[0]]}?" if near else ""

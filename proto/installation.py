@@ -15,6 +15,8 @@ SHOWN = 3  # of the packages that are missing
 _SHARED = ("msgpack", "zmq", "typer")
 COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingface_hub")
 NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
+ALL = (*COORDINATOR, *(name for name in NODE if name not in COORDINATOR))
+EXIT_UNUSABLE = 2
 
 
 def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" = VERSION) -> str:
@@ -48,3 +50,16 @@ def may_run(program: str, needed: "tuple[str, ...]") -> bool:
     if line:
         sys.stderr.write(f"error: {line}\n")
     return not line
+
+
+def check_programs(needed: "tuple[str, ...]" = ALL) -> None:
+    """End the process with that line if it is `python -m` of a program that cannot run here.
+
+    Called by packages that hold programs, where nothing else of them is imported yet. While Python
+    looks for what is behind -m, that stands for the name of the program.
+    """
+    words = getattr(sys, "orig_argv", [])
+    if sys.argv[:1] == ["-m"] and "-m" in words:
+        program = words[words.index("-m") + 1]
+        if not may_run(program, needed):
+            sys.exit(EXIT_UNUSABLE)

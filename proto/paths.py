@@ -1,7 +1,13 @@
-"""Where the name of a model leads, if it is that of a folder. No name ends in an error here."""
+"""Where the name of a model leads, if it is that of a folder; whether a file can be written.
+
+No name ends in an error that is not ours.
+"""
 
 import os
 from pathlib import Path
+
+from proto.errors import ConfigurationError
+from proto.system_errors import cannot_write
 
 
 def path_of(name: str) -> Path:
@@ -15,3 +21,19 @@ def is_folder(name: str) -> bool:
         return path_of(name).is_dir()
     except (OSError, ValueError):
         return False
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Raises ConfigurationError if there is no writing to this file, which is left as it was.
+
+    flag  by which it was given, such as --trace
+    """
+    try:
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{flag}: {path} cannot be written: {cannot_write(error)}"
+        ) from error

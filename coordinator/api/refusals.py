@@ -5,7 +5,7 @@ which stand between "expected" and "got".
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -85,6 +85,10 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
 
 def _one_of(name: str, quoted: str, value: object) -> str:
     """Of words in quotes; what stands for "nothing was said" is none that one would write."""
-    words = [word for word in re.findall(r"'([^']*)'", quoted) if word]
+    return one_of(name, [word for word in re.findall(r"'([^']*)'", quoted) if word], value)
+
+
+def one_of(name: str, words: Collection[str], value: object) -> str:
+    """Of a value that is none of these words, as a line."""
     meant = did_you_mean(value, words) if isinstance(value, str) else ""
     return f"{name}: expected one of {', '.join(words)}, got {shown(value)}{meant}"

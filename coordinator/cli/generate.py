@@ -31,10 +31,10 @@ from coordinator.cli.winding_up import WindingUp
 from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
-from coordinator.tracing.writing import check_writable
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from proto.paths import check_writable
 
 EXIT_SOME_FAILED = 2
 
@@ -62,7 +62,7 @@ def generate(
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # before anything is started
     if trace is not None:
-        check_writable(trace)
+        check_writable(trace, "--trace")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     writer = _writer(
         speculation.policy,
@@ -162,8 +162,8 @@ def launcher_for(
             if getattr(pair, name) != PairConfig.model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag} is for nodes that are started here; `python -m target_node --help` "
-                    "says what one can be told that is started by hand"
+                    f"{flag} is for nodes that are started here; `.venv/bin/python -m target_node "
+                    "--help` says what one can be told that is started by hand"
                 )
         told = partial(invite, launch.keys)
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)

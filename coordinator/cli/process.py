@@ -2,8 +2,9 @@
 
 A signal ends the process with a line and the exit status that shells know (128 and its number):
 at once while the program is imported and when all is said, by KeyboardInterrupt in between, where
-nodes have to be ended first. This file is loaded before all others, so it imports nothing of them,
-and nothing that takes time. Pythons that are too old for the rest read it too (`installation.py`).
+nodes have to be ended first. This file is loaded before all others, so it imports nothing of them
+that imports more, and nothing that takes time. Pythons that are too old for the rest read it too
+(`installation.py`).
 """
 
 import atexit
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from proto import memory
+
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED = 1
 SIGNALLED = 128  # and the number of the signal: the exit status of what it has ended
@@ -24,8 +27,6 @@ NO_MEMORY = (
     "error: there is too little memory for the coordinator, or no room for a thread; give it more, "
     "or raise its limits (`ulimit -v`, `ulimit -u`)\n"
 )
-# What others than Python's own allocator say: the loader of a library, and who starts threads.
-NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 
 def end_at_once_on_signals() -> None:
@@ -135,7 +136,7 @@ def is_lack_of_memory(error: BaseException) -> bool:
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, MemoryError) or any(words in str(seen) for words in NO_ROOM):
+        if isinstance(seen, MemoryError) or memory.is_lack_of_memory(str(seen)):
             return True
         # Half of an import may have failed for it, and only what came of that is raised.
         if is_limited and isinstance(seen, (ImportError, SyntaxError)):

@@ -11,12 +11,13 @@ from rich.console import Console
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.frozen import checked
 from coordinator.api.pair import Pair
+from coordinator.api.refusals import one_of
 from coordinator.cli.display import Progress
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.screens.loading import models_of
 from coordinator.lossless import checks as lossless
 from coordinator.lossless.checks import Check, Text
-from proto.errors import ConfigurationError, did_you_mean
+from proto.errors import ConfigurationError
 from proto.policies import TABLE
 
 PROMPTS = (
@@ -106,10 +107,7 @@ def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
     every = [checked(SpeculationConfig, policy=row.name) for row in TABLE if row.drafts]
     known = {str(policy.policy): policy for policy in (*every, *default)}
     if unknown := [name for name in names or () if name not in known]:
-        raise ConfigurationError(
-            f"--policy: {unknown[0]!r} is none of {', '.join(known)}"
-            f"{did_you_mean(unknown[0], known)}"
-        )
+        raise ConfigurationError(one_of("--policy", known, unknown[0]))
     return [policy for name, policy in known.items() if name in names] if names else default
 
 

@@ -30,6 +30,7 @@ from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys
+from proto.memory import is_lack_of_memory
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system_errors import remedy
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
 POLL_S = 0.005
 MAX_NEW_BYTES = 1 << 16
+MORE_MEMORY = "it has too little memory: give it more, or raise its limits (`ulimit -v`)"
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
 
@@ -136,6 +138,8 @@ class NodeProcess:
             how = f"exited with status {status}"
         words = self.last_words()
         line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        if is_lack_of_memory(words):
+            line += f"; {MORE_MEMORY}"
         return Obituary(self.identity, line, status)
 
     def new_lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The file of a trace: whether it can be written, and writing it."""
+"""The file of a trace, written as a whole or not at all."""
 
 import json
 import os
@@ -10,21 +10,8 @@ from typing import Any, TextIO
 from coordinator.tracing.chrome import chrome_trace
 from coordinator.tracing.tape import Recording
 from coordinator.tracing.timeline import timeline_of
-from proto.errors import ConfigurationError, OutputError
+from proto.errors import OutputError
 from proto.system_errors import cannot_write
-
-
-def check_writable(path: Path) -> None:
-    """Raises ConfigurationError if there is no writing to this file."""
-    is_new = not path.exists()
-    try:
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigurationError(
-            f"--trace: {path} cannot be written: {cannot_write(error)}"
-        ) from error
 
 
 def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from deploy.experiments.description import (
     num_devices,
 )
 from deploy.experiments.engines import Warm, is_there
-from deploy.experiments.folder import ArmRecord, Folder, Header, RunRecord
+from deploy.experiments.folder import TRACES, ArmRecord, Folder, Header, RunRecord
 from deploy.experiments.prompt_sets import Conversation, Prompt, read
 from deploy.experiments.rows import Row, RowFile
 from deploy.experiments.runner import Job, Runner, Step
@@ -41,7 +41,7 @@ from deploy.experiments.traces import write_traces
 from proto.errors import ConfigurationError, did_you_mean, shown
 
 SHIPPED = Path(__file__).parent
-SUFFIX, TRACES = ".toml", "traces"
+SUFFIX = ".toml"
 NO_TABLES = "install it, and the same command writes the tables and pictures"
 LINE_S = 15.0  # between two lines where there is no terminal
 

@@ -6,6 +6,7 @@ summary.csv, *.png, report.html, answers/   made of these two
 """
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -15,10 +16,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from deploy.experiments.rows import RowFile
+from deploy.records import NO_OTHERS, from_json
 from proto.errors import ConfigurationError, OutputError, shown
 from proto.system_errors import cannot_read, cannot_write
 
 FILE, ROWS = "experiment.json", "rows.jsonl"
+SUMMARY, REPORT, ANSWERS, TRACES = "summary.csv", "report.html", "answers", "traces"
+PICTURES = (
+    *("speedup.png", "along_x.png", "categories.png", "acceptance.png", "tokens_per_pass.png"),
+    "predicted.png",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class ArmRecord:
     swept_from     the arms that it is one setting of, of which only the fastest is measured
     """
 
+    __pydantic_config__ = NO_OTHERS
     name: str
     settings: dict[str, Any]
     baseline: str = ""
@@ -49,6 +57,7 @@ class RunRecord:
     load  of others before it began, in cores
     """
 
+    __pydantic_config__ = NO_OTHERS
     at: str
     machine: str
     versions: dict[str, str]
@@ -64,6 +73,7 @@ class Header:
     runs  in order
     """
 
+    __pydantic_config__ = NO_OTHERS
     title: str
     question: str
     digest: str
@@ -77,11 +87,8 @@ class Header:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError, TypeError, KeyError."""
-        record = json.loads(text)
-        arms = tuple(ArmRecord(**one) for one in record.pop("arms"))
-        runs = tuple(RunRecord(**one) for one in record.pop("runs"))
-        return cls(**record, arms=arms, runs=runs)
+        """Raises ValueError."""
+        return from_json(cls, text)
 
 
 class Folder:
@@ -128,21 +135,40 @@ class Folder:
         return header
 
     def _check_writable(self) -> None:
-        """Raises OutputError if there is no writing here, or not to the rows that there are."""
+        """Raises OutputError if there is no writing here, or of results, which come hours later."""
         trial = self.path / f".{FILE}.new"
         try:
             trial.write_bytes(b" ")  # where a disk is full, a file without bytes can still be made
             trial.unlink()
             if (self.path / ROWS).exists():
                 (self.path / ROWS).open("ab").close()
+            for name in (ANSWERS, TRACES):
+                _check_folder(self.path / name)
         except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {cannot_write(error)}") from error
+            where = self.path if error.filename in (None, str(trial)) else error.filename
+            raise OutputError(f"cannot write to {where}: {cannot_write(error)}") from error
+        for name in (FILE, SUMMARY, REPORT, *PICTURES):
+            if (self.path / name).is_dir():  # any file is replaced
+                raise OutputError(
+                    f"{self.path / name} is a folder, and a file has to be written there; remove "
+                    "it, or choose another --out"
+                )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
+
+
+def _check_folder(path: Path) -> None:
+    """Raises OSError if something has this name that is no folder, or cannot be written to."""
+    if path.is_dir():
+        trial = path / ".new"
+        trial.write_bytes(b" ")
+        trial.unlink()
+    elif path.exists() or path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "It is no folder", str(path))
 
 
 def read_header(folder: Path) -> Header:
@@ -152,7 +178,7 @@ def read_header(folder: Path) -> Header:
         return Header.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{path} is not an experiment of this version") from error
 
 

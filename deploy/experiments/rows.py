@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coordinator.text.metrics import Metrics
 from coordinator.text.simulated import MOST_LATE, late_share
+from deploy.records import NO_OTHERS, from_json
 from proto.errors import ConfigurationError, OutputError
 from proto.system_errors import cannot_read, cannot_write
 
@@ -53,6 +55,7 @@ class Row:
     void               why the figures mean nothing; empty: they do
     """
 
+    __pydantic_config__ = NO_OTHERS
     arm: str
     prompt: int
     repetition: int
@@ -87,10 +90,6 @@ class Row:
         return Key(self.arm, self.prompt, self.repetition, self.stage)
 
 
-NAMES = tuple(one.name for one in dataclasses.fields(Row))
-TUPLES = ("tokens", "accept_lengths")
-
-
 def as_line(row: Row) -> str:
     """A line of JSON."""
     return json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n"
@@ -98,10 +97,10 @@ def as_line(row: Row) -> str:
 
 def from_line(line: str) -> Row:
     """Raises ValueError."""
-    record = json.loads(line)
-    if not isinstance(record, dict) or set(record) != set(NAMES):
-        raise ValueError("not a row")
-    return Row(**record | {name: tuple(record[name]) for name in TUPLES})
+    row = from_json(Row, line)
+    if row.figures is not None:
+        from_json(Metrics, json.dumps(row.figures))  # the tables are made of them
+    return row
 
 
 def complete(rows: Iterable[Row]) -> list[Row]:
@@ -150,25 +149,22 @@ def read(path: Path) -> list[Row]:
 
 
 def _lines(path: Path) -> list[tuple[int, Row]]:
-    """The rows, each with where its line ends (bytes). What follows a line that is none is lost."""
+    """The rows, each with where its line ends (bytes). A last line without its end is cut off."""
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     found, end = [], 0
-    for line in data.splitlines(keepends=True):
+    *whole, _cut_off = data.split(b"\n")
+    for line in whole:
         try:
-            row = from_line(line.decode()) if line.endswith(b"\n") else None
-        except (ValueError, TypeError, RecursionError):
-            row = None
-        if row is None:
-            if end + len(line) < len(data):
-                raise ConfigurationError(
-                    f"{path} has a line that is no row after byte {end}; mend it, or choose "
-                    "another --out"
-                )
-            break
-        end += len(line)
+            row = from_line(line.decode())
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{path} has a line that is no row after byte {end}; mend it, or choose another "
+                "--out"
+            ) from error
+        end += len(line) + 1
         found.append((end, row))
     return found
 

@@ -5,11 +5,11 @@ from contextlib import closing
 from pathlib import Path
 
 from coordinator.launching.launcher import ConnectRay
-from coordinator.tracing.writing import check_writable
 from deploy.experiments.engines import PairEngine, host_of
 from deploy.experiments.rows import file_name
 from deploy.experiments.runner import FIRST_SEED, Job
 from proto.errors import OutputError
+from proto.paths import check_writable
 from proto.system_errors import cannot_write
 
 
@@ -34,7 +34,7 @@ def write_traces(
         with closing(PairEngine(arm.pair, arm.launch, connect_ray, traced=True)) as engine:
             for job in shared:
                 path = folder / f"{file_name(job.arm.name)}.json"
-                check_writable(path)
+                check_writable(path, "--trace")
                 say(f"trace: {job.arm.name}")
                 prompt = job.talk(job.prompts[0]).next_turn()
                 for _ in range(2):  # the first is the one that makes all caches warm

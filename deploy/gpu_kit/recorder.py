@@ -31,20 +31,16 @@ def _whole(path: Path) -> tuple[list[Row], int]:
         raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
     rows: list[Row] = []
     end = 0
-    for line in data.splitlines(keepends=True):
+    *whole, _cut_off = data.split(b"\n")
+    for line in whole:
         try:
-            row = from_line(line.decode()) if line.endswith(b"\n") else None
-        except (ValueError, TypeError, RecursionError):
-            row = None
-        if row is None:
-            if end + len(line) < len(data):
-                raise ConfigurationError(
-                    f"{path} has a line that is no row after byte {end}; mend it, or choose "
-                    "another --out"
-                )
-            break
-        rows.append(row)
-        end += len(line)
+            rows.append(from_line(line.decode()))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{path} has a line that is no row after byte {end}; mend it, or choose another "
+                "--out"
+            ) from error
+        end += len(line) + 1
     return rows, end
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deploy.records import NO_OTHERS, from_json
+
 State = Literal["measured", "failed", "skipped", "done"]
 Figure = float | str
 
@@ -21,6 +23,7 @@ class Row:
     machine  what it was measured on, as `steps/versions.py` names it; empty: not known
     """
 
+    __pydantic_config__ = NO_OTHERS
     step: str
     cell: str
     state: State
@@ -30,9 +33,6 @@ class Row:
     machine: str = ""
 
 
-NAMES = frozenset(one.name for one in dataclasses.fields(Row))
-
-
 def as_line(row: Row) -> str:
     """A line of JSON."""
     return json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n"
@@ -40,10 +40,7 @@ def as_line(row: Row) -> str:
 
 def from_line(line: str) -> Row:
     """Raises ValueError."""
-    record = json.loads(line)
-    if not isinstance(record, dict) or set(record) != NAMES:
-        raise ValueError("not a row")
-    return Row(**record)
+    return from_json(Row, line)
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -23,6 +23,7 @@ from engine.loading import Engine, load_engine
 from engine.sampling import Sampling
 from engine.slots import SlotMap
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.paths import check_writable
 from rehearsal.acceptance import NUM_RANKS, Position, shares, written
 
 CHUNK = 256
@@ -108,6 +109,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args()
     try:
+        check_writable(options.out, "--out")
         texts = record(options)
         options.out.write_text("".join(written(text) + "\n" for text in texts), encoding="utf-8")
     except (OSError, ValueError, EngineError, SlipstreamError) as error:

@@ -107,7 +107,7 @@ def plan(
     from deploy.outlook import figure, report
 
     case = report.case_of(costs, texts)
-    drawn = None if plot is None else figure.empty()
+    drawn = None if plot is None else figure.empty(plot)
     with Console(stderr=True).status("rehearsing") as status:
 
         def say(words: str) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from proto.errors import ConfigurationError
+from proto.errors import ConfigurationError, did_you_mean
+from proto.paths import check_writable
 from proto.system_errors import cannot_write
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
@@ -16,15 +17,27 @@ ACCEPTANCES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 HOPS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # target passes
 
 
-def empty() -> Any:
-    """An empty figure. Raises ConfigurationError where matplotlib is not installed."""
+def empty(path: Path) -> Any:
+    """An empty figure, to be saved there.
+
+    Raises ConfigurationError where matplotlib is not installed, or no picture can be written there.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(
             "--plot needs matplotlib; run `.venv/bin/python -m pip install matplotlib`"
         ) from error
-    return Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    known = figure.canvas.get_supported_filetypes()
+    ending = path.suffix.removeprefix(".").lower()
+    if ending and ending not in known:  # without one it is a PNG
+        raise ConfigurationError(
+            f"--plot: {path} ends in no kind of picture that can be drawn; those are "
+            f"{', '.join(known)}{did_you_mean(ending, known)}"
+        )
+    check_writable(path, "--plot")
+    return figure
 
 
 def draw(figure: Any, case: Case, say: Callable[[str], None]) -> None:

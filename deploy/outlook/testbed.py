@@ -167,7 +167,7 @@ def testbed(
         typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
     folders = [f"--{plan.folder.name} {plan.folder}" for plan in plans]
     typer.echo(
-        " \\\n  ".join(["python -m coordinator generate", *folders, '"def read_lines(path):"'])
+        " \\\n  ".join(["python -m coordinator generate", *folders, '"class Codec(codecs.Codec):"'])
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.api.refusals import one_of
 from coordinator.tracing.reading import Trace, parse
 from deploy.outlook.figure import empty, save
 from deploy.pictures import rounds, screen
@@ -41,7 +42,7 @@ def demo(out: Path) -> None:
 def timeline(out: Path) -> None:
     """The same time of `sync` and of `tree`, from a trace of each."""
     traces = {policy: _traced(policy) for policy in ("sync", "tree")}
-    figure = empty()
+    figure = empty(out / "rounds.png")
     rounds.draw(figure, traces)
     save(figure, out / "rounds.png")
 
@@ -83,7 +84,7 @@ def pictures(
     """Make the pictures anew. All together take a quarter of an hour on two cores."""
     for name in names or NAMES:
         if name not in NAMES:
-            raise typer.BadParameter(f"no picture is called {name}; there are {', '.join(NAMES)}")
+            raise ConfigurationError(one_of("NAMES", NAMES, name))
         typer.echo(f"{name} ...", err=True)
         if name == "demo":
             demo(out)

@@ -36,14 +36,15 @@ def trace_summary(
     ] = None,
 ) -> None:
     """Say what the texts of a trace spent their time on: the critical path per token."""
-    trace = _read(file)
-    paths = _chosen(trace, text, file)
-    shown = _rounds(rounds, paths)
     if plot is not None:
         from deploy.outlook.figure import empty, save
         from deploy.tracing import figure
 
-        picture = empty()
+        picture = empty(plot)
+    trace = _read(file)
+    paths = _chosen(trace, text, file)
+    shown = _rounds(rounds, paths)
+    if plot is not None:
         figure.draw(picture, trace, paths[0], shown or figure.interesting(paths[0]))
         save(picture, plot)
     if as_json:

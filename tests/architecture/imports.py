@@ -30,6 +30,8 @@ MAY_ALSO_IMPORT = {
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/architectures.py": {"engine"},
     "coordinator/api/models/folders.py": {"engine"},
+    # Whether its programs can run here.
+    "models/__init__.py": {"proto"},
     # Heads at home are a drafter in the target's process.
     "target_node/home.py": {"drafter_node"},
     "target_node/heads.py": {"drafter_node"},
@@ -158,6 +160,7 @@ PURE = (
     "rehearsal/timeline.py",
     "rehearsal/watcher.py",
     "rehearsal/world.py",
+    "deploy/records.py",
     "deploy/experiments/results/ratios.py",
     "deploy/gpu_kit/estimates.py",
     "deploy/gpu_kit/plan.py",

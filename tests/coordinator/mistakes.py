@@ -196,8 +196,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (
         ["a", "--target", "~/torn"],
-        "~/torn/model.safetensors: cannot be read: Error while deserializing header: incomplete "
-        f"metadata, file not fully covered; {GET}",
+        "~/torn/model.safetensors: cannot be read: it should hold 1836288 bytes of numbers, and "
+        f"holds 97848; {GET}",
     ),
     (["a", "--target", "~/pointer"], "~/pointer/model.safetensors: cannot be read:"),
     (["a", "--drafter", "~/torn"], "~/torn/model.safetensors: cannot be read:"),
@@ -301,7 +301,13 @@ OTHERS: list[tuple[list[str], str]] = [
     ),
     (
         ["verify-lossless", "--policy", "snyc"],
-        "--policy: 'snyc' is none of auto, sync, pearl, amusd, pipelined, ssd, tree; did you",
+        "--policy: expected one of auto, sync, pearl, amusd, pipelined, ssd, tree, got 'snyc'; "
+        "did you mean sync?",
+    ),
+    (
+        ["testbed", "--out", "~/made", "--like", "llama"],
+        "--like: expected one of 0.5b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b, "
+        "got 'llama'; did you mean llama-3.2-1b?",
     ),
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),

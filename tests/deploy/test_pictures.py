@@ -66,9 +66,11 @@ def trace(pass_ms: float) -> Trace:
     return Trace(processes, [], [], {"path": path})
 
 
-def test_as_much_time_is_drawn_of_each_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_much_time_is_drawn_of_each_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rounds, "paths_of", lambda trace: [trace.about["path"]])
-    figure = empty()
+    figure = empty(tmp_path / "x.png")
     rounds.draw(figure, {"sync": trace(10.0), "tree": trace(5.0)})
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["sync: 10 tokens in 50 ms", "tree: 20 tokens in 50 ms"]

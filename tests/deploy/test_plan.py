@@ -94,6 +94,25 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
     assert said[0].startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("/nonexist/x.png", "--plot: /nonexist/x.png cannot be written: No such file or directory"),
+        ("/dev/null/x.png", "--plot: /dev/null/x.png cannot be written: Not a directory; "),
+        ("x.pgn", "--plot: x.pgn ends in no kind of picture that can be drawn; those are "),
+    ],
+)
+def test_where_a_figure_cannot_be_written_is_said_before_anything_is_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, line: str
+) -> None:
+    def rehearsed(*_: object, **__: object) -> None:
+        raise AssertionError("it was rehearsed")
+
+    monkeypatch.setattr(report, "make_plan", rehearsed)
+    assert run_plan(monkeypatch, *COSTS, "--plot", name) == EXIT_USAGE
+    assert f"error: {line}" in capsys.readouterr().err
+
+
 def test_a_figure_needs_matplotlib_and_says_so_before_anything_is_rehearsed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from coordinator.tracing.chrome import chrome_trace
 from coordinator.tracing.timeline import timeline_of
-from coordinator.tracing.writing import check_writable, write
+from coordinator.tracing.writing import write
 from deploy.tracing.command import trace_summary
 from proto.errors import ConfigurationError, OutputError
+from proto.paths import check_writable
 from tests.coordinator.tracing.recordings import DRAFTER, HOST, TARGET, Script, one_round
 
 
@@ -109,14 +110,14 @@ def test_a_trace_without_a_text_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_asking_whether_a_file_can_be_written_leaves_everything_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    check_writable(path)
+    check_writable(path, "--trace")
     assert not path.exists()
     path.write_text("an earlier one")
-    check_writable(path)
+    check_writable(path, "--trace")
     assert path.read_text() == "an earlier one"
     for place in (tmp_path, tmp_path / "missing" / "trace.json"):
         with pytest.raises(ConfigurationError, match="cannot be written"):
-            check_writable(place)
+            check_writable(place, "--trace")
 
 
 def test_a_full_disk_is_an_error_in_one_line() -> None:

@@ -281,6 +281,31 @@ def node(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def test_a_coordinator_that_waits_says_what_to_type_and_again_on_ctrl_c(tmp_path: Path) -> None:
+    endpoint, log = f"tcp://127.0.0.1:{free_port()}", tmp_path / "log"
+    command = ("generate", "--nodes", "remote", "--listen", endpoint, "x")
+    invitation = (
+        "waiting for the target and the drafter; type on their hosts:\n"
+        f"  .venv/bin/python -m target_node --join {endpoint}\n"
+        f"  .venv/bin/python -m drafter_node --join {endpoint}\n"
+    )
+    with log.open("w") as output:
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "coordinator", *command],
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        assert wait_for(lambda: log.read_text() == invitation, LIMIT_S), log.read_text()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(LIMIT_S) == 130
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert log.read_text() == invitation * 2 + "interrupted\n"
+
+
 def test_what_cannot_be_joined_is_one_line(keys: str, tmp_path: Path) -> None:
     far = ("--join", "tcp://192.0.2.1:5555")
     assert_one_line(node("target_node", *far), "without keys nothing is encrypted")

@@ -15,7 +15,8 @@ from proto.installation import COORDINATOR, NODE, refusal
 ROOT = Path(__file__).resolve().parents[2]
 # What an old Python reads before it is asked how old it is.
 READ_BEFORE = (
-    *("proto/__init__.py", "proto/installation.py", "coordinator/__init__.py"),
+    *("proto/__init__.py", "proto/installation.py", "proto/memory.py"),
+    "coordinator/__init__.py",
     *("coordinator/__main__.py", "coordinator/cli/__init__.py", "coordinator/cli/process.py"),
     *("target_node/__init__.py", "target_node/__main__.py"),
     *("drafter_node/__init__.py", "drafter_node/__main__.py", "slipstream/__init__.py"),
@@ -38,6 +39,39 @@ def test_a_python_without_the_packages_is_told_what_to_type_in_a_line(program: s
     assert done.stderr.startswith(f"error: this Python ({sys.executable}) lacks msgpack, zmq, ty")
     assert done.stderr.endswith(f"use .venv/bin/python -m {program}\n")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("models.train", "models.evaluate", "models.inflate", "models.train_heads"),
+        *("models.evaluate_heads", "deploy.pictures", "deploy.gpu_kit", "deploy.gpu_kit.pack"),
+        *("deploy.measurements.gpu", "deploy.measurements.ranks", "deploy.measurements.forwards"),
+        *("deploy.measurements.long_context", "deploy.measurements.tensor_parallel"),
+        *("tests.hostile", "tests.simulation", "tests.simulation.pauses"),
+    ],
+)
+def test_every_other_program_says_it_too(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", program, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: this Python ({sys.executable}) lacks msgpack, zmq, ty")
+    assert done.stderr.endswith(f"use .venv/bin/python -m {program}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_who_imports_a_package_with_programs_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    installation.check_programs(("no_such_package",))  # the test itself is no such program
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "deploy.pictures"])
+    with pytest.raises(SystemExit):
+        installation.check_programs(("no_such_package",))
 
 
 def test_a_program_of_somebody_else_is_told_it_as_the_reason_of_an_import_error() -> None:
@@ -89,7 +123,7 @@ def test_an_old_python_can_read_what_it_reads_before_it_is_asked(name: str) -> N
         *(node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)),
     ]
     assert tree.body
-    if any(read in name for read in ("finding", "installation", "process")):
+    if any(read in name for read in ("finding", "installation", "process", "memory")):
         assert not any(isinstance(one, ast.BinOp | ast.Subscript) for one in annotations)
 
 

@@ -12,6 +12,7 @@ from coordinator.launching.launcher import MODULES
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
+PYTHON = ".venv/bin/python"  # as `make setup` makes it, in the checkout of that host
 SAID_AFTER_S = 2.0  # a node that is there already has joined by then
 ANY_ADDRESS = r"tcp://(0\.0\.0\.0|\[::\])(:\d+)"
 NODE_NUM_SEQS = 8  # texts for which a node by hand makes room if it is not told
@@ -64,7 +65,7 @@ class Invitations:
 
     def command(self, config: NodeConfig) -> Sequence[str]:
         """What starts such a node."""
-        words = ["python", "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
+        words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
         if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
             words += ["--model", config.model]

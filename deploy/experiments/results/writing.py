@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.experiments.folder import Header, write_whole
+from deploy.experiments.folder import ANSWERS, REPORT, SUMMARY, Header, write_whole
 from deploy.experiments.results.answers import Decode, spec_bench_answers
 from deploy.experiments.results.pictures import draw_all
 from deploy.experiments.results.report import page
@@ -14,8 +14,6 @@ from deploy.experiments.results.words import answers, warnings
 from deploy.experiments.rows import Row, file_name, with_void_arms
 from proto.errors import OutputError
 from proto.system_errors import cannot_write
-
-SUMMARY, REPORT, ANSWERS = "summary.csv", "report.html", "answers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.cli import app as command_line
 from coordinator.cli import process
+from coordinator.launching.launcher import MORE_MEMORY
 
 ROOT = Path(__file__).resolve().parents[3]
 SIGNALS = {
@@ -102,8 +103,9 @@ def test_a_signal_during_a_command_has_its_own_status(
     assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
-@pytest.mark.parametrize("kilobytes", [16_000, 32_000, 60_000, 100_000, 120_000])
-def test_too_little_memory_is_one_line(kilobytes: int) -> None:
+def within(kilobytes: int) -> "subprocess.CompletedProcess[str]":
+    """`generate` with so much memory for each of its processes."""
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (kilobytes << 10, kilobytes << 10))
 
@@ -112,7 +114,22 @@ def test_too_little_memory_is_one_line(kilobytes: int) -> None:
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == process.NO_MEMORY
+    return done
+
+
+@pytest.mark.parametrize("kilobytes", [16_000, 32_000, 60_000, 100_000])
+def test_too_little_memory_is_one_line(kilobytes: int) -> None:
+    assert within(kilobytes).stderr == process.NO_MEMORY
+
+
+@pytest.mark.parametrize("kilobytes", [120_000, 160_000, 200_000, 220_000, 300_000])
+def test_too_little_memory_for_the_nodes_is_told_as_that_and_not_as_an_interruption(
+    kilobytes: int,
+) -> None:
+    *others, last = within(kilobytes).stderr.splitlines()
+    assert last + "\n" == process.NO_MEMORY or MORE_MEMORY in last
+    for line in others:  # what can be gone without
+        assert line.startswith(("the drafter process ", "`status` cannot ask this coordinator: "))
 
 
 def test_an_import_that_fails_for_another_reason_is_not_taken_for_a_lack_of_memory() -> None:

@@ -208,12 +208,14 @@ def test_nodes_that_do_not_join_are_told_of_with_what_to_type_and_again_on_ctrl_
     for _ in range(2):
         progress.say(dict.fromkeys((Role.TARGET, Role.DRAFTER), NOT_JOINED))
     at = f"tcp://{socket.gethostname()}:7"
-    drafter = f"  python -m drafter_node --join {at} --keys keys --model a/head --revision v1 "
+    drafter = (
+        f"  .venv/bin/python -m drafter_node --join {at} --keys keys --model a/head --revision v1 "
+    )
     drafter += "--target a/large --max-num-seqs 9"
     note = "(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)"
     assert out.getvalue().splitlines() == [
         "waiting for the target and the drafter; type on their hosts:",
-        f"  python -m target_node --join {at} --keys keys --model ~/'my target'",
+        f"  .venv/bin/python -m target_node --join {at} --keys keys --model ~/'my target'",
         drafter,
         note,
     ]
@@ -237,7 +239,7 @@ def test_what_to_type_on_this_host_has_no_keys_where_there_are_none() -> None:
     progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
     assert out.getvalue().splitlines()[1:] == [
         "waiting for the drafter; type on its host:",
-        "  python -m drafter_node --join tcp://127.0.0.1:7 --model a/head --revision v1 "
+        "  .venv/bin/python -m drafter_node --join tcp://127.0.0.1:7 --model a/head --revision v1 "
         "--target a/large",
     ]
     out.truncate(0)
@@ -256,7 +258,7 @@ def test_a_node_that_loads_its_own_model_is_not_told_where_it_lies_here() -> Non
         clock.now += SAID_AFTER_S
     assert out.getvalue().splitlines() == [
         "waiting for the drafter; type on its host:",
-        "  python -m drafter_node --join tcp://127.0.0.1:7",
+        "  .venv/bin/python -m drafter_node --join tcp://127.0.0.1:7",
     ]
     assert all(len(line) < 80 for line in out.getvalue().splitlines())
 

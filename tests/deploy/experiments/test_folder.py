@@ -1,8 +1,11 @@
 """The folder of an experiment: what is wrong with it is said before anything is waited for."""
 
+import dataclasses
 import errno
 import io
+import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,22 @@ from coordinator.__main__ import connect_ray, measurements
 from coordinator.cli.app import command_line, run
 from deploy.experiments import surroundings
 from deploy.experiments.folder import (
+    ANSWERS,
     FILE,
+    PICTURES,
+    REPORT,
     ROWS,
+    SUMMARY,
+    TRACES,
     Folder,
     Header,
     RunRecord,
     read_header,
     write_whole,
 )
+from deploy.experiments.results.pictures import draw_all
 from deploy.experiments.rows import RowFile, as_line
-from proto.errors import ConfigurationError, OutputError
+from proto.errors import ConfigurationError, OutputError, SlipstreamError
 from proto.system_errors import cannot_read, cannot_write, remedy
 from tests.deploy.experiments.made import row
 
@@ -116,6 +125,59 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once_with_advice_that_fit
     assert any(advice in errors for advice in ADVICE.values())
     assert "make room" not in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "5", "null", '"x"', "[]", "[" * 200_000, "{}", "\0"),
+        *('{"arms": 3, "runs": []}', '{"arms": [1], "runs": []}', '{"arms": [], "runs": "x"}'),
+    ],
+)
+def test_a_damaged_header_is_no_experiment(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigurationError, match="is not an experiment of this version"):
+        read_header(tmp_path)
+
+
+@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(Header)])
+def test_a_header_with_a_field_of_a_wrong_type_is_no_experiment(tmp_path: Path, name: str) -> None:
+    with Folder(tmp_path) as folder:
+        folder.begin(HEADER, RUN)
+    written = json.loads((tmp_path / FILE).read_text())
+    for value in (None, {}, 1.5, [1], [{}], True):
+        (tmp_path / FILE).write_text(json.dumps(written | {name: value}))
+        with pytest.raises(ConfigurationError, match="is not an experiment of this version"):
+            read_header(tmp_path)
+
+
+@pytest.mark.parametrize("name", [FILE, SUMMARY, REPORT, *PICTURES])
+def test_a_folder_in_the_place_of_a_result_is_refused_before_anything_is_measured(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    with Folder(tmp_path) as folder, pytest.raises(SlipstreamError) as caught:
+        folder.open(HEADER)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [ANSWERS, TRACES])
+def test_what_is_no_folder_in_the_place_of_one_is_refused_before_anything_is_measured(
+    tmp_path: Path, name: str
+) -> None:
+    with Folder(tmp_path) as folder:
+        (tmp_path / name).mkdir()
+        folder.open(HEADER)
+        assert list((tmp_path / name).iterdir()) == []
+        (tmp_path / name).rmdir()
+        (tmp_path / name).touch()
+        with pytest.raises(OutputError, match=f"cannot write to .*{name}: It is no folder; "):
+            folder.open(HEADER)
+
+
+def test_every_picture_that_is_drawn_is_among_the_names_of_results() -> None:
+    drawn = Path(draw_all.__code__.co_filename).read_text(encoding="utf-8")
+    assert set(re.findall(r'"(\w+\.png)"', drawn)) == set(PICTURES)
 
 
 def test_damaged_rows_are_found_when_the_folder_is_opened(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Rows on disk: a cell is there as a whole or not at all, whatever happened to its writer."""
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -7,15 +9,51 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploy.experiments.rows import Row, RowFile, as_line, complete, from_line, with_void_arms
+from coordinator.text.counts import SessionCounts
+from coordinator.text.metrics import Metrics
+from deploy.experiments.rows import (
+    Row,
+    RowFile,
+    as_line,
+    complete,
+    from_line,
+    read,
+    with_void_arms,
+)
 from proto.errors import ConfigurationError, OutputError
 from tests.deploy.experiments.made import row
+
+COUNTS = SessionCounts()
+METRICS = Metrics.of(
+    COUNTS,
+    started=0.0,
+    emitted=[(0.5, 1), (1.0, 1)],
+    drafter_lost_at=None,
+    queued_s=0.0,
+    num_spec_tokens=3,
+)
+TEXTS = ("arm", "stage", "prompt_id", "category", "at", "void")
+WHOLE = (
+    *("prompt", "repetition", "num_rows", "number", "turn", "text", "seed"),
+    *("num_prompt_tokens", "num_cell_tokens", "num_bytes"),
+)
+NUMBERS = ("wall_s", "tokens_per_second", "ttft_s", "itl_p50_ms", "itl_p99_ms", "load")
+WRONG: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(TEXTS, ([1], None, 3, {})),
+    **dict.fromkeys(WHOLE, ("x", "1", None, {}, [1], 1.5, True)),
+    **dict.fromkeys(NUMBERS, ("x", "1", None, {}, [1])),
+    **dict.fromkeys(("tokens", "accept_lengths"), (["x"], 3, {"a": 1}, None, [1.5], [[1]])),
+    "accepted_by_source": (3, None, [1], {"model": "x"}),
+    "hosts": (3, None, {"target": 1}),
+    "figures": (3, "x", [1], {}, {"hit_rate": 0.5}),
+}
 
 PAIR = [row("b", 0, num_rows=2, text=text) for text in range(2)]
 
 
 def test_a_row_comes_back_as_it_was_written() -> None:
-    one = row("a ü", 1, accepted_by_source={"model": 2}, figures={"wait_s": 0.5}, hosts={"t": "h"})
+    figures = json.loads(json.dumps(dataclasses.asdict(METRICS)))
+    one = row("a ü", 1, accepted_by_source={"model": 2}, figures=figures, hosts={"t": "h"})
     assert from_line(as_line(one)) == one
     assert as_line(one).count("\n") == 1
 
@@ -77,6 +115,26 @@ def test_a_line_in_the_middle_that_is_no_row_is_not_cut_away(tmp_path: Path, lin
     path.write_bytes(line + as_line(row("a", 0)).encode())
     with pytest.raises(ConfigurationError, match="has a line that is no row after byte 0"):
         RowFile(path)
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("num_after", [0, 1])
+def test_a_row_with_a_field_of_a_wrong_type_is_no_row(
+    tmp_path: Path, name: str, num_after: int
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    sound = as_line(row("a", 0))
+    for value in WRONG[name]:
+        damaged = json.dumps(json.loads(as_line(row("a", 1))) | {name: value}) + "\n"
+        path.write_text(sound + damaged + sound * num_after)
+        with pytest.raises(ConfigurationError, match="has a line that is no row after byte"):
+            RowFile(path)
+        with pytest.raises(ConfigurationError, match="mend it, or choose another --out"):
+            read(path)
+
+
+def test_there_is_a_wrong_type_for_every_field_of_a_row() -> None:
+    assert set(WRONG) == {one.name for one in dataclasses.fields(Row)}
 
 
 def of_forwards(arm: str, late: int) -> Row:

@@ -1,5 +1,6 @@
 """Rows on disk: at once, whole, and measured once."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,4 +49,17 @@ def test_a_line_in_the_middle_that_is_no_row_is_refused(tmp_path: Path) -> None:
     Recorder(path, "attention").measured("a", us=1.0)
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(ConfigurationError, match="choose another --out"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": 3}, {"state": "odd"}, {"figures": {"us": [1]}}, {"figures": 3}, {"at": None}]
+)
+def test_a_row_with_a_field_of_a_wrong_type_is_refused(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    path = tmp_path / FILE
+    Recorder(path, "attention").measured("a", us=1.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong) + "\n")
+    with pytest.raises(ConfigurationError, match="has a line that is no row after byte 0"):
         read(path)
