@@ -31,7 +31,8 @@ def make_backend(
         return make()
     if name == "compiled":
         raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
-    return LeadingBackend(loaded.rank.followers, MakeBackend(name, lanes, row_counts, layers), make)
+    call = MakeBackend(name, lanes, row_counts, layers)
+    return LeadingBackend(loaded.rank.followers, loaded.rank, loaded.device, call, make)
 
 
 def _make_backend(

@@ -291,7 +291,8 @@ class Executor:
     def not_finite(self, lane: int) -> int | None:
         """Return the slot of a lane that has brought NaN or infinity (`Backend.not_finite`)."""
         assert self._backend is not None, "this executor was freed"
-        return self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
+        found = self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
+        return None if found is None else found % self.capacity
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """Run passes of each number of rows, so that no session pays for a first time.

@@ -100,10 +100,11 @@ class Backend(Protocol):
         """Write zeros to `length` slots from `first` on."""
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """Return which of `length` slots from `first` on has brought NaN or infinity, from 0 on.
+        """Return which of `length` slots from `first` on has brought NaN or infinity.
 
         It is the first slot with such a number in the lowest layer that has any: further up all
-        rows of its pass have them. None: there are none.
+        rows of its pass have them. The slot is the result modulo `length`, the rest says which
+        layer (`first_not_finite`). None: there are none.
         """
 
     def take_over(self, *, timed: bool = True) -> None:

@@ -154,12 +154,15 @@ def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> 
     """Return the first of some slots with NaN or infinity in the first part that has any.
 
     parts  [heads, slots, dim] each, lower layers first
-    first, length  which slots; the result counts from `first` on
+    first, length  which slots
+
+    The result is number of the part * length + slot (from `first` on), so that of the results of
+    several ranks the lowest is the first.
     """
-    for part in parts:
+    for number, part in enumerate(parts):
         is_bad = part.narrow(1, first, length).isfinite().logical_not_().amax(dim=(0, 2))
         if bool(is_bad.any()):
-            return int(is_bad.nonzero()[0, 0])
+            return number * length + int(is_bad.nonzero()[0, 0])
     return None
 
 

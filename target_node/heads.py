@@ -5,7 +5,6 @@ from drafter_node import worker as drafting
 from drafter_node.drafting import Drafting
 from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from engine.errors import EngineError
 from engine.loading import Engine
 from engine.model_files import one_line
 from node.costs import Passes
@@ -26,11 +25,6 @@ from target_node.known import Known as TargetKnown
 from target_node.worker import Worker
 
 Work = target.Compute | ForHeads
-# What comes of a head that does not run: drafts are not worth the end of the target.
-FAILURES = (
-    *(EngineError, RuntimeError, MemoryError),
-    *(ValueError, TypeError, LookupError, ArithmeticError),
-)
 
 
 class WithHeads:
@@ -79,7 +73,9 @@ class WithHeads:
             return HeadsFailed(was_step)
         try:
             return self._of_heads(action)
-        except FAILURES as error:
+        except AssertionError:  # a mistake of ours
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever their code raises costs drafts alone)
             self._have_failed = True
             self._heart.trouble(f"its heads have failed, and draft no more: {one_line(error)}")
             return HeadsFailed(was_step)

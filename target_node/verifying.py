@@ -43,7 +43,7 @@ from node.acceptance import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
 from node.lanes import Lane
 from node.price import num_expected
-from proto.messages import Cause, Close, Draft, Hit, Logprobs, Open, Rule, Verdict
+from proto.messages import Cause, Close, Draft, Hit, Open, Rule, Verdict
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
@@ -358,7 +358,7 @@ class Verifying:
             tokens = tuple(token for token in chosen if token != NO_TOKEN)
         else:
             rows, tokens = list(range(outcome.num_accepted + 1)), outcome.tokens
-        said = self._commit(running, nodes, rows, tokens, outcome.logprobs, model_us, now)
+        said = self._commit(running, nodes, rows, tokens, outcome, model_us, now)
         # A head can do nothing with a verdict without them.
         told = tell_features(self.opened, self.tree.text, running.start, outcome.features)
         return (*told, *said)
@@ -377,7 +377,7 @@ class Verifying:
         nodes: Sequence[Node],
         rows: Sequence[int],
         tokens: tuple[int, ...],
-        logprobs: Logprobs | None,
+        outcome: Outcome,
         model_us: int,
         now: float,
     ) -> Sequence[SharedAction]:
@@ -397,10 +397,11 @@ class Verifying:
         if self.finished:
             self.drafts.end()
         move = self.slots.advance(path, self.tree.nodes)
-        if is_new_attempt or (not self.finished and self.slots.prefix_len == len(self.tree.text)):
-            # The last token is always fed again, also if it is the draft that was rejected, or one
-            # whose own row is not finite.
-            self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
+        is_last_cached = self.slots.prefix_len == len(self.tree.text)
+        if is_new_attempt or (is_last_cached and (outcome.was_repeated or not self.finished)):
+            # The last token is always fed again, also if it is the draft that was rejected. If its
+            # own row is not finite, its slot holds zeros, which no later text may take for read.
+            self.slots.truncate(len(self.tree.text) - 1)
         wait_s, pass_s = running.started - self.ready_at, now - running.started
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
@@ -425,7 +426,7 @@ class Verifying:
             drafter_us=self.drafts.received.take_model_us(),
             rejected=tuple(node.token for node in rejected),
             attempt=self.drafts.attempt,
-            logprobs=logprobs and logprobs.part(0, len(tokens)),
+            logprobs=outcome.logprobs and outcome.logprobs.part(0, len(tokens)),
             sources=sources if any(sources) else (),
             hit=hit,
             plain_us=round(self._plain_s * 1e6),

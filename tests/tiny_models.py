@@ -165,6 +165,26 @@ def make_overflowing(folder: Path, out: Path, token: int) -> Path:
     return out
 
 
+def make_overflowing_llama(folder: Path, out: Path, token: int) -> Path:
+    """Save a copy of the llama model in `folder` as `out`, which overflows at one token alone.
+
+    All weights are finite. Two dimensions of the embeddings tell this token from all others, and
+    one row of the first feed-forward block is open for it alone: what it lets through is infinite.
+    """
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    embeddings, first = model.get_input_embeddings().weight, model.model.layers[0]
+    with torch.no_grad():
+        embeddings[:, :2] = torch.tensor((1.0, 0.0))
+        embeddings[token, :2] = torch.tensor((0.0, 100.0))
+        first.self_attn.o_proj.weight[:2] = 0.0  # so that they are the same behind it
+        gate, up = (part.weight[0] for part in (first.mlp.gate_proj, first.mlp.up_proj))
+        for row, values in ((gate, (-1e5, 1e5)), (up, (0.0, 1e38))):
+            row.zero_()
+            row[:2] = torch.tensor(values)  # 8 x 1e38 is more than float32 holds
+    model.save_pretrained(out)
+    return out
+
+
 def _widen(model: Any, gain: float, seed: int) -> None:
     """Draw every weight matrix anew: matrices by `gain`, logits with a deviation of about gain.
 

@@ -7,8 +7,18 @@ from proto.messages import PROTOCOL_VERSION, Hello, Role
 
 
 def difference(hello: Hello, other: Hello) -> str | None:
-    """Why these two cannot work on one text."""
+    """Why these two cannot work on one text. Of two heads: `layers_difference` as well."""
     return _tokenizer_difference(hello, other) or _feature_difference(hello, other)
+
+
+def layers_difference(name: str, hello: Hello, other_name: str, other: Hello) -> str | None:
+    """Why two drafters cannot work beside each other, if both are heads."""
+    if not hello.layers or not other.layers or hello.layers == other.layers:
+        return None
+    return (
+        f"{name} reads features of layers {_listed(hello.layers)}, {other_name} of layers "
+        f"{_listed(other.layers)}; a target hands out those of one kind of heads"
+    )
 
 
 def release_difference(version: int, role: Role) -> str | None:
@@ -56,27 +66,24 @@ def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
     if bool(mine.digest) != bool(theirs.digest):
         without = hello if not mine.digest else other
         return f"the {without.role} has no tokenizer.json, the other node has; {fix}"
+    who, whom = f"the {hello.role}", f"the {other.role}"
+    if hello.role is other.role:
+        who, whom = f"this {hello.role}", f"the other {other.role}"
     if mine.vocab_size != theirs.vocab_size:
         return (
-            f"the {hello.role}'s vocabulary has {mine.vocab_size} tokens, the {other.role}'s "
-            f"{theirs.vocab_size}; {fix}"
+            f"{who}'s vocabulary has {mine.vocab_size} tokens, {whom}'s {theirs.vocab_size}; {fix}"
         )
     if mine.digest != theirs.digest:
         return (
-            f"the {hello.role} and the {other.role} have {mine.vocab_size} tokens each, but the "
-            f"same ids mean different tokens; {fix}"
+            f"{who} and {whom} have {mine.vocab_size} tokens each, but the same ids mean "
+            f"different tokens; {fix}"
         )
     return None
 
 
 def _feature_difference(hello: Hello, other: Hello) -> str | None:
-    """Why a drafter that is a head cannot read features beside another node, or None."""
-    if hello.role is other.role is Role.DRAFTER:
-        if hello.layers and other.layers and hello.layers != other.layers:
-            return (
-                f"two drafters read features of different layers, {_listed(hello.layers)} and "
-                f"{_listed(other.layers)}; a target hands out those of one kind of heads"
-            )
+    """Why a drafter that is a head cannot read this target's features, or None."""
+    if hello.role is other.role:
         return None
     head, target = (other, hello) if hello.role is Role.TARGET else (hello, other)
     fix = "choose the head that was made for this target"

@@ -14,15 +14,23 @@ Nodes that somebody starts by hand are another matter: nobody knows when they co
 id is there the name of a *place*, `target-1`, `drafter-1`, `drafter-2` ..., and one process after
 another may take it, each with a Hello of its own. A drafter's place that nobody has taken when the
 target has been there for JOIN_LIMIT_S is not waited for. Where two nodes do not fit, the drafter
-is the one that is refused, whichever came first. A target may take the place of another one in the
-middle of a text only if it is the same model with the same settings.
+is the one that is refused, whichever came first. So drafters are held to the target alone, and all
+are welcome while none is there: when it comes, those that do not fit are told to go (`misfits`). Of
+heads that fit the target, but read features of different layers, the first one stays. A target may
+take the place of another one in the middle of a text only if it is the same model with the same
+settings.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from coordinator.cluster.fitting import difference, release_difference, replacement_difference
+from coordinator.cluster.fitting import (
+    difference,
+    layers_difference,
+    release_difference,
+    replacement_difference,
+)
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
@@ -287,7 +295,8 @@ class Registry:
         node.source = source
         node.health = Health.READY
         # Ids that only one of the two knows, or no tokenizer, are padding: never drafted.
-        sizes = [hello.logits_size, *(other.logits_size for other in self._others(node))]
+        fitting = (one for _, one in self._others(node) if difference(hello, one) is None)
+        sizes = [hello.logits_size, *(one.logits_size for one in fitting)]
         if hello.fingerprint.digest:
             sizes.append(hello.fingerprint.vocab_size)
         return Welcome(min(sizes), source, self.traced)
@@ -300,12 +309,17 @@ class Registry:
     def misfits(self, target: Node) -> list[tuple[Node, str]]:
         """The drafters by hand that do not fit a target which has joined after them, and why."""
         assert target.hello is not None
-        return [
-            (node, reason)
-            for node in self.of_role(Role.DRAFTER)
-            if node.is_by_hand and node.hello is not None and node.health is not Health.GONE
-            if (reason := difference(node.hello, target.hello)) is not None
-        ]
+        found: list[tuple[Node, str]] = []
+        kept: list[tuple[NodeId, Hello]] = []
+        drafters = (node for node in self._introduced() if node.role is Role.DRAFTER)
+        for node in sorted(drafters, key=lambda node: node.joined_at or 0.0):
+            assert node.hello is not None
+            reason = _first_difference(node.id, node.hello, [(target.id, target.hello), *kept])
+            if reason is not None and node.is_by_hand:
+                found.append((node, reason))
+            else:
+                kept.append((node.id, node.hello))
+        return found
 
     def is_of_newcomer(self, node: Node, beat: Heartbeat) -> bool:
         """Whether a heartbeat is of another process by hand, that was not accepted yet.
@@ -364,24 +378,32 @@ class Registry:
         """The node's process has ended, or is as good as that."""
         node.health = Health.GONE
 
-    def _others(self, node: Node) -> list[Hello]:
-        """How all the others that are or were there have introduced themselves."""
+    def _introduced(self) -> list[Node]:
+        """Those that were accepted; of those by hand, not the ones that are gone."""
         return [
-            other.hello
-            for other in self.nodes
-            if other is not node and other.hello is not None
-            if other.health is not Health.GONE or not other.is_by_hand
+            node
+            for node in self.nodes
+            if node.hello is not None
+            if node.health is not Health.GONE or not node.is_by_hand
         ]
+
+    def _others(self, node: Node) -> list[tuple[NodeId, Hello]]:
+        """How all the others have introduced themselves."""
+        others = ((other.id, other.hello) for other in self._introduced() if other is not node)
+        return [(node_id, hello) for node_id, hello in others if hello is not None]
 
     def _why_not(self, node: Node, hello: Hello) -> str | None:
         if (reason := release_difference(hello.version, node.role)) is not None:
             return reason
         if hello.secret != self._secret or hello.role is not node.role:
             return "the node was not started by this coordinator"
-        if node.is_by_hand and node.role is Role.TARGET:
-            return self._why_not_target(node, hello)
-        differences = (difference(hello, other) for other in self._others(node))
-        return next(filter(None, differences), None)
+        others = self._others(node)
+        if node.is_by_hand:
+            if node.role is Role.TARGET:
+                return self._why_not_target(node, hello)
+            if all(other.role is not Role.TARGET for _, other in others):
+                return None  # a drafter that does not fit must not shut out one that does
+        return _first_difference(node.id, hello, others)
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
         """Of one by hand. The drafters have to fit it, not it them."""
@@ -397,6 +419,23 @@ class Registry:
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
     """The names of the places that nodes of this role may take."""
     return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
+
+
+def _first_difference(
+    node_id: NodeId, hello: Hello, others: Iterable[tuple[NodeId, Hello]]
+) -> str | None:
+    """Why a node does not fit the first of others that it does not fit; None: it fits them all.
+
+    Drafters that fit one target fit each other, but for the features that they read.
+    """
+    name = node_id.decode(errors="replace")
+    for other_id, other in others:
+        reason = difference(hello, other)
+        if reason is None and hello.role is other.role:
+            reason = layers_difference(name, hello, other_id.decode(errors="replace"), other)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _begin_anew(node: Node) -> None:

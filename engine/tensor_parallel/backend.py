@@ -15,6 +15,7 @@ from engine.forward import Backend, Output, Spans
 from engine.tensor_parallel.calls import (
     Chain,
     CopySlots,
+    FindNotFinite,
     Forward,
     Loading,
     MakeBackend,
@@ -24,16 +25,27 @@ from engine.tensor_parallel.calls import (
     WipeSlots,
 )
 from engine.tensor_parallel.group import Followers
+from engine.tensor_parallel.split import Rank, lowest
 
 
 class LeadingBackend(Backend):
     """See `Backend`."""
 
     def __init__(
-        self, followers: Followers, call: MakeBackend, make: Callable[[], Backend]
+        self,
+        followers: Followers,
+        rank: Rank,
+        device: torch.device,
+        call: MakeBackend,
+        make: Callable[[], Backend],
     ) -> None:
-        """Make the same backend on every rank. Raises what `make` raises."""
+        """Make the same backend on every rank. Raises what `make` raises.
+
+        rank, device  rank 0, and where its tensors are
+        """
         self._followers = followers
+        self._rank = rank
+        self._device = device
         with followers.together(call):
             self._inner = make()
         self.name = self._inner.name
@@ -91,10 +103,11 @@ class LeadingBackend(Backend):
             self._inner.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`. It asks for the heads of this rank alone: what is not finite
-        in another's is in all of them one layer further up.
+        """See `Backend.not_finite`. Every rank is asked: what is not finite in the heads of one is
+        in all heads, and all rows of the pass, only one layer further up.
         """
-        return self._inner.not_finite(first, length)
+        with self._followers.together(FindNotFinite(first, length)):
+            return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. Clocks may choose otherwise on each rank: only last bits."""

@@ -114,6 +114,23 @@ class WipeSlots:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class FindNotFinite:
+    """As `Backend.not_finite`. Every rank looks at its own heads, and all get the lowest result."""
+
+    first: int
+    length: int
+
+
 Call = (
-    Plain | MakeBackend | TakeOver | Loading | Forward | Chain | MoveSlots | CopySlots | WipeSlots
+    Plain
+    | MakeBackend
+    | TakeOver
+    | Loading
+    | Forward
+    | Chain
+    | MoveSlots
+    | CopySlots
+    | WipeSlots
+    | FindNotFinite
 )

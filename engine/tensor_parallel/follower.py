@@ -14,6 +14,7 @@ from engine.tensor_parallel.calls import (
     Call,
     Chain,
     CopySlots,
+    FindNotFinite,
     Forward,
     Loading,
     MakeBackend,
@@ -24,6 +25,7 @@ from engine.tensor_parallel.calls import (
     WipeSlots,
 )
 from engine.tensor_parallel.group import following, meet
+from engine.tensor_parallel.split import lowest
 
 
 def follow(start: Start, channel: Connection) -> None:
@@ -105,6 +107,10 @@ class Follower:
                 self._backend.copy(source, target, length)
             case WipeSlots(first, length):
                 self._backend.wipe(first, length)
+            case FindNotFinite(first, length):
+                assert self._loaded.rank is not None
+                found = self._backend.not_finite(first, length)
+                lowest(found, self._loaded.rank, self._loaded.device)
             case TakeOver(timed):
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):

@@ -84,6 +84,15 @@ def joined(product: Product, rank: Rank | None, count: int) -> Product:
     return whole
 
 
+def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
+    """Return the lowest number that any rank has, each >= 0; None: none has one."""
+    numbers = torch.zeros(rank.count, dtype=torch.int64, device=device)
+    numbers[rank.index] = 0 if number is None else number + 1
+    rank.add_up(numbers)
+    found = numbers[numbers > 0]
+    return int(found.min()) - 1 if found.numel() else None
+
+
 def split(name: str, model: Any, rank: Rank) -> None:
     """Leave of each weight of `model`, which is on the CPU, what this rank has of it.
 

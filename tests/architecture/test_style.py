@@ -38,9 +38,9 @@ def test_every_test_is_a_sentence_with_an_assertion(check: Check) -> None:
     assert [line for file in files for line in check(file)] == []
 
 
-def test_only_a_process_catches_everything() -> None:
-    found = [line for file in sources(*PACKAGES) for line in style.broad_excepts(file)]
-    assert found == []
+def test_only_a_process_and_who_runs_the_code_of_heads_catches_everything() -> None:
+    found = {file.path.as_posix() for file in sources(*PACKAGES) if style.broad_excepts(file)}
+    assert found == {"target_node/heads.py"}
 
 
 def test_nobody_asks_for_the_name_of_a_policy() -> None:

@@ -1,4 +1,7 @@
-"""A target whose heads fail after some steps, in the way that SLIPSTREAM_TEST_FAILURE names."""
+"""A target whose heads fail after some steps, in the way that SLIPSTREAM_TEST_FAILURE names.
+
+After how many, SLIPSTREAM_TEST_FAILING_STEP may say.
+"""
 
 import os
 import sys
@@ -14,7 +17,7 @@ from node.process import run_node
 from target_node import heads
 from target_node.__main__ import work
 
-FAILING_STEP = 12  # by then some drafts have been accepted
+FAILING_STEP = "12"  # by then some drafts have been accepted
 
 
 def memory(_: Output) -> Output:
@@ -38,6 +41,7 @@ WAYS: dict[str, Callable[[Output], Output]] = {one.__name__: one for one in (mem
 def main() -> int:
     """A node whose heads fail when they have drafted for a while."""
     fail, begin = WAYS[os.environ["SLIPSTREAM_TEST_FAILURE"]], heads.WithHeads.__init__
+    failing_step = int(os.environ.get("SLIPSTREAM_TEST_FAILING_STEP", FAILING_STEP))
     steps = 0
 
     def spoil(kind: Any) -> None:
@@ -47,7 +51,7 @@ def main() -> int:
             nonlocal steps
             steps += 1
             made = forward(self, *args)
-            return fail(made) if steps > FAILING_STEP else made
+            return fail(made) if steps > failing_step else made
 
         kind.forward = failing
 

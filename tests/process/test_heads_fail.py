@@ -17,6 +17,18 @@ PROMPTS = [f"def read_{word}(path, encoding='utf-8'):\n" for word in "abcdefgh"]
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
 AR = SpeculationConfig(policy="ar")
 TREE = SpeculationConfig(policy="tree", adaptive=False)
+NUM_ROUNDS = 10
+
+
+def config_of(head: str) -> PairConfig:
+    """The embedded target with this head beside it."""
+    return PairConfig(
+        drafter=str(MODELS / head),
+        drafter_home="target",
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=len(PROMPTS),
+    )
 
 
 def written(pair: Pair, speculation: SpeculationConfig) -> list[list[int]]:
@@ -42,19 +54,31 @@ def test_heads_that_fail_are_said_once_and_the_texts_are_those_of_the_target_alo
 ) -> None:
     monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.failing_heads")
     monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", way)
-    config = PairConfig(
-        drafter=str(MODELS / head),
-        drafter_home="target",
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=len(PROMPTS),
-    )
-    with Pair(config) as pair:
+    with Pair(config_of(head)) as pair:
         plain = written(pair, AR)
         assert not caplog.messages
         assert written(pair, TREE) == plain
         assert wait_for(lambda: bool(caplog.messages), 10.0)
-        assert written(pair, TREE) == plain
+        for _ in range(NUM_ROUNDS - 1):
+            assert written(pair, TREE) == plain
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(said) == 1
     assert said[0].startswith(line)
+
+
+@pytest.mark.slow
+def test_heads_may_fail_at_any_step_of_eight_texts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.failing_heads")
+    monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", "shapes")
+    plain: list[list[int]] = []
+    for failing_step in range(0, 5 * NUM_ROUNDS, 5):
+        monkeypatch.setenv("SLIPSTREAM_TEST_FAILING_STEP", str(failing_step))
+        caplog.clear()
+        with Pair(config_of("eagle")) as pair:
+            plain = plain or written(pair, AR)
+            assert written(pair, TREE) == plain, failing_step
+            assert wait_for(lambda: bool(caplog.messages), 10.0), failing_step
+        (said,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        assert said.startswith("the target: its heads have failed, and draft no more: mat1 and")

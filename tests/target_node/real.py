@@ -28,6 +28,7 @@ def heart() -> Any:
 class RealTarget:
     """The machines of a target, and what they ask for done by an executor.
 
+    lanes   of its cache
     sent    what it has said
     passes  the parts of its passes, texts by their session
     """
@@ -35,7 +36,7 @@ class RealTarget:
     def __init__(self, executor: Executor, chunk: int = 32) -> None:
         self.executor = executor
         known = Known(fixed_rows=executor.fixed_rows, costs=Costs(NOTHING_KNOWN), chunk=chunk)
-        lanes = Lanes(executor.lanes.count, executor.capacity)
+        self.lanes = lanes = Lanes(executor.lanes.count, executor.capacity)
         schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
         self.follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
         self.worker = Worker(Forwards(executor, heart(), SimulatedDevice(0.0, 0.0)))

@@ -9,7 +9,7 @@ import torch
 from drafter_node import events as drafter
 from engine.errors import EngineError, OutOfMemory
 from engine.slots import Move
-from node.events import CopyPrefix, MoveRows
+from node.events import CopyPrefix, MoveRows, Wipe
 from target_node import events as target
 from target_node.heads import WithHeads
 from target_node.home import ForHeads, HeadsDone, HeadsFailed
@@ -17,6 +17,7 @@ from target_node.home import ForHeads, HeadsDone, HeadsFailed
 STEP = ForHeads(drafter.Compute(1, ()))
 MOVE = ForHeads(MoveRows((Move((1,), (0,)),)))
 COPY = ForHeads(CopyPrefix(0, 1, 4))
+WIPE = ForHeads(Wipe(0, 4))
 ERRORS = [
     EngineError("the model's logits are not finite"),
     OutOfMemory("no room"),
@@ -24,6 +25,10 @@ ERRORS = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     IndexError("index out of range"),
     MemoryError("cannot allocate"),
+    AttributeError("'NoneType' object has no attribute 'shape'"),
+    ImportError("no module named triton"),
+    OSError("cannot open the library of a kernel"),
+    EOFError("the compiler has ended"),
 ]
 
 
@@ -41,7 +46,7 @@ class Heads:
             raise self.error
         return drafter.Proposed(1, (), 1)
 
-    move = copy_prefix = compute
+    move = copy_prefix = wipe = compute
 
 
 def both(heads: Heads, said: list[str]) -> WithHeads:
@@ -55,7 +60,7 @@ def both(heads: Heads, said: list[str]) -> WithHeads:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("wanted", [STEP, MOVE, COPY], ids=["step", "move", "copy"])
+@pytest.mark.parametrize("wanted", [STEP, MOVE, COPY, WIPE], ids=["step", "move", "copy", "wipe"])
 def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
     wanted: ForHeads, error: Exception
 ) -> None:
@@ -73,8 +78,8 @@ def test_heads_that_work_are_asked_again() -> None:
     heads, said = Heads(None), list[str]()
     node = both(heads, said)
     assert node.compute(STEP) == HeadsDone(drafter.Proposed(1, (), 1))
-    assert node.compute(MOVE) == node.compute(COPY) == HeadsDone()
-    assert heads.num_asked == 3
+    assert node.compute(MOVE) == node.compute(COPY) == node.compute(WIPE) == HeadsDone()
+    assert heads.num_asked == 4
     assert said == []
 
 

@@ -247,6 +247,56 @@ def test_such_a_token_may_end_a_text(target: Make) -> None:
     assert (text_of(tested), faults_of(tested)) == ((BAD,), [])
 
 
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.TOKEN])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_a_draft_that_ends_its_text_is_read_anew_by_the_text_that_goes_on_from_there(
+    target: Make, num_lanes: int, rule: Rule
+) -> None:
+    """What it wrote has been wiped: a next text that took its slot for read would go on from zeros,
+    and so would one in another lane that copied it.
+    """
+    sampled = rule is not Rule.COUPLED
+    sampling = SamplingSpec(float(sampled), bias_ids=(BAD,), bias_values=(100.0,))
+    opened = asked(PROMPT, policy=PIPELINED, sampling=sampling, rule=rule)
+    opened = replace(opened, limits=Limits(len(PROMPT) + NUM_NEW, (BAD,)))
+    opened = replace(opened, sampling=replace(sampling, min_tokens=1, late_ids=(BAD,)))
+    tested = target(num_lanes=num_lanes)
+    tested.hear(opened)
+    tested.turn()
+    tested.turn()
+    base = (*PROMPT, *text_of(tested))
+    certain = (Proposal((BAD,), (1.0,)),) if sampled else ()
+    tested.hear(replace(draft(base, BAD), proposals=certain))
+    tested.run()
+    (last,) = tested.sent[-1:]
+    assert isinstance(last, Verdict)
+    assert (last.tokens, last.num_accepted) == ((BAD,), 1)
+    tested.sent.clear()
+    if num_lanes == 1:
+        tested.hear(Close(1, "done"))
+    tested.hear(asked((*base, BAD, *OTHER), 2))
+    tested.run()
+    assert (len(tested.copies) > 0) == (num_lanes > 1)
+    assert text_of(tested, 2) == ()
+    check_ended(tested, len(base), session=2)
+
+
+def test_a_good_draft_that_ends_its_text_stays_read(target: Make) -> None:
+    sampling = SamplingSpec(bias_ids=(9,), bias_values=(100.0,), min_tokens=1, late_ids=(9,))
+    opened = asked(PROMPT, policy=PIPELINED, sampling=sampling)
+    tested = target(num_lanes=1)
+    tested.hear(replace(opened, limits=Limits(len(PROMPT) + NUM_NEW, (9,))))
+    tested.turn()
+    tested.turn()
+    base = (*PROMPT, *text_of(tested))
+    tested.hear(draft(base, 9))
+    tested.run()
+    assert text_of(tested)[-1] == 9
+    tested.hear(Close(1, "done"))
+    following = (*base, 9, *OTHER)
+    assert tested.lanes.take(following, b"another").num_cached_of(following) == len(base) + 1
+
+
 def test_an_accepted_draft_is_committed_before_its_text_ends(target: Make) -> None:
     sampling = SamplingSpec(bias_ids=(BAD,), bias_values=(100.0,), min_tokens=3, late_ids=(BAD,))
     want = written(target(is_bad=False), asked(PROMPT, sampling=sampling, num_new=4))

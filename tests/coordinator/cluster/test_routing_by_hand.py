@@ -19,12 +19,14 @@ from coordinator.text.session import NodeId
 from proto.codec import decode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import (
+    NGRAM_SOURCE,
     PROTOCOL_VERSION,
     Close,
     Fault,
     FaultCode,
     Heartbeat,
     Hello,
+    Message,
     Open,
     Role,
     Welcome,
@@ -77,8 +79,12 @@ def lines(actions: list[Action]) -> list[str]:
 
 def sent(actions: list[Action], node: NodeId) -> list[type]:
     """What a node is sent."""
-    frames = [one.frame for one in actions if isinstance(one, Send) and one.node == node]
-    return [type(decode(frame)) for frame in frames]
+    return [type(message) for message in decoded(actions, node)]
+
+
+def decoded(actions: list[Action], node: NodeId) -> list[Message]:
+    """The same, as messages."""
+    return [decode(one.frame) for one in actions if isinstance(one, Send) and one.node == node]
 
 
 def beats(router: Router, now: float, *nodes: NodeId, stamped: bool = True) -> list[Action]:
@@ -184,6 +190,53 @@ def test_a_drafter_that_came_before_the_target_and_does_not_fit_it_is_the_one_th
     begun(router, text())
     assert forwarded(router, FIRST, draft((1, 2), 3)) == ()
     assert lines(says(router, FIRST, GOOD)) == ["the drafter is there again"]
+
+
+def test_a_misfit_that_came_first_shuts_out_no_drafter_that_fits() -> None:
+    router = waiting()
+    smaller = replace(OTHER, logits_size=50, fingerprint=replace(OTHER.fingerprint, vocab_size=50))
+    says(router, FIRST, smaller)
+    welcomed = says(router, SECOND, GOOD)
+    assert decoded(welcomed, SECOND) == [Welcome(100, 2, traced=False)], "of its own vocabulary"
+    done = says(router, TARGET, OF_THE_TARGET)
+    assert decoded(done, TARGET) == [Welcome(100, NGRAM_SOURCE, traced=False)]
+    assert sent(done, FIRST) == [Fault]
+    assert sent(done, SECOND) == []
+    assert lines(done) == [
+        "refused drafter-1 on two: the drafter's vocabulary has 50 tokens, the target's 100; "
+        "choose a drafter with the target's tokenizer; going on without it"
+    ]
+    begun(router, text())
+    assert forwarded(router, SECOND, draft((1, 2), 3)) == (TARGET,)
+    assert forwarded(router, FIRST, draft((1, 2), 3)) == ()
+
+
+def test_a_head_for_another_target_that_came_first_shuts_out_no_head_that_fits() -> None:
+    router = waiting()
+    says(router, FIRST, replace(GOOD, layers=(-1,), hidden_size=9999))
+    assert sent(says(router, SECOND, replace(GOOD, layers=(1, 2))), SECOND) == [Welcome]
+    done = says(router, TARGET, replace(OF_THE_TARGET, num_layers=4))
+    assert (sent(done, FIRST), sent(done, SECOND)) == ([Fault], [])
+    (line,) = lines(done)
+    assert line.startswith("refused drafter-1 on one: the drafter is a head for targets whose")
+
+
+def test_of_two_heads_of_different_layers_the_target_keeps_the_one_that_came_first() -> None:
+    router = waiting()
+    says(router, SECOND, replace(GOOD, layers=(1, 2)), 1.0)
+    says(router, FIRST, replace(GOOD, layers=(-1,)), 2.0)
+    done = says(router, TARGET, replace(OF_THE_TARGET, num_layers=4), 3.0)
+    assert (sent(done, FIRST), sent(done, SECOND)) == ([Fault], [])
+    line = (
+        "{} reads features of layers {}, {} of layers {}; a target hands out those of one kind of "
+        "heads; going on without it"
+    )
+    kept = "drafter-2", "1, 2"
+    refused = line.format("drafter-1", "-1", *kept)
+    assert lines(done) == [f"refused drafter-1 on one: {refused}"]
+    done = says(router, b"drafter-3", replace(GOOD, layers=(0,)), 4.0)
+    refused = line.format("drafter-3", "0", *kept)
+    assert lines(done) == [f"refused drafter-3 on one: {refused}"]
 
 
 # -- a target that does not fit -------------------------------------------------------------------

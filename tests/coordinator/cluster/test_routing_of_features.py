@@ -141,8 +141,8 @@ def test_under_a_classical_rule_the_head_is_told_the_attempt_that_begins_with_it
         ),
         (
             told(Role.DRAFTER, layers=LAST),
-            "two drafters read features of different layers, -1 and 2, 4, 5; a target hands out "
-            "those of one kind of heads",
+            "drafter-2 reads features of layers -1, drafter-1 of layers 2, 4, 5; a target hands "
+            "out those of one kind of heads",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """What rank 0 tells its followers, and what they make of it: here a thread for the other rank."""
 
+import math
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,13 +26,13 @@ class Told:
 
     def __init__(self, loaded: LoadedModel, pool: ThreadPoolExecutor) -> None:
         self.calls: list[Call] = []
-        self._follower = Follower(loaded)
+        self.follower = Follower(loaded)
         self._pool = pool
 
     def tell(self, call: Call) -> "Future[None]":
         """Let it begin with its part."""
         self.calls.append(pickle.loads(pickle.dumps(call)))
-        return self._pool.submit(self._follower.answer, self.calls[-1])
+        return self._pool.submit(self.follower.answer, self.calls[-1])
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
@@ -39,6 +40,25 @@ class Told:
         done = self.tell(call)
         yield
         done.result(LIMIT_S)
+
+
+def test_what_is_not_finite_on_one_rank_alone_is_found(tmp_path: Path) -> None:
+    first, second = Threads(make_model("llama", tmp_path), 2).loaded
+    assert first.rank is not None
+    with ThreadPoolExecutor(1) as pool:
+        told: Any = Told(second, pool)
+        loaded = replace(first, rank=replace(first.rank, followers=told))
+        executor = Executor(loaded, 128, backend="fused")
+        assert executor.not_finite(0) is None
+        leading, following = executor._backend._inner.cache, told.follower._backend.cache
+        following[0, :, 3] = math.nan
+        assert executor.not_finite(0) == 3
+        # One layer further up all rows of the pass have it, on every rank.
+        for cache in (leading, following):
+            cache[1, :, :5] = math.nan
+        assert executor.not_finite(0) == 3
+        leading[0, :, 4] = math.nan
+        assert executor.not_finite(0) == 3
 
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
