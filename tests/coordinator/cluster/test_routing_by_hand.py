@@ -15,6 +15,8 @@ from coordinator.cluster.events import (
 )
 from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.routing import NOBODY_DRAFTS, UNREADABLE, Router
+from coordinator.cluster.snapshot import taken
+from coordinator.cluster.tally import Tally
 from coordinator.text.session import NodeId
 from proto.codec import decode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
@@ -277,6 +279,27 @@ def test_a_drafter_that_is_lost_and_one_that_is_back_are_a_line_each() -> None:
     assert lines(says(router, FIRST, replace(GOOD, load_us=100), now)) == [
         "the drafter is there again"
     ]
+
+
+def test_only_another_process_in_the_place_of_one_by_hand_counts_as_a_restart() -> None:
+    def restarts() -> dict[str, int]:
+        return taken(router, Tally(), {}, now).restarts
+
+    router = with_target(FIRST)
+    now = 0.0
+    says(router, FIRST, replace(GOOD, load_us=10))  # the same one
+    says(router, SECOND, replace(GOOD, load_us=11))
+    says(router, SECOND, OTHER)  # refused
+    _, now = silent_after(router, TARGET)
+    beats(router, now, FIRST)  # it was stopped, and goes on
+    assert restarts() == {}
+    says(router, FIRST, replace(GOOD, load_us=99), now)
+    assert restarts() == {"drafter": 1}
+    router.handle(Arrived(FIRST, Fault(0, 0, FaultCode.FAILED, "its device is gone")), now)
+    says(router, FIRST, replace(GOOD, load_us=100), now)
+    assert restarts() == {"drafter": 2}
+    says(router, TARGET, replace(OF_THE_TARGET, load_us=101), now)
+    assert restarts() == {"drafter": 2, "target": 1}
 
 
 def test_an_introduction_that_is_said_twice_is_of_one_process() -> None:
