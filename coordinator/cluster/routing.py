@@ -263,7 +263,8 @@ class Router:
         """What is said when this node is accepted, if anything."""
         if node.health is Health.SILENT or _takes_over(node, hello):
             return f"{self.registry.title(node)} is there again"
-        if node.is_by_hand and node.hello is None and not node.is_awaited:
+        is_late = not node.is_awaited or self.registry.has_others(node)
+        if node.is_by_hand and node.hello is None and is_late:
             return f"{self.registry.title(node)} has joined{_on(hello.host)}"
         return ""
 

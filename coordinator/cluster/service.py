@@ -287,12 +287,12 @@ class Service:
         self._events.append(event)
         self._listener.wake()
 
-    def close(self) -> None:
-        """Stop the loop and end the nodes. May be called twice."""
+    def close(self, why: str = "it was closed") -> None:
+        """Stop the loop and end the nodes. May be called twice. `why`: for the log."""
         if os.getpid() == self._owner:
             self._status.close()
         if not self._stopping:
-            self._note("the coordinator ends")
+            self._note("the coordinator ends: %s", why)
         self._stopping = True
         self._listener.wake()
         if self._thread.is_alive():

@@ -340,6 +340,21 @@ def test_several_drafters_join_each_under_its_name() -> None:
     assert lines(done) == ["drafter-1 is there again"]
 
 
+def test_of_two_drafters_each_is_told_of_by_its_name_whichever_comes_first() -> None:
+    router = waiting()
+    says(router, TARGET, OF_THE_TARGET)
+    assert lines(says(router, SECOND, GOOD)) == ["drafter-2 has joined on one"]
+    assert lines(says(router, FIRST, replace(GOOD, load_us=9))) == ["drafter-1 has joined on one"]
+    nodes = router.registry.ready(Role.DRAFTER)
+    assert [router.registry.name(node) for node in nodes] == ["drafter-1", "drafter-2"]
+
+
+def test_a_drafter_alone_under_the_first_name_is_the_drafter() -> None:
+    router = with_target(FIRST)
+    (node,) = router.registry.ready(Role.DRAFTER)
+    assert (router.registry.name(node), router.registry.title(node)) == ("drafter", "the drafter")
+
+
 def test_the_place_of_a_drafter_is_not_taken_for_that_of_another() -> None:
     router = with_target(FIRST, SECOND)
     assert says(router, b"drafter-3", OF_THE_TARGET) == []
