@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.launching.launcher import Obituary
+    from coordinator.launching.launcher import Launcher, Obituary
 
 POLL_S = 0.05
 
@@ -35,6 +35,9 @@ class Place:
 class Supervisor:
     """The actor: starts one node process on its host and holds it. Runs two methods at once."""
 
+    _launcher: "Launcher"
+    _is_alone: bool  # how the launcher was made
+
     def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
         """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
         host = socket.gethostname()
@@ -55,8 +58,12 @@ class Supervisor:
         if read.coordinator_key:
             read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
         forget_thread_limit()
-        self.close()  # one that has ended left its folder
-        self._launcher = Launcher(is_alone=is_alone)
+        # One launcher for all nodes of this place, one after another: each has a run of its own in
+        # the logs, of which the latest are kept.
+        is_same = hasattr(self, "_launcher") and self._is_alone == is_alone
+        if not is_same or self._launcher.pids():
+            self.close()
+            self._launcher, self._is_alone = Launcher(is_alone=is_alone), is_alone
         self._launcher.start(read)
         (pid,) = self._launcher.pids().values()
         return pid

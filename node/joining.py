@@ -2,20 +2,17 @@
 
 It reads its weights once, and then serves one coordinator after another: it introduces itself until
 one answers, works until that one says that it ends, or is silent, and introduces itself again. If
-one answers that the node does not fit, the node says why and ends. The
-node connects and the coordinator listens, and not the other way round: so one port of one host has
-to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
+one answers that the node does not fit, the node says why and ends. A signal ends it at any time
+(`ending.py`).
+
+The node connects and the coordinator listens, and not the other way round: so one port of one host
+has to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
 """
 
 import gc
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -168,7 +165,6 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(join)
-    _end_on_signals(role)
     return _status_of(app, f"python -m {role}_node")
 
 
@@ -178,23 +174,6 @@ def _checked(name: str, role: Role) -> str:
         known = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         raise ConfigurationError(f"--name: a {role} is called {known}, not {shown(name)}")
     return name
-
-
-def _end_on_signals(role: Role) -> None:
-    """A signal is how such a node ends, also while it loads: with a line, and no error."""
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        how = (
-            "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-        )
-        # Not through sys.stderr: this may have interrupted whoever writes to it.
-        with suppress(OSError):
-            os.write(2, f"{role}: {how}\n".encode())
-        sys.exit(0)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, end)
 
 
 def _status_of(app: typer.Typer, name: str) -> int:

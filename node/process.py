@@ -228,7 +228,10 @@ def shake_hands(
 
 
 def _stamp_logs() -> None:
-    """Every line begins with the time: it goes into a file that stays (`launching/logs.py`)."""
+    """What is logged begins with the time, unlike what libraries print.
+
+    It goes into a file that stays (`launching/logs.py`).
+    """
     form = "%(asctime)s.%(msecs)03dZ %(name)s: %(message)s"
     bare = form.replace("%(name)s: ", "")
     for name, each in (("", form), (last_words.name, bare)):

@@ -3,8 +3,14 @@
 With `--join` by hand, for one coordinator after another (`node.joining`).
 """
 
-import gc
 import sys
+
+from node.ending import end_at_once_on_signals
+
+if __name__ == "__main__" and len(sys.argv) > 1:
+    end_at_once_on_signals("target")
+
+import gc
 from typing import TYPE_CHECKING
 
 from proto.installation import NODE, may_run

@@ -1,5 +1,6 @@
 """Settings that do not change, and say in one line what is wrong with them."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -71,12 +72,19 @@ class Frozen(BaseModel):
 
 def named(name: str, info: ValidationInfo) -> str:
     """A setting as whoever made it calls it."""
+    if isinstance(info.context, Mapping):
+        return str(info.context.get(name, name))
     return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
 
 
 def checked(kind: type[T], **values: object) -> T:
     """Make a config of command line options; raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
+
+
+def named_as(kind: type[T], names: Mapping[str, str], **values: object) -> T:
+    """Make a config; raises ConfigurationError, which calls these settings by these names."""
+    return kind.model_validate(values, context=names)
 
 
 def reviewed(kind: type[T], value: object, name: str) -> T:

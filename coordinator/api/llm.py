@@ -16,6 +16,7 @@ from typing import Any, cast
 from coordinator.api.batch import Batch
 from coordinator.api.chat import Messages
 from coordinator.api.config import ALONE, PairConfig
+from coordinator.api.frozen import named_as
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
@@ -23,7 +24,7 @@ from coordinator.api.request import Request, Step
 from coordinator.api.values import scalar
 from coordinator.api.vllm import speculation
 from coordinator.api.vllm.progress import Bar, UseTqdm
-from coordinator.api.vllm.settings import in_our_names
+from coordinator.api.vllm.settings import as_given, in_our_names
 from coordinator.api.vllm.tokenizer import TargetTokenizer
 from proto.errors import ClosedError, ConfigurationError, shown
 
@@ -83,7 +84,8 @@ class LLM:
             "max_model_len": max_model_len,
         }
         given = {name: value for name, value in named.items() if value is not None}
-        config = PairConfig(**in_our_names({**given, **settings, **wanted.of_pair}))
+        values = in_our_names({**given, **settings, **wanted.of_pair})
+        config = named_as(PairConfig, as_given(given), **values)
         has_drafter = config.is_embedded or "drafter" in given or config.heads
         is_plain = speculative_config is None and not has_drafter
         self._speculation = ALONE if is_plain else wanted.settings
@@ -254,7 +256,8 @@ class LLM:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if self._close.detach() is not None:
+            self.pair.__exit__(kind, error, trace)
 
 
 def _warn(step: Step) -> None:

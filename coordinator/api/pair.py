@@ -101,8 +101,8 @@ class Pair:
             ):
                 self.service.launch(node)
             self._wait_until_ready(say)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(_why(error))
             raise
 
     def _wait_until_ready(self, say: Say | None) -> None:
@@ -147,12 +147,13 @@ class Pair:
         """Where the nodes are, a line each, if they may be on other hosts."""
         if self._launcher.keys is None:
             return []
-        nodes = [node for role in Role for node in self.service.registry.ready(role)]
+        registry = self.service.registry
         return [
-            f"{node.role}: {Path(hello.model).name}, {hello.dtype}, on {hello.host} "
+            f"{registry.name(node)}: {Path(hello.model).name}, {hello.dtype}, on {hello.host} "
             f"({hello.device}, {hello.backend}), "
             f"{1e3 * (node.round_trips.now_s or 0.0):.1f} ms there and back"
-            for node in nodes
+            for role in Role
+            for node in registry.ready(role)
             if (hello := node.hello) is not None
         ]
 
@@ -381,10 +382,10 @@ class Pair:
         settings = self.config.model_dump(mode="json", exclude_defaults=True)
         writing.write(path, writing.trace_of(self.service.tape.take(), settings))
 
-    def close(self) -> None:
-        """End both nodes. May be called twice."""
+    def close(self, why: str = "it was closed") -> None:
+        """End both nodes. May be called twice. `why`: for the log."""
         if hasattr(self, "service"):
-            self.service.close()
+            self.service.close(why)
         self._launcher.close()
 
     def __enter__(self) -> "Pair":
@@ -396,4 +397,11 @@ class Pair:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(_why(error))
+
+
+def _why(error: BaseException | None) -> str:
+    """Why the nodes are ended, in words that hold nothing of a prompt or a text."""
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or "interrupted"
+    return "its work is done" if error is None else f"after an error ({type(error).__name__})"

@@ -98,7 +98,7 @@ class Interruption:
     def _interrupt(self, number: int, _frame: "FrameType | None") -> NoReturn:
         self._number = number
         _ignore_signals()  # a second one would cut the cleaning up short
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(self.line)
 
 
 def prepare_streams() -> None:

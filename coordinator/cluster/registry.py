@@ -212,10 +212,22 @@ class Registry:
         return absent
 
     def title(self, node: Node) -> str:
-        """What people call it: "the drafter", and its name where there are several."""
+        """What people call it: "the drafter", and its name where there are or may be several."""
+        name = self.name(node)
+        return f"the {name}" if name == str(node.role) else name
+
+    def name(self, node: Node) -> str:
+        """The same without an article: drafter, or drafter-2."""
+        is_second = node.is_by_hand and node.id != names_by_hand(node.role)[0]
+        is_one_of_several = node.is_by_hand and self.has_others(node)
+        if is_second or is_one_of_several:
+            return node.id.decode(errors="replace")
+        return str(node.role)
+
+    def has_others(self, node: Node) -> bool:
+        """Whether another node of this role has joined."""
         others = (one for one in self.of_role(node.role) if one is not node)
-        is_one_of_several = node.is_by_hand and any(one.hello is not None for one in others)
-        return node.id.decode(errors="replace") if is_one_of_several else f"the {node.role}"
+        return any(one.hello is not None for one in others)
 
     def find(self, node_id: NodeId) -> Node | None:
         """The node of this id, unless it is gone."""

@@ -28,7 +28,7 @@ one is lost another takes over, as it would itself if it came back, and keeps th
 A drafter has a source number, and no other gets it as long as an open text knows it: it means one.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from coordinator.cluster.events import (
     UNREAD,
@@ -88,6 +88,9 @@ class Router:
     def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
         self.registry = Registry(secret)
         self.mishap: Exception | None = None  # the latest in the machine of a text
+        # Processes by hand that took the place of another one, by role. Those that are started from
+        # here are counted where that is done.
+        self.successors: Counter[Role] = Counter()
         self._last_failure = ""  # what was said of the latest drafter that ended
         # By hand: what was said of those that were refused under a name, since one was accepted.
         self._refusals: dict[NodeId, set[str]] = {}
@@ -235,7 +238,7 @@ class Router:
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
-        line = self._word_of(node, hello)
+        line, is_successor = self._word_of(node, hello), _takes_over(node, hello)
         answer: Welcome | Fault
         if source is None:
             reason = f"there is no source number left for one more {node.role}"
@@ -247,6 +250,7 @@ class Router:
             self._refused(node, answer.detail, now, is_lasting=source is not None, host=hello.host)
             return
         self._refusals.pop(node.id, None)
+        self.successors[node.role] += is_successor and node.is_by_hand
         self.registry.joined(node, now)
         if line:
             self._do(Warn(line))
@@ -257,10 +261,10 @@ class Router:
 
     def _word_of(self, node: Node, hello: Hello) -> str:
         """What is said when this node is accepted, if anything."""
-        is_another = node.hello is not None and node.hello != hello
-        if node.health is Health.SILENT or (node.is_again and node.hello is None) or is_another:
+        if node.health is Health.SILENT or _takes_over(node, hello):
             return f"{self.registry.title(node)} is there again"
-        if node.is_by_hand and node.hello is None and not node.is_awaited:
+        is_late = not node.is_awaited or self.registry.has_others(node)
+        if node.is_by_hand and node.hello is None and is_late:
             return f"{self.registry.title(node)} has joined{_on(hello.host)}"
         return ""
 
@@ -506,6 +510,11 @@ class Router:
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
+
+
+def _takes_over(node: Node, hello: Hello) -> bool:
+    """Whether the process that introduces itself takes the place of another one."""
+    return node.is_again if node.hello is None else node.hello != hello
 
 
 def _on(host: str) -> str:

@@ -42,7 +42,7 @@ from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
 from coordinator.cluster.snapshot import Snapshot, number_of, taken
 from coordinator.cluster.status_socket import StatusSocket
-from coordinator.cluster.tally import NAME_IN_USE, NO_KEY, Tally, ending_of
+from coordinator.cluster.tally import NAME_IN_USE, NO_KEY, OTHER_NAME, Tally, ending_of
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.restarts import Restarts
 from coordinator.text.running import Running, check_opening
@@ -79,6 +79,7 @@ ROUND_TRIP_LIMIT_S = 1.0
 SNAPSHOT_LIMIT_S = 2.0
 GOODBYE_LIMIT_S = 2.0  # a forward, and the way there and back
 GOODBYE_AGAIN_S = 0.02
+MAX_SAID = 64  # names are whatever a peer says, so there is no end of them
 END_LIMIT_S = 1.0  # of the loop, besides
 UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
@@ -115,7 +116,7 @@ class Service:
         )
         self.outside = listener.outside
         self.num_refused = 0  # connections from outside
-        self._said: set[str] = set()  # of whoever was not let in: each line once
+        self._said: set[str] = set()  # of whoever was not let in: each line once, up to MAX_SAID
         self._network = (
             SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
             if links
@@ -286,12 +287,12 @@ class Service:
         self._events.append(event)
         self._listener.wake()
 
-    def close(self) -> None:
-        """Stop the loop and end the nodes. May be called twice."""
+    def close(self, why: str = "it was closed") -> None:
+        """Stop the loop and end the nodes. May be called twice. `why`: for the log."""
         if os.getpid() == self._owner:
             self._status.close()
         if not self._stopping:
-            self._note("the coordinator ends")
+            self._note("the coordinator ends: %s", why)
         self._stopping = True
         self._listener.wake()
         if self._thread.is_alive():
@@ -405,9 +406,12 @@ class Service:
         for line in self._door.turned_away():
             self._say_once(line)
             self.tally.refused(NAME_IN_USE)
+        for line in self._door.misnamed():
+            self._say_once(f"{line}, and was turned away")
+            self.tally.refused(OTHER_NAME)
 
     def _say_once(self, line: str) -> None:
-        if line not in self._said:
+        if line not in self._said and len(self._said) < MAX_SAID:
             self._said.add(line)
             self._warn(line)
 

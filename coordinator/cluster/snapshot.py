@@ -78,7 +78,7 @@ class Snapshot:
 
     texts     being written: at most MAX_LISTED, the oldest first; `open` is how many there are
     queued    that wait for a lane
-    restarts  of nodes, by role
+    restarts  of nodes, by role: processes that have taken the place of another one
     refusals  of peers, by what they were told
     """
 
@@ -113,7 +113,9 @@ def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Sna
         complete=tally.num_complete,
         cancelled=tally.num_cancelled,
         failed=tally.num_failed,
-        restarts={str(role): number for role, number in tally.restarts.items()},
+        restarts={
+            str(role): number for role, number in (tally.restarts + router.successors).items()
+        },
         refusals={_cut(cause): number for cause, number in tally.refusals.items()},
     )
 

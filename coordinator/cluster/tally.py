@@ -9,8 +9,10 @@ from proto.messages import Role
 
 MAX_CAUSES = 16
 OTHERS = "other causes"
-NO_KEY = "a connection without a key that is known here"
+# One node makes several connections, and tries again.
+NO_KEY = "a connection without a key that is known here (one node makes several)"
 NAME_IN_USE = "a second process under a name that is in use"
+OTHER_NAME = "a node that has another node's key"
 
 
 @dataclass(slots=True)

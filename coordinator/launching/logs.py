@@ -1,8 +1,8 @@
 """Logs that stay: a folder for each run, of which the latest are kept.
 
 They lie in $XDG_STATE_HOME/slipstream/logs (~/.local/state/slipstream/logs), one folder for each
-run: `coordinator.log`, and what each node has printed. Only this user can read them. No log ever
-ends a text: where nothing can be kept, one line says so.
+run: `coordinator.log`, and what each node has printed; on another host of a Ray cluster only that.
+Only this user can read them. No log ever ends a text: where nothing can be kept, one line says so.
 
 Theory of operation: who has a run holds a lock in its folder, as in a runtime folder, so several
 coordinators at once leave each other's alone. Each new run removes the oldest that have ended. A
@@ -17,6 +17,7 @@ import shutil
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 COORDINATOR_LOG = "coordinator.log"
 RUNTIME = "runtime"  # a file that names the runtime folder, which may be under another TMPDIR
 OLDER = ".1"  # the end of the name of what a log held before it became too long
-MAX_RUNS = 50  # that have ended and are kept
-MAX_RUNS_BYTES = 1 << 26  # of all those
+MAX_RUNS = 50  # that have ended and are kept, of coordinators; and as many of nodes alone
+MAX_RUNS_BYTES = 1 << 26  # of all those of a kind
 MAX_FILE_BYTES = 1 << 20
 MAX_NODE_LOGS = 12  # of one run: a drafter may be started again for weeks
 MAX_LINE = 1000  # characters
@@ -140,11 +141,24 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def runs(place: Path) -> list[Path]:
-    """All runs in a folder, the latest last; none where it cannot be read."""
+    """All runs in a folder, the one that was last written to last; none where it cannot be read."""
     try:
-        return sorted(path for path in place.iterdir() if path.is_dir())
+        return sorted((path for path in place.iterdir() if path.is_dir()), key=_written_at)
     except OSError:
         return []
+
+
+def _written_at(run: Path) -> tuple[int, str]:
+    """When its log was written to last: where it has ended, by its last line, which says so.
+
+    Without a coordinator's log, when anything was. The name is for those of one moment.
+    """
+    times = [0]
+    with contextlib.suppress(OSError):
+        log = run / COORDINATOR_LOG
+        files = [log] if log.exists() else [run, *run.iterdir()]
+        times += [file.lstat().st_mtime_ns for file in files]
+    return max(times), run.name
 
 
 def runtime_folders() -> list[Path]:
@@ -159,9 +173,9 @@ def runtime_folders() -> list[Path]:
 
 
 def latest() -> Path | None:
-    """The run that ended last and has a coordinator's log."""
+    """Of the runs with a coordinator's log that have ended, the one that ended last."""
     try:
-        found = [run for run in runs(state_folder()) if (run / COORDINATOR_LOG).is_file()]
+        found = [run for run in runs(state_folder()) if _is_of_coordinator(run)]
     except OSError:
         return None
     return next((run for run in reversed(found) if not has_owner(run)), None)
@@ -198,9 +212,24 @@ def _new_run(place: Path) -> tuple[Path, int]:
     raise FileExistsError(f"{place} has too many runs of this moment")
 
 
+def _is_of_coordinator(run: Path) -> bool:
+    """Whether it is not a run of nodes alone, as on the hosts of a Ray cluster."""
+    return os.path.isfile(run / COORDINATOR_LOG)  # where it cannot be known, it is none
+
+
 def _remove_oldest(place: Path) -> None:
-    """Of the runs that have ended the latest stay, as many as the limits allow."""
+    """Of the runs that have ended the latest stay, as many as the limits allow.
+
+    Those of coordinators and those of nodes alone do not push each other out.
+    """
     ended = [run for run in runs(place) if not has_owner(run)]
+    of_coordinators = [run for run in ended if _is_of_coordinator(run)]
+    for kind in (of_coordinators, [run for run in ended if run not in of_coordinators]):
+        _remove_oldest_of(kind)
+
+
+def _remove_oldest_of(ended: Sequence[Path]) -> None:
+    """`ended`: runs of one kind, the latest last."""
     num_bytes = 0
     for number, run in enumerate(reversed(ended), 1):
         num_bytes += _size(run)

@@ -3,10 +3,15 @@
 An error becomes one line on standard output, which rank 0 reads.
 """
 
+import signal
+
+if __name__ == "__main__":
+    # Ctrl-C reaches the whole process group; rank 0 decides when its followers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
 import ctypes
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -23,8 +28,6 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Follow rank 0 until it ends; returns the exit status."""
-    # Ctrl-C reaches the whole process group; rank 0 decides when its followers end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin is None or sys.stdin.isatty():
         sys.stdout.write("error: a rank is started by `python -m target_node`, not by hand\n")
         return UNUSABLE
@@ -32,7 +35,10 @@ def main() -> int:
     # thread that has started this one: it is the one that runs rank 0's model.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     channel = Connection(0, writable=False)
-    start: Start = channel.recv()
+    try:
+        start: Start = channel.recv()
+    except (EOFError, OSError):
+        return 0  # rank 0 has gone before it said anything
     watch = threading.Thread(
         target=_end_with_parent, args=(start.parent_pid,), name="lifeline", daemon=True
     )

@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from engine import leftovers
 from engine.errors import RankError, without_room
 from engine.model_files import one_line
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
@@ -69,6 +70,7 @@ class Followers:
         self.count = len(devices)
         self.is_told = False
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        leftovers.keep_track_of(self._folder.name)
         self._store = f"{self._folder.name}/store"
         self._is_ending = threading.Event()  # wanted, or said: the watchers have nothing to say
         self._ended = threading.Event()
@@ -146,6 +148,7 @@ class Followers:
         _part()
         self._followers = []
         self._folder.cleanup()
+        leftovers.forget(self._folder.name)
 
     def _watch(self, follower: _Follower) -> None:
         """In a thread: wait for its end, and end this process too, unless that was wanted."""

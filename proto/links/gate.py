@@ -83,8 +83,12 @@ class Gate:
         keys: CoordinatorKeys,
     ) -> None:
         self._keys = keys
-        self._num_refused = 0
-        self.num_unknown = 0  # of those, keys that nobody knows
+        self.num_unknown = 0  # keys that were shown and that nobody knows
+        # Connections with a known key: all, and those that something was let through from.
+        self._num_let_in = 0
+        self._num_heard = 0
+        self._num_mute = 0  # that are gone, and nothing was let through from
+        self._num_refused = 0  # never becomes less
         self._socket = sock
         self._asked = context.socket(zmq.ROUTER)
         self._asked.bind(ZAP)
@@ -93,7 +97,8 @@ class Gate:
         sock.curve_server = True
         sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
         sock.setsockopt(zmq.BACKLOG, WAITING_CONNECTIONS)
-        self._speaking: set[int] = set()  # connections that frames have come from
+        self._open: set[int] = set()  # connections, as the system knows them
+        self._speaking: set[int] = set()  # of those, the ones that frames have come from
         self._backlog = Backlog()
         # With a limit the library would wait at it, and with it every connection.
         self._monitor = context.socket(zmq.PAIR)
@@ -131,6 +136,7 @@ class Gate:
         if not self._keys.lets_in(key.decode()):
             self.num_unknown += 1
             return b"400", b"unknown key", b"", b""
+        self._num_let_in += 1
         identity = secrets.token_bytes(IDENTITY_BYTES)
         length = len(identity).to_bytes(4, "big")
         return b"200", b"OK", key, b"\x08Identity" + length + identity
@@ -146,6 +152,10 @@ class Gate:
         self.speaks(self.number(frame))
         return claim
 
+    def owner(self, frame: "zmq.Frame") -> bytes:
+        """The node whose key the connection of this frame has shown; empty: nobody's."""
+        return self._keys.name_of(property_of(frame, "User-Id")) or b""
+
     def _of_older_release(self, key: str) -> Claim | None:
         """It gave no name in its handshake; its key has one."""
         name = self._keys.name_of(key)
@@ -157,9 +167,12 @@ class Gate:
 
     def speaks(self, connection: int) -> None:
         """Something was let through."""
-        if connection not in self._speaking:
-            self._watch()  # one that had this number before
+        if connection in self._speaking:
+            return
+        self._watch()  # one that had this number before
+        if connection in self._open:  # else it has gone in the meantime, and was counted as mute
             self._speaking.add(connection)
+            self._num_heard += 1
 
     def came(self, connection: int, num_bytes: int, num_parts: int) -> None:
         """So much has come out of the socket."""
@@ -167,16 +180,21 @@ class Gate:
 
     @property
     def num_refused(self) -> int:
-        """Connections that were refused so far. Asked often: what is not read would pile up."""
+        """Connections that were refused so far. Asked often: what is not read would pile up.
+
+        The library tells of most refusals, not of all, and of a completed handshake it does not say
+        which connection it was. So they are those that have gone and nothing was let through from,
+        less those that were let in and nothing was let through from: among these are some that are
+        still open, for a moment, and until then as many refusals are not told yet.
+        """
         self._watch()
         self._backlog.limit()
+        num_let_in_and_mute = self._num_let_in - self._num_heard
+        self._num_refused = max(self._num_refused, self._num_mute - num_let_in_and_mute)
         return self._num_refused
 
     def _watch(self) -> None:
-        """The library tells of most refusals, not of all.
-
-        So whoever goes and has not said anything that was let through is one.
-        """
+        """Take note of the connections that have come and gone."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
@@ -185,9 +203,11 @@ class Gate:
                 connection = int(event["value"])
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._backlog.opened(connection)
+                    self._open.add(connection)
                 else:
                     self._backlog.closed(connection)
-                    self._num_refused += connection not in self._speaking
+                    self._num_mute += connection not in self._speaking
+                    self._open.discard(connection)
                     self._speaking.discard(connection)
 
     def close(self) -> None:

@@ -220,6 +220,7 @@ class Listener:
         self._names = Names(self._is_open)
         self._peers: dict[bytes, _Peer] = {}  # by connection; the latest PEERS_KNOWN
         self._turned_away: list[str] = []
+        self._misnamed: list[str] = []
         self.outside = ""
         self.endpoint = self._bound(endpoint, None) if endpoint else ""
         if outside:
@@ -266,6 +267,11 @@ class Listener:
     def turned_away(self) -> list[str]:
         """Lines about connections that were let in and told to go, since the last call."""
         lines, self._turned_away = self._turned_away, []
+        return lines
+
+    def misnamed(self) -> list[str]:
+        """Lines about nodes that had a known key, and a name that is not of it, as above."""
+        lines, self._misnamed = self._misnamed, []
         return lines
 
     def wake(self) -> None:
@@ -318,8 +324,7 @@ class Listener:
         if self._gate is not None and property_of(frame, "User-Id"):
             claim, number = self._gate.claim(frame), self._gate.number(frame)
             if claim is None and (wanted := heard(words)) is not None:
-                line = f"the coordinator knows this key, but not as that of {_shown(wanted)}"
-                self._tell(connection, f"{line}; {COPY}")
+                self._refuse_name(connection, self._gate.owner(frame), wanted)
         else:
             claim = heard(words) if words else None
         if claim is not None and not self._names.introduce(connection, claim):
@@ -334,6 +339,14 @@ class Listener:
         self._tell(connection, f"another process takes part as {name}; {TAKE_ANOTHER_NAME}")
         if claim.is_answered:
             self._turned_away.append(f"a second process called itself {name} and was turned away")
+
+    def _refuse_name(self, connection: bytes, owner: bytes, wanted: Claim) -> None:
+        """Tell a process that its key is that of another node."""
+        name = _shown(wanted)
+        line = f"the coordinator knows this key, but not as that of {name}"
+        self._tell(connection, f"{line}; {COPY}")
+        if wanted.is_answered:
+            self._misnamed.append(f"a node with the key of {owner.decode()} called itself {name}")
 
     def _tell(self, connection: bytes, line: str) -> None:
         """Why its process cannot take part."""

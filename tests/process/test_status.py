@@ -92,6 +92,7 @@ def check_logs(folder: Path, texts: list[str]) -> None:
     assert "the drafter process was ended by signal 9" in own
     assert "the drafter is started again" in own
     assert own.count("complete (length): 400 tokens") == 2
+    assert own.endswith(" the coordinator ends: interrupted\n")
     for log in logs.values():
         assert "zanzibar" not in log
         words = [word for text in texts for word in text.split() if len(word) > 8]

@@ -226,6 +226,14 @@ def test_a_follower_ends_with_rank_0_also_while_it_loads() -> None:
     assert follower.wait(10.0) == 0
 
 
+def test_a_follower_whose_rank_0_is_gone_before_it_was_told_anything_says_nothing() -> None:
+    command = [sys.executable, "-m", "engine.tensor_parallel"]
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_a_follower_that_is_stopped_ends_when_rank_0_is_killed() -> None:
     rank_0 = subprocess.Popen(
         [sys.executable, "-c", KILLED_RANK_0], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -233,6 +241,34 @@ def test_a_follower_that_is_stopped_ends_when_rank_0_is_killed() -> None:
     said, _ = rank_0.communicate(timeout=LIMIT_S)
     assert rank_0.returncode == -signal.SIGKILL
     assert wait_for(lambda: not alive(int(said)), 10.0)
+
+
+@LONG
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_signal_while_a_node_by_hand_loads_ends_all_its_ranks_and_leaves_no_folder(
+    *, stopped: bool, tmp_path: Path
+) -> None:
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-m", "target_node", "--join", "tcp://127.0.0.1:5998", "--device", TWO],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        assert wait_for(lambda: bool(children(rank_0.pid)), LIMIT_S)
+        (follower,) = children(rank_0.pid)
+        assert len(list(tmp_path.glob("ranks-*"))) == 1
+        if stopped:
+            time.sleep(0.5)
+            os.kill(follower, signal.SIGSTOP)
+        rank_0.send_signal(signal.SIGTERM)
+        _, said = rank_0.communicate(timeout=LIMIT_S)
+    finally:
+        rank_0.kill()
+    assert (rank_0.returncode, said.splitlines()[-1]) == (0, "target: ended by SIGTERM")
+    assert wait_for(lambda: not alive(follower), 10.0)
+    assert list(tmp_path.glob("ranks-*")) == []
 
 
 def test_hidden_states_of_two_ranks_are_those_of_the_whole(tmp_path: Path) -> None:

@@ -136,6 +136,56 @@ def test_who_has_no_key_is_refused_and_counted(listener: Listener, keys: NodeKey
         assert refused(listener, 1) >= 1
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_node_with_a_known_key_that_goes_in_silence_is_not_counted_as_refused(
+    listener: Listener, *, is_answered: bool
+) -> None:
+    for _ in range(3):
+        with closing(
+            Connection(listener.outside, b"node", keys=NODE_KEYS, is_answered=is_answered)
+        ):
+            assert arrived(listener, QUIET_S) == []
+    with closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as open_still:
+        assert arrived(listener, QUIET_S) == []
+        for number in (1, 2):
+            with socket.create_connection(address(listener)) as one:
+                one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+                time.sleep(QUIET_S)
+            assert arrived(listener, QUIET_S) == []
+            assert listener.num_refused <= number
+        assert say(open_still, b"hello")
+        assert arrived(listener) == [(b"node", b"hello")]
+    assert refused(listener, 2) == 2
+
+
+def test_a_node_that_has_gone_before_its_word_was_read_is_not_counted_as_refused(
+    listener: Listener,
+) -> None:
+    for _ in range(3):
+        with closing(Connection(listener.outside, b"node", keys=NODE_KEYS)) as node:
+            assert say(node, b"hello")
+            time.sleep(QUIET_S)
+        time.sleep(QUIET_S)
+        assert listener.num_refused == 0
+        assert arrived(listener) == [(b"node", b"hello")]
+    with socket.create_connection(address(listener)) as one:
+        one.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+        assert refused(listener, 1) == 1
+
+
+def test_a_known_key_under_the_name_of_another_node_is_told_of_as_that(listener: Listener) -> None:
+    other = KeyPair.new()
+    KEYS.nodes[b"other"] = other.public
+    with closing(Connection(listener.outside, b"node", keys=replace(NODE_KEYS, own=other))) as liar:
+        assert say(liar, b"hello")
+        assert arrived(listener, QUIET_S) == []
+    time.sleep(QUIET_S)
+    assert arrived(listener, QUIET_S) == []
+    assert listener.misnamed() == ["a node with the key of other called itself node"]
+    assert listener.misnamed() == []
+    assert listener.num_refused == 0
+
+
 def test_garbage_is_refused_and_counted(listener: Listener) -> None:
     with socket.create_connection(address(listener)) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n" + bytes(range(256)) * 100)

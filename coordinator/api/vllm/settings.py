@@ -56,5 +56,10 @@ def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def as_given(given: Mapping[str, Any]) -> dict[str, str]:
+    """How the caller has called our settings, of those that he has called otherwise."""
+    return {ALIASES[name]: name for name in given if name in ALIASES}
+
+
 def _theirs(ours: str) -> str:
     return next(name for name, other in ALIASES.items() if other == ours)

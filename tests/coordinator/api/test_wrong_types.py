@@ -165,15 +165,16 @@ def test_a_number_of_numpy_is_the_number_that_it_stands_for() -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"model": b"x"}, "target: expected a text, got b'x'"),
-        ({"model": True}, "target: expected a text, got True"),
-        ({"model": Path("x")}, "target: expected a text, got "),
-        ({"model": "a\0b"}, "target: expected a text without control characters, got 'a\\x00b'"),
-        ({"model": "\ud800"}, "target: expected a text of valid Unicode, got '\\ud800'"),
+        ({"model": b"x"}, "model: expected a text, got b'x'"),
+        ({"model": True}, "model: expected a text, got True"),
+        ({"model": Path("x")}, "model: expected a text, got "),
+        ({"model": "a\0b"}, "model: expected a text without control characters, got 'a\\x00b'"),
+        ({"model": "\ud800"}, "model: expected a text of valid Unicode, got '\\ud800'"),
         ({"drafter": "a\0b"}, "drafter: expected a text without control characters, got"),
         ({"drafter": [b"x"]}, "drafter: expected a text, got [b'x']"),
         ({"heads": "\0"}, "heads: expected a text without control characters, got '\\x00'"),
-        ({"revision": "a\nb"}, "target_revision: expected a text without control characters, got"),
+        ({"target": b"x"}, "target: expected a text, got b'x'"),
+        ({"revision": "a\nb"}, "revision: expected a text without control characters, got"),
         ({"reproducible": 1}, "reproducible: expected true or false, got 1"),
         ({"max_model_len": True}, "max_model_len: expected a whole number, got True"),
         ({"dtype": b"half"}, "dtype: expected one of auto, float32, bfloat16, float16, got b'half"),
@@ -243,7 +244,8 @@ def llm() -> LLM:
     made = LLM.__new__(LLM)
     made.pair = FakePair()  # type: ignore[assignment]
     made._speculation = SpeculationConfig()
-    made._close = type("Open", (), {"alive": True, "__call__": lambda _: None})()
+    closing = {"alive": True, "__call__": lambda _: None, "detach": lambda _: None}
+    made._close = type("Open", (), closing)()
     return made
 
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from coordinator.cluster.service import Service
+from coordinator.cluster.service import MAX_SAID, Service
+from coordinator.cluster.tally import OTHER_NAME
 from proto.codec import encode
 from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
 from proto.links.transport import Connection
@@ -67,6 +68,29 @@ def test_a_refused_connection_is_told_of_once_with_its_cause(
     ):
         assert within(lambda: service.num_refused > 1)
         assert caplog.messages == [line.format(service.outside or service.endpoint)]
+
+
+def test_a_node_with_a_known_key_is_not_told_of_as_one_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def calls_itself(name: str) -> bool:
+        line = f"a node with the key of drafter-1 called itself {name}, and was turned away"
+        with closing(Connection(service.outside, name.encode(), keys=KNOWN)) as node:
+            return within(lambda: node.send(b"hello")) and within(lambda: line in caplog.messages)
+
+    with caplog.at_level(logging.WARNING), serving(KEYS) as service:
+        with closing(Connection(service.outside, b"drafter-1", keys=KNOWN)):
+            time.sleep(0.3)
+        time.sleep(0.3)
+        assert caplog.messages == []
+        assert calls_itself("target-1")
+        assert len(caplog.messages) == 1
+        for number in range(MAX_SAID + 5):
+            with closing(Connection(service.outside, b"%d" % number, keys=KNOWN)) as node:
+                assert within(lambda node=node: node.send(b"hello"))
+        assert within(lambda: service.tally.refusals[OTHER_NAME] == MAX_SAID + 6)
+        assert len(caplog.messages) == MAX_SAID
+        assert set(service.tally.refusals) == {OTHER_NAME}
 
 
 def test_whoever_speaks_another_protocol_has_shown_no_key(

@@ -15,6 +15,8 @@ from coordinator.cluster.events import (
 )
 from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.routing import NOBODY_DRAFTS, UNREADABLE, Router
+from coordinator.cluster.snapshot import taken
+from coordinator.cluster.tally import Tally
 from coordinator.text.session import NodeId
 from proto.codec import decode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
@@ -332,6 +334,27 @@ def test_a_drafter_that_is_lost_and_one_that_is_back_are_a_line_each() -> None:
     ]
 
 
+def test_only_another_process_in_the_place_of_one_by_hand_counts_as_a_restart() -> None:
+    def restarts() -> dict[str, int]:
+        return taken(router, Tally(), {}, now).restarts
+
+    router = with_target(FIRST)
+    now = 0.0
+    says(router, FIRST, replace(GOOD, load_us=10))  # the same one
+    says(router, SECOND, replace(GOOD, load_us=11))
+    says(router, SECOND, OTHER)  # refused
+    _, now = silent_after(router, TARGET)
+    beats(router, now, FIRST)  # it was stopped, and goes on
+    assert restarts() == {}
+    says(router, FIRST, replace(GOOD, load_us=99), now)
+    assert restarts() == {"drafter": 1}
+    router.handle(Arrived(FIRST, Fault(0, 0, FaultCode.FAILED, "its device is gone")), now)
+    says(router, FIRST, replace(GOOD, load_us=100), now)
+    assert restarts() == {"drafter": 2}
+    says(router, TARGET, replace(OF_THE_TARGET, load_us=101), now)
+    assert restarts() == {"drafter": 2, "target": 1}
+
+
 def test_an_introduction_that_is_said_twice_is_of_one_process() -> None:
     router = with_target(FIRST)
     assert lines(says(router, FIRST, replace(GOOD, load_us=10))) == []
@@ -368,6 +391,21 @@ def test_several_drafters_join_each_under_its_name() -> None:
     assert said_so_far == ["drafter-1 has been silent for 5 s; going on without it"]
     done = says(router, FIRST, replace(GOOD, load_us=99), now)
     assert lines(done) == ["drafter-1 is there again"]
+
+
+def test_of_two_drafters_each_is_told_of_by_its_name_whichever_comes_first() -> None:
+    router = waiting()
+    says(router, TARGET, OF_THE_TARGET)
+    assert lines(says(router, SECOND, GOOD)) == ["drafter-2 has joined on one"]
+    assert lines(says(router, FIRST, replace(GOOD, load_us=9))) == ["drafter-1 has joined on one"]
+    nodes = router.registry.ready(Role.DRAFTER)
+    assert [router.registry.name(node) for node in nodes] == ["drafter-1", "drafter-2"]
+
+
+def test_a_drafter_alone_under_the_first_name_is_the_drafter() -> None:
+    router = with_target(FIRST)
+    (node,) = router.registry.ready(Role.DRAFTER)
+    assert (router.registry.name(node), router.registry.title(node)) == ("drafter", "the drafter")
 
 
 def test_the_place_of_a_drafter_is_not_taken_for_that_of_another() -> None:

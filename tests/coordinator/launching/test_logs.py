@@ -57,6 +57,50 @@ def test_the_latest_runs_stay_and_those_that_go_on(
     assert len(left) == 3 + 2
 
 
+def test_the_run_that_ended_last_is_the_latest_also_if_it_began_first(
+    state: Path, tmp_path: Path
+) -> None:
+    long, short = Logs(tmp_path), Logs(tmp_path)
+    for number, (logs, line) in enumerate([(long, "a"), (short, "b"), (long, "it died")]):
+        logs.note(line)
+        written = logs.folder / module.COORDINATOR_LOG
+        os.utime(written, ns=(0, (number + 1) * 10**9))
+    for logs in (long, short):
+        logs.close()
+    assert latest() == long.folder
+    assert runs(state) == [short.folder, long.folder]
+
+
+def test_runs_that_began_in_one_second_are_ordered_by_their_end_and_not_by_their_names(
+    state: Path, tmp_path: Path
+) -> None:
+    for number, name in enumerate(["20260301-120000-99", "20260301-120000-100"]):
+        folder = state / name
+        folder.mkdir(parents=True)
+        log = folder / module.COORDINATOR_LOG
+        log.touch()
+        os.utime(log, ns=(0, (number + 1) * 10**9))
+    assert [run.name[-3:] for run in runs(state)] == ["-99", "100"]
+
+
+def test_runs_of_nodes_alone_do_not_push_out_those_of_coordinators(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_RUNS", 3)
+    coordinator = Logs(tmp_path)
+    coordinator.note("everything ends: the target died")
+    coordinator.close()
+    for number in range(6):  # as on a host of a Ray cluster
+        node = Logs(tmp_path)
+        node.of_node(f"drafter-1.{number}").write_bytes(b"x" * 1000)
+        node.close()
+    assert latest() == coordinator.folder
+    assert len(runs(state)) == 1 + 3
+    monkeypatch.setattr(module, "MAX_RUNS_BYTES", 900)
+    Logs(tmp_path)
+    assert len(runs(state)) == 1 + 1
+
+
 def test_runs_that_are_too_large_together_go(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,88 @@
+"""How a signal ends a node that was started by hand, while it loads and afterwards."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine import leftovers
+
+ROOT = Path(__file__).resolve().parents[2]
+SIGNALS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "ended by SIGTERM",
+    signal.SIGHUP: "ended by SIGHUP",
+}
+# A node by hand, with a signal to itself when it imports a module: there, or in a callback of the
+# kind that every import has, where whatever is raised is swallowed.
+WHILE_IT_IMPORTS = """
+import builtins, runpy, signal, sys, weakref
+node, module, number, place = sys.argv[1:]
+sys.argv[1:] = ["--join", "tcp://127.0.0.1:5998"]
+real = builtins.__import__
+class Lock: pass
+def stop(name, *rest, **more):
+    if name == module:
+        builtins.__import__ = real
+        if place == "callback":
+            lock = Lock()
+            kept = weakref.ref(lock, lambda _: signal.raise_signal(int(number)))
+            del lock
+        else:
+            signal.raise_signal(int(number))
+    return real(name, *rest, **more)
+builtins.__import__ = stop
+runpy.run_module(node, run_name="__main__", alter_sys=True)
+"""
+
+
+def python(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in the root of the repository."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("place", ["import", "callback"])
+@pytest.mark.parametrize("module", ["proto.installation", "node.process", "typer", "node.loop"])
+def test_a_signal_while_a_node_imports_ends_it_with_a_line(
+    module: str, place: str, number: signal.Signals
+) -> None:
+    done = python(WHILE_IT_IMPORTS, "target_node", module, str(int(number)), place)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"target: {SIGNALS[number]}\n"
+
+
+def test_a_drafter_ends_with_a_line_too() -> None:
+    number = signal.SIGTERM
+    done = python(WHILE_IT_IMPORTS, "drafter_node", "node.process", str(int(number)), "import")
+    assert (done.returncode, done.stderr) == (0, "drafter: ended by SIGTERM\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    end = "import sys; sys.modules['node.loop'] = None\n"  # where it would begin to load
+    done = python(
+        ignoring + end + WHILE_IT_IMPORTS, "target_node", "typer", str(int(signal.SIGHUP)), "import"
+    )
+    assert done.returncode == 1
+    assert "ended by" not in done.stderr
+
+
+def test_a_node_that_ends_at_once_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks-x"
+    folder.mkdir()
+    (folder / "store").touch()
+    leftovers.keep_track_of(str(folder))
+    leftovers.remove()
+    assert list(tmp_path.iterdir()) == []
+    leftovers.remove()  # gone already
+    leftovers.forget(str(folder))
