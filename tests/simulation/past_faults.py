@@ -8,7 +8,6 @@ from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
 from node.costs import Costs
 from node.price import WAIT_S_MAX, wait_limit_s
-from proto.tree import Node
 from target_node import waiting
 from target_node.waiting import Waiting
 from tests.simulation.faults import NO_SPEED, Fault, Patch
@@ -47,13 +46,6 @@ def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None
     patch.setattr(waiting, "wait_limit_s", patient)
 
 
-def two_children_count_as_two_drafts_of_a_chain(patch: Patch) -> None:
-    def by_number(self: Drafting) -> list[Node]:
-        return list(self.tree.nodes.values())[: self._num_wanted()]
-
-    patch.setattr(Drafting, "_first_chain", by_number)
-
-
 def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
     send_unsent = Drafting._send_unsent
 
@@ -75,13 +67,6 @@ PAST_FAULTS = (
         answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True, first_seed=32
     ),
     Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
-    Fault(
-        two_children_count_as_two_drafts_of_a_chain,
-        f"{NO_SPEED}|an oracle is contradicted",
-        oracle=True,
-        alone=True,
-        first_seed=21063,
-    ),
     Fault(
         the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=206
     ),
