@@ -6,7 +6,7 @@ SEED ?= 1
 JOBS ?= 2
 
 # Of the kit for a GPU machine: prompts to bring in place of the project's own.
-PROMPTS ?= deploy/experiments/prompts.jsonl
+PROMPTS ?= lab/experiments/prompts.jsonl
 KIT ?= gpu-kit
 
 .PHONY: setup demo test long check gpu gpu-kit sim bench pictures clean
@@ -54,11 +54,11 @@ gpu: setup
 
 # What a GPU machine without a network lacks, in one folder (docs/gpu.md).
 gpu-kit: setup
-	$(RUN) -m deploy.gpu_kit.pack --out $(KIT) --prompts $(PROMPTS) $(KIT_OPTIONS)
+	$(RUN) -m lab.gpu_kit.pack --out $(KIT) --prompts $(PROMPTS) $(KIT_OPTIONS)
 
 # Those of the README, by running what they show: a quarter of an hour, with nothing else running.
 pictures: setup
-	$(RUN) -m deploy.pictures
+	$(RUN) -m lab.pictures
 
 sim: setup
 	$(RUN) -m tests.simulation $(SEED)

@@ -1,4 +1,4 @@
-"""`python -m coordinator`: the composition root, the only file here that knows `deploy`.
+"""`python -m coordinator`: the composition root, the only file here that knows `deploy` and `lab`.
 
 What takes time to import is imported when it is needed: until then a signal, or too little memory,
 already ends with a line.
@@ -40,14 +40,15 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """The commands that measure, make what is measured, predict, and read traces."""
-    from deploy.experiments.command import experiment
-    from deploy.measurements.profile import profile
-    from deploy.outlook.command import plan
-    from deploy.outlook.testbed import testbed
-    from deploy.tracing.command import trace_summary
+    """The commands of the lab: proofs, measurements, what is measured, predictions, traces."""
+    from lab.experiments.command import experiment
+    from lab.lossless.command import verify_lossless
+    from lab.measure.profile import profile
+    from lab.plan.command import plan
+    from lab.testbeds.command import testbed
+    from lab.trace.command import trace_summary
 
-    return experiment, profile, testbed, plan, trace_summary
+    return verify_lossless, experiment, profile, testbed, plan, trace_summary
 
 
 def main(program: str = "coordinator") -> int:

@@ -39,12 +39,11 @@ those on a path that came back: they may have been judged.
 from collections.abc import Sequence
 
 from drafter_node.events import Children, Event, Part
+from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Tip
-from drafter_node.known import Known
-from drafter_node.reading import Change, HeadReading, Reading
-from drafter_node.reminding import Reminder
-from drafter_node.saying import Said, all_of, some_of
-from engine.slots import Feed
+from drafter_node.sending import Reminder, Said, all_of, some_of
+from drafter_node.statistics import Known
+from engine.layout.slots import Feed
 from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, Wipe, gap
 from node.lanes import Lane
 from proto.messages import Cause, Draft, Features, Open, Rule, Verdict

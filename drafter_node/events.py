@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.slots import Feed
+from engine.layout.slots import Feed
 from node.events import Arrived, Confirmed, SharedAction
 from proto.messages import Open, Proposal
 

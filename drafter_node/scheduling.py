@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Compute, Part, Proposed
 from drafter_node.frontier import Tip
-from drafter_node.known import Known
+from drafter_node.statistics import Known
+from node.economics.price import num_rows_worth
 from node.events import SharedAction
 from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
-from node.price import num_rows_worth
 from proto.messages import Open
 
 Texts = Mapping[int, Drafting]

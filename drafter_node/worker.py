@@ -9,23 +9,21 @@ import torch
 
 from drafter_node.drafting import Drafting
 from drafter_node.events import NOTHING, Action, Children, Compute, Part, Proposed
-from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from engine.coupling import chain_choice, rank_scored
+from drafter_node.statistics import Known
+from engine.choice.coupling import chain_choice, rank_scored
+from engine.choice.judging import life_of, sample_draft
+from engine.choice.sampling import sampling_of
 from engine.errors import NotFinite
 from engine.heads.loading import LoadedHead
-from engine.judging import life_of, sample_draft
+from engine.layout.slots import Feed
 from engine.loading import Engine
-from engine.sampling import sampling_of
-from engine.slots import Feed
-from node.costs import Passes
+from node.economics.costs import PREFILL_CHUNKS, Passes
 from node.follower import Follower
-from node.forwards import Forwards
+from node.forwards import Forwards, SimulatedDevice
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
-from node.rows import PREFILL_CHUNKS
-from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig

@@ -18,17 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.backends import make_backend
+from engine.checkpoint.model import LoadedModel
+from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
-from engine.device_choice import Choice
-from engine.features import Layers, check_layers
-from engine.filling import filled, filled_prompt, rows_of
-from engine.forward import Backend, Output, Spans
-from engine.graphs import captured_len
-from engine.lanes import Lanes, Span
-from engine.masks import MASK_BITS
-from engine.model import LoadedModel
-from engine.slots import Feed, Move
+from engine.forward.backends import make_backend
+from engine.forward.forward import (
+    Backend,
+    Layers,
+    Output,
+    Spans,
+    check_layers,
+    filled,
+    filled_prompt,
+    rows_of,
+)
+from engine.forward.graphs import captured_len
+from engine.forward.masks import MASK_BITS
+from engine.layout.lanes import Lanes, Span
+from engine.layout.slots import Feed, Move
 
 SLOT_STEP = 64
 _NUM_TIMED = 3

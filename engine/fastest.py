@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.executor import Executor
-from engine.model import LoadedModel, load_model
-from engine.slots import NUM_TREE_SLOTS, Feed
+from engine.layout.slots import NUM_TREE_SLOTS, Feed
 
 FASTEST = "fastest"
 MAX_PARAMETERS = 1_500_000_000  # larger ones stay as the checkpoint has them: memory decides

@@ -1,28 +1,85 @@
-"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start."""
+"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start.
 
+The fingerprint of a tokenizer: two models work together only if they mean the same by an id.
+"""
+
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
-from engine.coupling import warm_up_choices
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.files import one_line, refuse_odd_file
+from engine.checkpoint.model import LoadedModel, load_model
+from engine.choice.coupling import warm_up_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.features import Layers, check_layers
+from engine.forward.forward import Layers, check_layers
+from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
-from engine.model import LoadedModel, load_model
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
-from engine.slots import NUM_TREE_SLOTS
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices
 from engine.tensor_parallel.group import Followers
-from engine.tokenizer import fingerprint
+
+# -- tokenizer -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPrint:
+    """What a tokenizer's id -> token map is known by.
+
+    path        of its file, for messages
+    num_trained  tokens of its vocabulary proper; those that were added may lie beyond the logits
+    vocab_size  of all tokens; 0 without a tokenizer
+    digest      hash of the map; empty without a tokenizer
+    """
+
+    path: Path
+    num_trained: int
+    vocab_size: int
+    digest: str
+
+    def check_fits(self, logits_size: int) -> None:
+        """Raise ModelError if the model cannot say what the tokenizer knows."""
+        if self.num_trained > logits_size:
+            raise ModelError(
+                f"{self.path}: it has {self.num_trained} tokens, but the model {logits_size} "
+                "(vocab_size in config.json); one of the two is of another model"
+            )
+
+
+def fingerprint(name: str, revision: str | None = None) -> TokenizerPrint:
+    """The fingerprint of a model's tokenizer.
+
+    Raises:
+        ModelError: tokenizer.json is there and cannot be read.
+    """
+    path = find_checkpoint(name, revision) / "tokenizer.json"
+    refuse_odd_file(path)
+    if not path.exists():
+        return TokenizerPrint(path, 0, 0, "")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+    vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+    num_trained = tokenizer.get_vocab_size(with_added_tokens=False)
+    return TokenizerPrint(path, num_trained, tokenizer.get_vocab_size(), digest)
+
+
+# -- loading ---------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

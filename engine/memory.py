@@ -6,12 +6,12 @@ an allocator after a minute of reading. Knows sizes; no layer, no text.
 
 import logging
 
+from engine.checkpoint.model import LoadedModel
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
-from engine.kv_cache import slot_bytes
-from engine.lanes import num_lanes_within
-from engine.model import LoadedModel
-from engine.slots import NUM_TREE_SLOTS
+from engine.forward.kv_cache import slot_bytes
+from engine.layout.lanes import num_lanes_within
+from engine.layout.slots import NUM_TREE_SLOTS
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.checkpoint.files import one_line
+from engine.checkpoint.model import LoadedModel
+from engine.choice.sampling import NOT_FINITE
 from engine.errors import ModelError, OutOfMemory
 from engine.executor import Executor
-from engine.model import LoadedModel
-from engine.model_files import one_line
-from engine.sampling import NOT_FINITE
-from engine.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap
 
 # Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
 # summation differ by some per cent, a wrong mask by tens of per cent.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.slots import Move
+from engine.layout.slots import Move
 from proto.messages import Fault, FaultCode, Message
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from node.process import Heart, connect, tell
-from proto.descriptors import check_spare
 from proto.errors import (
     ClosedError,
     ConfigurationError,
@@ -32,6 +31,7 @@ from proto.links.keys import names_of, of_node, own_name, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
 from proto.node_config import EXIT_FAILED, EXIT_UNUSABLE, MAX_RANKS, NodeConfig
+from proto.system import check_spare
 
 if TYPE_CHECKING:
     from engine.loading import Engine

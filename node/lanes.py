@@ -8,7 +8,7 @@ lane whose last pass is still running.
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from engine.slots import MAX_MISSING, NUM_TREE_SLOTS, SlotMap
+from engine.layout.slots import MAX_MISSING, NUM_TREE_SLOTS, SlotMap
 from node.events import CopyPrefix
 from proto.messages import SESSION_KEY_BYTES, Open
 from proto.tree import CommittedText

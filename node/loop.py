@@ -13,8 +13,9 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
 from engine.heads.loading import LoadedHead, load_head_engine
+from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
-from engine.slots import NUM_TREE_SLOTS
+from node.economics.costs import RECORDED_ROWS, TIMED_ROWS
 from node.events import (
     Allocate,
     Arrived,
@@ -27,7 +28,6 @@ from node.events import (
     Wipe,
 )
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
-from node.rows import RECORDED_ROWS, TIMED_ROWS
 from proto.codec import encode
 from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError, RefusedError
 from proto.links.transport import Connection
@@ -45,8 +45,8 @@ from proto.messages import (
     Welcome,
 )
 from proto.node_config import FETCHING, NodeConfig
-from proto.paths import is_folder
 from proto.stopwatch import Phase
+from proto.system import is_folder
 
 IDLE_S = 1.0
 # Of the memory for texts of a length that nobody has asked for. A drafter is ready first, and has

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 
 from proto.codec import decode, encode
-from proto.descriptors import check_spare
 from proto.errors import (
     ConfigurationError,
     ModelError,
@@ -48,6 +47,7 @@ from proto.node_config import (
     NodeConfig,
 )
 from proto.stopwatch import Recorder, Stopwatch
+from proto.system import check_spare
 
 logger = logging.getLogger(__name__)
 last_words = logging.getLogger("last_words")  # why this process ends

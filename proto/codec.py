@@ -5,36 +5,291 @@ travel as little-endian binary, so a forwarder passes them on unread, and a deco
 length first. Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding
 runs the same checks and raises `LocalProtocolError`, so that a fault is found at the end that made
 it.
+
+How the fields of a message are written and read: types, ranges and sizes.
+
+A field turns a value into what msgpack takes, and back; both ways check it and raise ValueError.
+
+Rules between the fields of one message: the encoder and the decoder both ask.
 """
 
+import math
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import islice, pairwise
 from typing import Any
 
 import msgpack
 
 from proto import messages as m
-from proto.consistency import check
 from proto.errors import LocalProtocolError, RemoteProtocolError
-from proto.fields import (
-    FLAG,
-    I31,
-    U16,
-    U32,
-    U63,
-    U64,
-    Field,
-    array,
-    binary,
-    enum,
-    integer,
-    number,
-    optional,
-    ragged,
-    record,
-    several,
-    text,
-)
 from proto.stopwatch import Phase
+
+# -- fields ----------------------------------------------------------------------------------------
+
+U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
+I31 = (1 << 31) - 1
+
+Wire = Any  # a value as msgpack gives it, unchecked until a field has read it
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How one field is written and read; both raise ValueError."""
+
+    write: Callable[[Any], Wire]
+    read: Callable[[Wire], Any]
+
+
+def checked(check: Callable[[Any], Any]) -> Field:
+    """A field whose values travel as they are."""
+    return Field(check, check)
+
+
+def integer(low: int, high: int) -> Field:
+    """Whole numbers of this range, its ends included."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected an integer in {low}..{high}, got {value!r:.40}")
+        return value
+
+    return checked(check)
+
+
+def number(low: float, high: float) -> Field:
+    """Numbers of this range."""
+
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise ValueError(f"expected a number in {low}..{high}, got {value!r:.40}")
+        return float(value)
+
+    return checked(check)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"expected a boolean, got {value!r:.40}")
+    return value
+
+
+def text(limit: int) -> Field:
+    """Texts of at most so many characters."""
+
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > limit:
+            raise ValueError(f"expected a text of at most {limit} characters, got {value!r:.40}")
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for half a character
+        return value
+
+    return checked(check)
+
+
+def binary(size: int, least: int = 1, most: int = 1) -> Field:
+    """Bytes: from `least` to `most` times `size`."""
+    lengths = range(least * size, most * size + 1, size)
+
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) not in lengths:
+            raise ValueError(f"expected {least}..{most} x {size} bytes, got {value!r:.40}")
+        return value
+
+    return checked(check)
+
+
+def array(code: str, low: float, high: float, limit: int) -> Field:
+    """A tuple of numbers as binary; `code` is the struct code of an element."""
+    size = struct.calcsize(code)
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(values) > limit:
+            raise ValueError(f"expected at most {limit} numbers, got {len(values)}")
+        if values and not (low <= min(values) and max(values) <= high):
+            raise ValueError(f"expected numbers in {low}..{high}")
+        if code == "f" and any(map(math.isnan, values)):
+            raise ValueError("expected numbers, got NaN")
+        return values
+
+    def write(values: tuple[Any, ...]) -> bytes:
+        try:
+            return struct.pack(f"<{len(check(values))}{code}", *values)
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+
+    def read(data: Wire) -> tuple[Any, ...]:
+        if type(data) is not bytes or len(data) % size or len(data) > limit * size:
+            raise ValueError(f"expected binary of at most {limit} x {size} bytes")
+        return check(struct.unpack(f"<{len(data) // size}{code}", data))
+
+    return Field(write, read)
+
+
+def ragged(most_rows: int, most_numbers: int) -> Field:
+    """A tuple of tuples of token ids: their lengths, and all of them in a row."""
+    lengths = array("i", 1, most_numbers, most_rows)
+    numbers = array("i", 0, I31, most_numbers)
+
+    def write(rows: tuple[tuple[int, ...], ...]) -> list[bytes]:
+        flat = tuple(number for row in rows for number in row)
+        return [lengths.write(tuple(map(len, rows))), numbers.write(flat)]
+
+    def read(value: Wire) -> tuple[tuple[int, ...], ...]:
+        if type(value) is not list or len(value) != 2:
+            raise ValueError("expected lengths and numbers")
+        sizes, flat = lengths.read(value[0]), iter(numbers.read(value[1]))
+        rows = tuple(tuple(islice(flat, size)) for size in sizes)
+        if sum(map(len, rows)) != sum(sizes) or next(flat, None) is not None:
+            raise ValueError("the lengths do not add up")
+        return rows
+
+    return Field(write, read)
+
+
+def optional(field: Field) -> Field:
+    """A field that may be None."""
+    return Field(
+        lambda value: None if value is None else field.write(value),
+        lambda value: None if value is None else field.read(value),
+    )
+
+
+def enum(kind: type[Any]) -> Field:
+    """A member of an enumeration, by its value."""
+    value_type = int if issubclass(kind, int) else str
+
+    def write(value: Any) -> Wire:
+        return value_type(kind(value).value)
+
+    def read(value: Wire) -> Any:
+        if type(value) is not value_type:
+            raise ValueError(f"expected a {kind.__name__}, got {value!r:.40}")
+        return kind(value)
+
+    return Field(write, read)
+
+
+def record(kind: type[Any], *schema: Field) -> Field:
+    """A dataclass as an array of its fields."""
+    names = [field.name for field in fields(kind)]
+    assert len(names) == len(schema), f"{kind.__name__} has {len(names)} fields"
+
+    def write(value: Any) -> list[Wire]:
+        body = []
+        for name, field in zip(names, schema, strict=True):
+            try:
+                body.append(field.write(getattr(value, name)))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        return body
+
+    def read(value: Wire) -> Any:
+        if type(value) is not list or len(value) != len(schema):
+            raise ValueError(f"expected the {len(schema)} fields of {kind.__name__}")
+        return kind(*[field.read(item) for field, item in zip(schema, value, strict=True)])
+
+    return Field(write, read)
+
+
+def several(item: Field, limit: int) -> Field:
+    """A tuple of at most so many."""
+
+    def each(function: Callable[[Any], Any], values: Any, kind: type[Any]) -> Any:
+        if type(values) is not kind or len(values) > limit:
+            raise ValueError(f"expected at most {limit} items")
+        return [function(value) for value in values]
+
+    return Field(
+        lambda values: each(item.write, values, tuple),
+        lambda values: tuple(each(item.read, values, list)),
+    )
+
+
+FLAG = checked(_flag)
+
+
+# -- consistency -----------------------------------------------------------------------------------
+
+
+def check(message: m.Message) -> None:
+    """Rules between fields. Raises ValueError."""
+    match message:
+        case m.Draft():
+            count = len(message.tokens)
+            if len(message.parents) != count or len(message.scores) != count:
+                raise ValueError("tokens, parents and scores differ in length")
+            if any(parent >= index for index, parent in enumerate(message.parents)):
+                raise ValueError("a parent must come before its child")
+            if message.first_number > message.number:
+                raise ValueError("first_number is above number")
+            if message.source in m.OWN_SOURCES:
+                raise ValueError("what the target drafts by itself does not travel")
+            _check_proposals(message)
+        case m.Verdict():
+            if message.num_accepted > message.num_drafted:
+                raise ValueError("more tokens accepted than drafted")
+            if len(message.rejected) > message.num_drafted - message.num_accepted:
+                raise ValueError("more tokens rejected than drafted")
+            if len(message.sources) not in (0, message.num_accepted):
+                raise ValueError("not every accepted token has a source")
+            if message.base_len + len(message.tokens) > m.MAX_TEXT_LEN:
+                raise ValueError("the text is too long")
+            if message.logprobs is not None:
+                _check_rows(message.logprobs, len(message.tokens))
+        case m.Features():
+            if message.num_rows >= message.end_len:
+                raise ValueError("the first token has no feature before it")
+            if len(message.data) % message.num_rows:
+                raise ValueError("the features differ in length")
+        case m.PromptLogprobs():
+            if message.start < 1:
+                raise ValueError("the first token has no logprob")
+            _check_rows(message.logprobs, len(message.logprobs))
+        case m.Open():
+            if len(message.sampling.bias_ids) != len(message.sampling.bias_values):
+                raise ValueError("bias_ids and bias_values differ in length")
+            if not 1 <= message.num_prompt <= len(message.tokens):
+                raise ValueError("num_prompt must be in 1..number of tokens")
+            if len(message.tokens) >= message.limits.max_len:
+                raise ValueError("a text of its greatest length is not opened")
+            if message.sampling.is_greedy and message.rule is not m.Rule.COUPLED:
+                raise ValueError("a greedy text has no ratio to judge drafts by")
+            if message.rule is not m.Rule.COUPLED and message.policy.branches > 1:
+                raise ValueError("a tree needs coupled verification")
+            lookup = message.lookup
+            if lookup is not None and lookup.ngram_min > lookup.ngram_max:
+                raise ValueError("ngram_min is above ngram_max")
+            if lookup is not None and lookup.remember and message.rule is not m.Rule.COUPLED:
+                raise ValueError("copies of earlier texts need coupled verification")
+        case _:
+            pass
+
+
+def _check_proposals(draft: m.Draft) -> None:
+    """A token that was sampled from its proposal has a chance in it. Raises ValueError."""
+    if not draft.proposals:
+        return
+    if len(draft.proposals) != len(draft.tokens):
+        raise ValueError("tokens and proposals differ in number")
+    for token, proposal in zip(draft.tokens, draft.proposals, strict=True):
+        if len(proposal.ids) != len(proposal.probs):
+            raise ValueError("ids and probabilities of a proposal differ in number")
+        if any(one >= other for one, other in pairwise(proposal.ids)):
+            raise ValueError("the ids of a proposal must ascend")
+        if dict(zip(proposal.ids, proposal.probs, strict=True)).get(token, 0.0) <= 0.0:
+            raise ValueError("a token has no chance in its own proposal")
+
+
+def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
+    """Raises ValueError unless there are so many rows of equal width."""
+    width = logprobs.width
+    is_even = len(logprobs.ids) == len(logprobs.values) == num_rows * width
+    if len(logprobs) != num_rows or not is_even or (num_rows and width > 1 + m.MAX_LOGPROBS):
+        raise ValueError("ids, values and ranks of the logprobs do not fit each other")
+
+
+# -- codec -----------------------------------------------------------------------------------------
 
 LONGEST_TEXT = 2000  # in characters, of at most four bytes each
 

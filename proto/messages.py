@@ -2,25 +2,139 @@
 
 Lengths count tokens of the whole text (prompt included); `*_hash` is a path hash (`proto.tree`);
 durations are microseconds of the sender's own monotonic clock: two clocks are never subtracted.
+
+How nodes and coordinator meet: the roles, and what each says of itself before any work.
+
+The numbers that a policy is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from proto.meeting import PROTOCOL_VERSION as PROTOCOL_VERSION
-from proto.meeting import Fingerprint as Fingerprint
-from proto.meeting import Hello as Hello
-from proto.meeting import Role as Role
-from proto.meeting import Welcome as Welcome
-from proto.policy import MAX_BRANCHES as MAX_BRANCHES
-from proto.policy import MAX_WIDTH as MAX_WIDTH
-from proto.policy import MAX_WINDOW as MAX_WINDOW
-from proto.policy import Policy as Policy
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
 from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
+
+# -- meeting ---------------------------------------------------------------------------------------
+
+PROTOCOL_VERSION = 12
+
+
+class Role(StrEnum):
+    """What a node does."""
+
+    DRAFTER = "drafter"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two tokenizers must agree on. `digest` is empty for a model without a tokenizer."""
+
+    vocab_size: int
+    digest: str
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Node -> coordinator, once loaded and warm: who I am and what I can do.
+
+    num_lanes  texts that the node has room for at once
+    host       where it runs, for people
+    backend    which forward runs there, for people
+    simulated_us, simulated_us_per_row  of its forwards, as on another device; 0: not simulated
+    layers      a drafter that is a head: whose features it reads (see `Features`)
+    hidden_size how wide they are: the target's own, or those that a head was made for
+    num_layers  of the target
+    heads       a target with heads of its own: their kind, for people
+    """
+
+    version: int
+    role: Role
+    secret: str
+    fingerprint: Fingerprint
+    logits_size: int
+    max_model_len: int
+    model: str
+    dtype: str
+    device: str
+    num_parameters: int
+    load_us: int
+    num_lanes: int
+    host: str = ""
+    backend: str = ""
+    simulated_us: int = 0
+    simulated_us_per_row: int = 0
+    layers: tuple[int, ...] = ()
+    hidden_size: int = 0
+    num_layers: int = 0
+    heads: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Coordinator -> node: you are in.
+
+    vocab_size  token ids from here on are never drafted
+    source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
+    traced      record what the loop does, and say it (`TracePart`)
+    """
+
+    vocab_size: int
+    source: int
+    traced: bool = False
+
+
+# -- policy ----------------------------------------------------------------------------------------
+
+MAX_WINDOW = 64
+MAX_WIDTH, MAX_BRANCHES = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy is a setting of these numbers (`proto.policies`); no code asks for its name.
+
+    num_speculative_tokens  most drafted tokens in one target pass (K)
+    launch_min, launch_hit  drafts at which a pass starts; and after one that accepted all it had
+    window                  most tokens that the drafter may be ahead of the last verdict it applied
+    group                   drafts that cannot be used before a verdict are sent so many at a time
+    rest_after              passes after which the target tries whether it is faster alone; 0: never
+    width                   nodes that one draft step expands at most (W)
+    branches                children that are kept of each, the likeliest (R); 1: a chain
+    detours                 children on a path that are not the first of theirs, at most
+    subtree                 a pass verifies the likeliest nodes, and not the best chain alone
+    min_score               least estimated chance (natural logarithm) of a path to be expanded
+    """
+
+    name: str
+    num_speculative_tokens: int
+    launch_min: int
+    launch_hit: int
+    window: int
+    group: int = 1
+    min_score: float = -1e9
+    rest_after: int = 0
+    width: int = 1
+    branches: int = 1
+    detours: int = MAX_WINDOW
+    subtree: bool = False
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether drafts come from another process."""
+        return self.window > 0
+
+    @property
+    def prices_waits(self) -> bool:
+        """Whether the target decides each time how many drafts in a row it waits for."""
+        return self.rest_after > 0 and self.branches > 1
+
+
+# -- messages --------------------------------------------------------------------------------------
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
@@ -136,12 +250,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The target drafts what followed its last tokens before (engine/ngram.py).
+    """The target drafts what followed its last tokens before (engine/layout/ngram.py).
 
     ngram_min, ngram_max  how many of the last tokens must have been there, the most first
     reference             a text to copy from, besides the one that is written
-    remember              copy from earlier texts as well (engine/earlier.py), and keep this one for
-                          later ones; only if COUPLED
+    remember              copy from earlier texts as well (layout/earlier.py), and keep this one
+                          for later ones; only if COUPLED
     """
 
     ngram_min: int

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 OFF = -1  # no logprobs
-# Below it a text is greedy: logits divided by less overflow. As in engine/sampling.py.
+# Below it a text is greedy: logits divided by less overflow. As in engine/choice/sampling.py.
 GREEDY_BELOW = 1e-5
 
 

@@ -20,8 +20,8 @@ from itertools import accumulate
 from drafter_node import events as drafter
 from proto.errors import ConfigurationError
 from rehearsal.cache import fold
-from rehearsal.luck import mix
 from rehearsal.setting import Text
+from rehearsal.timeline import mix
 from target_node import events as target
 
 NUM_RANKS = 8
@@ -123,7 +123,7 @@ def read(lines: Iterable[str]) -> Trace:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(
                 f"--trace: line {number} is no text with ranks ({error}); record one with "
-                "`python -m deploy.measurements.ranks`"
+                "`python -m lab.measure.ranks`"
             ) from error
     if not any(texts):
         raise ConfigurationError("--trace: there is no text in it")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from engine.slots import Feed, Move
-from rehearsal.luck import BITS_64
+from engine.layout.slots import Feed, Move
+from rehearsal.timeline import BITS_64
 
 
 class CacheError(AssertionError):

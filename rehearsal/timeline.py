@@ -1,7 +1,13 @@
-"""Virtual time."""
+"""Virtual time.
+
+Numbers that look drawn at random, and are functions of a seed.
+"""
 
 import heapq
 from collections.abc import Callable
+from typing import Protocol
+
+# -- timeline --------------------------------------------------------------------------------------
 
 
 class Timeline:
@@ -21,3 +27,47 @@ class Timeline:
         """Let the next event happen."""
         self.now, _, happen = heapq.heappop(self._events)
         happen()
+
+
+# -- luck ------------------------------------------------------------------------------------------
+
+BITS_64 = (1 << 64) - 1
+
+
+class Luck(Protocol):
+    """What draws numbers; `random.Random` is one."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+    def randbytes(self, n: int, /) -> bytes:
+        """So many bytes."""
+
+
+class Mixed:
+    """The outputs of a good hash of a counter: every run is alike."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = mix(seed + 1)
+
+    def random(self) -> float:
+        """See `Luck`."""
+        return (self._word() >> 11) / (1 << 53)
+
+    def randbytes(self, n: int, /) -> bytes:
+        """See `Luck`."""
+        words = b"".join(self._word().to_bytes(8, "little") for _ in range(-(-n // 8)))
+        return words[:n]
+
+    def _word(self) -> int:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & BITS_64
+        return mix(self._state)
+
+
+def mix(value: int) -> int:
+    """A good hash of 64 bits (the finalizer of MurmurHash3)."""
+    value ^= value >> 33
+    value = value * 0xFF51AFD7ED558CCD & BITS_64
+    value ^= value >> 33
+    value = value * 0xC4CEB9FE1A85EC53 & BITS_64
+    return value ^ value >> 33

@@ -4,17 +4,94 @@ They come from drafters, or are copied from earlier text right when a pass start
 hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score, of a
 copy by the length of what it follows. Under the classical rules scores are left alone: there
 nothing may depend on what is to be judged (docs/adr/0003).
+
+Which of its numbered drafts each source has brought (pure).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from node.acceptance import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score
-from proto.messages import COPIES, HEADS_SOURCE, MODEL_SOURCE, OWN_SOURCES, Draft, Hit, Open, Rule
+from node.economics.acceptance import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score
+from proto.messages import (
+    COPIES,
+    HEADS_SOURCE,
+    MODEL_SOURCE,
+    OWN_SOURCES,
+    Ack,
+    Draft,
+    Hit,
+    Open,
+    Rule,
+)
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import Chances, likeliest, likeliest_chain
-from target_node.known import Known
 from target_node.lookup import LookupSource
-from target_node.received import Received
+from target_node.statistics import Known
+
+# -- received --------------------------------------------------------------------------------------
+
+MAX_GAPS = 64
+
+
+@dataclass(slots=True)
+class _Source:
+    """What has come of the newest life of one source."""
+
+    incarnation: int
+    number: int = 0  # every draft up to it has come
+    ahead: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # ranges beyond a gap, by their start
+
+    def add(self, first: int, last: int) -> None:
+        self.ahead.append((first, last))
+        self.ahead.sort()
+        while self.ahead and self.ahead[0][0] <= self.number + 1:
+            self.number = max(self.number, self.ahead.pop(0)[1])
+        del self.ahead[MAX_GAPS:]
+
+
+class Received:
+    """The draft numbers of every source. There are at most `messages.MAX_SOURCES` of them."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, _Source] = {}
+        self._model_us = 0  # that the drafts took which have come since it was asked for
+
+    def add(self, draft: Draft) -> bool:
+        """Count a draft; returns whether it is the first of its life.
+
+        What a draft of an earlier life says is as true as ever; only its numbers mean nothing.
+        """
+        self._model_us += draft.model_us
+        source = self._sources.get(draft.source)
+        is_first = source is None or draft.incarnation > source.incarnation
+        if source is None or is_first:
+            source = self._sources[draft.source] = _Source(draft.incarnation)
+        if draft.incarnation == source.incarnation:
+            source.add(draft.first_number, draft.number)
+        return is_first
+
+    def take_model_us(self) -> int:
+        """What the drafts took that have come since the last call."""
+        model_us, self._model_us = self._model_us, 0
+        return model_us
+
+    def acks(self) -> tuple[Ack, ...]:
+        """The highest number without a gap, per source."""
+        return tuple(
+            Ack(number, source.incarnation, source.number)
+            for number, source in self._sources.items()
+        )
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        for source in self._sources.values():
+            assert len(source.ahead) <= MAX_GAPS
+            assert all(first > source.number + 1 for first, _ in source.ahead)
+
+
+# -- drafts ----------------------------------------------------------------------------------------
 
 MAX_NODES = 512  # more than drafters hold, with copies besides
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.slots import Feed
+from engine.layout.slots import Feed
 from node.events import Arrived, Confirmed, SharedAction
 from proto.messages import Logprobs, Open, Proposal, Rule
 

@@ -8,8 +8,8 @@ continued in this way too. So the source costs nothing while the target computes
 With a drafter besides, both grow one tree, and the pass takes the chain of which most is expected
 to be accepted. That needs coupled verification: there it does not matter which.
 
-    engine/ngram.py    earlier in this text, or in a reference
-    engine/earlier.py  in other texts, where that is asked for (`Lookup.remember`)
+    engine/layout/ngram.py    earlier in this text, or in a reference
+    engine/layout/earlier.py  in other texts, where that is asked for (`Lookup.remember`)
 
 How much is expected of a token depends on how many tokens before it are the same there, and is
 learnt from what became of earlier ones. What is at least as often right as the drafter is worth
@@ -23,9 +23,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.earlier import MAX_MATCH, NOTHING, PIECE_LEN, EarlierTexts
-from engine.ngram import NgramIndex
-from node.acceptance import FIRST_OF_MODEL, Acceptance, Kind, kind_of_earlier
+from engine.layout.earlier import MAX_MATCH, NOTHING, PIECE_LEN, EarlierTexts
+from engine.layout.ngram import NgramIndex
+from node.economics.acceptance import FIRST_OF_MODEL, Acceptance, Kind, kind_of_earlier
 from proto.messages import EARLIER_SOURCE, NGRAM_SOURCE, Open, Proposal, Rule
 from proto.tree import Graft, Node, SpeculationTree
 

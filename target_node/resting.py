@@ -27,7 +27,7 @@ texts ask, whose tokens do not depend on what is drafted.
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from node.costs import crowd
+from node.economics.costs import crowd
 from proto.messages import Open, Rule
 
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count

@@ -26,15 +26,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from node.economics.price import rows_worth, worth_holding_s
 from node.events import SharedAction, WaitUntil, moved_together
 from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
-from node.price import rows_worth, worth_holding_s
 from proto.messages import Cause, Open
 from target_node.accepting import Chances
 from target_node.events import Action, Compute, Computed, Part
-from target_node.known import Known
 from target_node.resting import Course
+from target_node.statistics import Known
 from target_node.verifying import Verifying
 
 Texts = Mapping[int, Verifying]

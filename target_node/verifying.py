@@ -32,28 +32,148 @@ a node has one child, the first.
 The reasons to start: the launch rule is met (READY: enough drafts under the root, or all that are
 to come, or `lookup.py` has some as good); a deadline of measured costs has passed (LATE); nobody
 is expected (ALONE; QUIET: it has let two deadlines pass, until it is heard again); to wait costs
-more than it brings (CHEAP, see `node/price.py`), or to draft at all does (RESTING, `resting.py`).
+more than it brings (CHEAP, see `price.py`), or to draft at all does (RESTING, `resting.py`).
+
+What a text does whose logits are not finite where its next token is to be chosen (pure).
+
+That can be the fault of others: of a text that was in its lane before, or of rows that were copied.
+So the text is read anew once, in a lane that is all zeros, and nothing is copied. If the same
+happens again, its own tokens are at fault: the text ends, and the others go on.
+
+Reading the prompt: what is prefilled next, and what rows of the text tell of it (pure).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.slots import Feed
-from node.acceptance import FIRST_OF_MODEL
+from engine.layout.slots import Feed, SlotMap
+from node.economics.acceptance import FIRST_OF_MODEL
+from node.economics.price import num_expected
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
 from node.lanes import Lane
-from node.price import num_expected
-from proto.messages import Cause, Close, Draft, Hit, Open, Rule, Verdict
+from proto.messages import (
+    MAX_FEATURE_BYTES,
+    Cause,
+    Close,
+    Draft,
+    Fault,
+    FaultCode,
+    Features,
+    Hit,
+    Logprobs,
+    Open,
+    PromptLogprobs,
+    Rule,
+    Verdict,
+)
 from proto.tree import CommittedText, Node, SpeculationTree
 from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
 from target_node.drafts import Drafts
-from target_node.events import NO_TOKEN, Event, Judge, Outcome, Part
-from target_node.known import Known
-from target_node.not_finite import NotFinite
-from target_node.reading import next_chunk, scored_by, tell_features, tell_prompt
-from target_node.reports import Reports, missed_of, repeated
+from target_node.events import NO_TOKEN, Event, FeatureRows, Judge, Outcome, Part
+from target_node.replay import Reports, missed_of, repeated
 from target_node.resting import Course
+from target_node.statistics import Known
 from target_node.waiting import Waiting
+
+# -- not finite ------------------------------------------------------------------------------------
+
+
+class NotFinite:
+    """What has happened to one life of a text.
+
+    has_ended  the text cannot go on
+    said       what the coordinator is told of it, until it closes the text
+    """
+
+    def __init__(self, opened: Open) -> None:
+        self._opened = opened
+        self._read_anew_at: int | None = None  # its length
+        self.has_ended = False
+        self.said: Sequence[Send] = ()
+
+    @property
+    def is_reading_anew(self) -> bool:
+        """Whether its lane may have nothing that was computed for others."""
+        return self._read_anew_at is not None
+
+    def met(self, length: int, position: int) -> Sequence[Send]:
+        """No token follows so many; the one at `position` is at fault. Returns what to say."""
+        if self._read_anew_at != length:
+            self._read_anew_at = length
+            return ()
+        self.has_ended = True
+        session, incarnation = self._opened.session, self._opened.incarnation
+        fault = Fault(session, incarnation, FaultCode.FAILED, line(position))
+        self.said = (Send(fault),)
+        return self.said
+
+
+def line(position: int) -> str:
+    """What people are told."""
+    return (
+        f"the target's logits are not finite at token position {position} (from 0, prompt "
+        "included): float16 overflows in some models, use bfloat16 or float32; else leave this "
+        "token out, or get the checkpoint again"
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def next_chunk(
+    slots: SlotMap[int], text: Sequence[int], opened: Open, limit: int, *, is_alone: bool
+) -> Sequence[int]:
+    """The committed tokens to prefill next; empty if a pass with drafts can take what is missing.
+
+    limit     most of them
+    is_alone  the prompt but for its last token is prefilled in passes of its own, and nothing
+              after it is prefilled at all (reproducible mode)
+    """
+    start, end = slots.prefix_len, opened.num_prompt - 1
+    if (is_alone or opened.sampling.scores_prompt) and start < end:
+        return text[start : min(end, start + limit)]
+    return () if is_alone else slots.next_chunk(text, len(text), limit)
+
+
+def scored_by(feed: Feed, opened: Open) -> tuple[int, ...]:
+    """The tokens of the prompt that follow the rows of a prefill, if their logprobs are wanted."""
+    if feed.masks is not None or not opened.sampling.scores_prompt:
+        return ()
+    start = feed.positions[0] + 1
+    return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
+
+
+def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
+    """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
+    if logprobs is None:
+        return ()
+    start = prefix_len - len(logprobs) + 1
+    return (Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs)),)
+
+
+def tell_features(
+    opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
+) -> list[SharedAction]:
+    """Send the features of rows that lie one behind another on the text, as far as it goes.
+
+    start  position of the first row; its feature is the one before the token at `start + 1`
+    """
+    if rows is None:
+        return []
+    num_rows = min(rows.num_rows, len(text) - start - 1)
+    most = max(1, MAX_FEATURE_BYTES * rows.num_rows // len(rows.data))
+    told: list[SharedAction] = []
+    for first in range(0, num_rows, most):
+        end = min(first + most, num_rows)
+        end_len, data = start + 1 + end, rows.part(first, end)
+        end_hash, number = text.path_hashes[end_len], end - first
+        session, incarnation = opened.session, opened.incarnation
+        message = Features(session, incarnation, end_len, end_hash, number, rows.dtype, data)
+        told.append(Send(message))
+    return told
+
+
+# -- verifying -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

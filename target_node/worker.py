@@ -7,23 +7,20 @@ from typing import NoReturn
 
 import torch
 
-from engine.coupling import choose
+from engine.choice.coupling import choose
+from engine.choice.judging import judge, life_of
+from engine.choice.sampling import Sampling, report, sampling_of
+from engine.choice.verification import Distribution, block_trial, careless_trial, token_trial
 from engine.errors import NotFinite
-from engine.features import Layers, as_bytes
-from engine.judging import judge, life_of
+from engine.forward.forward import Layers, as_bytes
+from engine.forward.not_finite import Again
 from engine.loading import Engine
-from engine.logprobs import report
-from engine.not_finite import Again
-from engine.sampling import Sampling, sampling_of
-from engine.verification import Distribution, block_trial, careless_trial, token_trial
-from node.costs import Costs
+from node.economics.costs import PREFILL_CHUNKS, Costs
 from node.follower import Follower
-from node.forwards import Forwards
+from node.forwards import Forwards, SimulatedDevice
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
-from node.rows import PREFILL_CHUNKS
-from node.simulated_device import SimulatedDevice
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
@@ -38,8 +35,8 @@ from target_node.events import (
     Outcome,
     Part,
 )
-from target_node.known import Known
 from target_node.scheduling import Schedule
+from target_node.statistics import Known
 from target_node.verifying import Verifying
 
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
@@ -67,7 +64,7 @@ def serve(
     worker = Worker(Forwards(executor, heart, device))
     if engine.heads is None:
         Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
-    from target_node.heads import WithHeads  # it knows a drafter's machine, and this file
+    from target_node.head_worker import WithHeads  # it knows a drafter's machine, and this file
 
     vocab_size = welcome.vocab_size
     both = WithHeads(config, engine, engine.heads, follower, known, worker, vocab_size, heart)

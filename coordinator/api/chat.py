@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from coordinator.api.tokenization import find_file
+from coordinator.api.prompts import find_file
 from proto.errors import ConfigurationError, ModelError, shown
-from proto.system_errors import cannot_read
+from proto.system import cannot_read
 
 _GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
 _END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from coordinator.api.frozen import Frozen, named
+from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.settings import MODELS as MODELS
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
 from coordinator.launching.devices import num_ranks
-from coordinator.text.simulated import Simulated
+from coordinator.text.metrics import Simulated
 from proto.errors import ConfigurationError
 from proto.messages import (
     MAX_CANDIDATES,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from coordinator.api.frozen import Frozen
+from coordinator.api.config_base import Frozen
 from proto.errors import ConfigurationError, shown
 
 

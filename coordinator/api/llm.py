@@ -13,19 +13,16 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any, cast
 
-from coordinator.api.batch import Batch
+from coordinator.api import vllm as speculation
 from coordinator.api.chat import Messages
 from coordinator.api.config import ALONE, PairConfig
-from coordinator.api.frozen import named_as
+from coordinator.api.config_base import named_as
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request, Step
-from coordinator.api.values import scalar
-from coordinator.api.vllm import speculation
-from coordinator.api.vllm.progress import Bar, UseTqdm
-from coordinator.api.vllm.settings import as_given, in_our_names
-from coordinator.api.vllm.tokenizer import TargetTokenizer
+from coordinator.api.refusals import scalar
+from coordinator.api.requests import Batch, Request, Step
+from coordinator.api.vllm import Bar, TargetTokenizer, UseTqdm, as_given, in_our_names
 from proto.errors import ClosedError, ConfigurationError, shown
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.text.detokenization import Decoder
-from coordinator.text.metrics import Metrics
-from coordinator.text.origins import origins
+from coordinator.text.detokenization import Decoder, Ending, StopStrings
+from coordinator.text.metrics import Metrics, origins
 from coordinator.text.session import Emit
-from coordinator.text.stops import Ending, StopStrings
 from proto.messages import FinishReason, Logprobs
 
 

@@ -11,22 +11,19 @@ from types import TracebackType
 from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
-from coordinator.api.frozen import reviewed
+from coordinator.api.config_base import reviewed
 from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher, NodeLauncher
-from coordinator.text.detokenization import Decoder, IdStream
-from coordinator.text.metrics import Metrics
-from coordinator.text.simulated import Simulated
-from coordinator.text.stops import Ending
+from coordinator.text.detokenization import Decoder, Ending, IdStream
+from coordinator.text.metrics import Metrics, Simulated
 from coordinator.text.stream import Reader, Stream
 from coordinator.tracing import writing
-from proto.descriptors import check_spare
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
@@ -38,6 +35,7 @@ from proto.messages import (
     SamplingSpec,
 )
 from proto.node_config import FETCHING
+from proto.system import check_spare
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from coordinator.api.frozen import Frozen
+from coordinator.api.config_base import Frozen
 from proto.errors import ConfigurationError
 from proto.messages import GREEDY_BELOW, MAX_BANS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
 

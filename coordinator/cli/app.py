@@ -1,31 +1,108 @@
-"""The command line. Text goes to stdout and nothing else does; all else goes to stderr."""
+"""The command line. Text goes to stdout and nothing else does; all else goes to stderr.
+
+What is said of a command line that cannot be read, and what was probably meant.
+"""
 
 import logging
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
-from coordinator.cli.chat.command import chat
-from coordinator.cli.demo.command import demo
+from coordinator.api.refusals import refusal
+from coordinator.cli.chat.loop import chat
+from coordinator.cli.demo import demo
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.harmless import harmless
+from coordinator.cli.help import Command as HelpfulCommand
+from coordinator.cli.help import Program, examples
 from coordinator.cli.keys import keys
-from coordinator.cli.mistakes import line_of
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
-from coordinator.cli.screens.help import Command as HelpfulCommand
-from coordinator.cli.screens.help import Program, examples
-from coordinator.cli.status.command import status
-from coordinator.cli.verify_lossless import verify_lossless
+from coordinator.cli.status import status
 from coordinator.launching.launcher import ConnectRay
-from proto.errors import ConfigurationError, SlipstreamError
-from proto.system_errors import unexplained
+from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
+from proto.system import unexplained
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+PROGRAM = "python -m coordinator"
+_TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((.*)\)$", re.DOTALL)
+_NO_COMMAND = re.compile(r"No such command (.*?)\.(?: Did you mean|$)", re.DOTALL)
+
+
+def line_of(error: typer.TyperException) -> str:
+    """One line; or the help itself, which is all that is said where there is no command."""
+    message = str(getattr(error, "format_message", error.__str__)())
+    if "Usage:" in message:
+        return message
+    context: Any = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    if context is not None and isinstance(option, str) and hasattr(error, "possibilities"):
+        return f"there is no option {option}{_hint(option, _options(context), _help_of(context))}"
+    if isinstance(error.__cause__, ValidationError):
+        return refusal(_name(getattr(error, "param", None)), error.__cause__.errors(), None)
+    if told := _usage(error, message, context):
+        return told
+    commands: Collection[str] = getattr(getattr(context, "command", None), "commands", ())
+    if commands and (found := _NO_COMMAND.match(message)):
+        word = found[1].strip("'\"")
+        return f"there is no command {shown(word)}{_hint(word, commands, _all(commands))}"
+    if found := _TOO_MANY.match(message):
+        return f"too many arguments: {found[1]}; a text of several words needs quotes around it"
+    return message
+
+
+def _usage(error: typer.TyperException, message: str, context: Any) -> str:
+    """Of an option or an argument that lacks what it needs, or has too much; empty: of neither."""
+    option = getattr(error, "option_name", "")
+    if option and message.endswith("requires an argument."):
+        return f"{option} needs a value; --help says which"
+    if option and message.endswith("does not take a value."):
+        return f"{option} has no value; write it alone"
+    if message.startswith("Missing "):
+        name = _name(getattr(error, "param", None))
+        return f"{name} is missing; `{_command(context)}--help` says what it is"
+    return ""
+
+
+def _name(parameter: Any) -> str:
+    """As it stands in the help: --max-tokens, FILE."""
+    if parameter is None:
+        return "a value"
+    long = [one for one in parameter.opts if one.startswith("--")]
+    return long[0] if long else str(parameter.metavar or parameter.name.upper())
+
+
+def _options(context: Any) -> list[str]:
+    return [option for one in context.command.params for option in (*one.opts, *one.secondary_opts)]
+
+
+def _hint(word: str, known: Collection[str], else_: str) -> str:
+    return did_you_mean(word, known) or f"; {else_}"
+
+
+def _help_of(context: Any) -> str:
+    return f"`{_command(context)}--help` lists them"
+
+
+def _command(context: Any) -> str:
+    if context.parent is None:
+        return ""
+    return f"{_command(context.parent)}{context.info_name} "
+
+
+def _all(commands: Collection[str]) -> str:
+    return f"there are {', '.join(commands)} (to continue a text: {PROGRAM} generate TEXT)"
+
+
+# -- app -------------------------------------------------------------------------------------------
 
 VERSION = "0.1.0"
-PROGRAM = "python -m coordinator"
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
@@ -57,7 +134,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
         no_args_is_help=True,
     )
     app.callback()(root)
-    commands: list[Command] = [demo, generate, chat, status, verify_lossless, *measurements]
+    commands: list[Command] = [demo, generate, chat, status, *measurements]
     for command in commands:
         name = command.__name__.replace("_", "-")
         app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)
@@ -81,7 +158,7 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
     """Run the command line; every error of a user or a peer is one line on stderr.
 
     connect_ray   called for `--ray`
-    measurements  more commands; both are handed in because this package does not know `deploy`
+    measurements  more commands; both are handed in, since this package knows neither deploy nor lab
     """
     prepare_streams()
     lines = logging.StreamHandler()

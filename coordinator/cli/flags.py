@@ -2,12 +2,15 @@
 
 Name, type, default and help of a flag are those of the field (`coordinator.api.config`, `params`),
 and what was given is checked there. Here is only how it is written on a command line.
+
+The options of the command line that are no settings; those are in `flags`.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -15,9 +18,11 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from coordinator.api.frozen import checked
-from coordinator.cli.screens.panels import default_of, metavar_of, panel_of, place_of
+from coordinator.api.config_base import checked
+from coordinator.cli.help import OUTPUT_PANEL, default_of, metavar_of, panel_of, place_of
 from proto.errors import ConfigurationError, shown
+
+# -- flags -----------------------------------------------------------------------------------------
 
 Command = Callable[..., None]  # what typer makes a command of
 
@@ -190,3 +195,60 @@ def _written(annotation: Any) -> Any:
     if origin is tuple:
         return list[str] if _written(arguments[0]) is str else str
     return annotation
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", help="The text to continue; - reads stdin."),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help='Several prompts. One per line, or JSON Lines with "prompt" or "turns" (.jsonl). '
+        "Up to --max-num-seqs are answered at once, and shown one after another, in their order.",
+    ),
+]
+PromptIds = Annotated[
+    str | None, typer.Option(metavar="ID,...", help="Token ids instead of a text: 1,2,3.")
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Answer each prompt, by the target's chat template.")
+]
+
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="One JSON object per prompt on stdout, nothing else.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+ShowSpeculation = Annotated[
+    bool,
+    typer.Option(
+        "--show-speculation",
+        help="Show what became of the drafts in the text. Accepted and rejected ones and the "
+        "target's own tokens.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="All figures of the text, and what ran the models.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Record what every process does to this file. A Chrome trace, for ui.perfetto.dev "
+        "and python -m coordinator trace-summary.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

@@ -1,40 +1,117 @@
-"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
+"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes.
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+Texts that are written at once, read one after another (pure).
+
+Ctrl-C where several texts are written: once finishes those that run, twice ends now.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from coordinator.api import prompts
-from coordinator.api.batch import Batch
-from coordinator.api.config import (
-    PairConfig,
-    SpeculationConfig,
-)
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request
-from coordinator.cli import options
-from coordinator.cli.display import Progress, engines
+from coordinator.api.requests import Batch, Request, Step
+from coordinator.cli import flags as options
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
-from coordinator.cli.screens.loading import models_of
-from coordinator.cli.turns import Turns
-from coordinator.cli.winding_up import WindingUp
-from coordinator.cli.writers import JsonWriter, Place, TextWriter, Writer
+from coordinator.cli.loading import models_of
+from coordinator.cli.writers import JsonWriter, Place, Progress, TextWriter, Writer, engines
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
 from proto.messages import Role
 from proto.node_config import NodeConfig
-from proto.paths import check_writable
+from proto.system import check_writable
+
+# -- turns -----------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Reads mixed steps. Those of a text whose turn has not come are held until then."""
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self._held: dict[tuple[Request, int], deque[Step]] = defaultdict(deque)
+
+    def of(self, request: Request) -> Iterator[Step]:
+        """All steps of a request, one of its texts after another. Raises what ends the steps."""
+        index = 0
+        while index < request.num_texts:  # it may become less
+            yield from self._of_text(request, index)
+            index += 1
+
+    def _of_text(self, request: Request, index: int) -> Iterator[Step]:
+        held = self._held[request, index]
+        is_open = True
+        while is_open:
+            while not held:
+                step = next(self._steps)
+                self._held[step.request, step.index].append(step)
+            step = held.popleft()
+            is_open = not step.is_last
+            yield step
+        del self._held[request, index]
+
+
+# -- winding up ------------------------------------------------------------------------------------
+
+WAITS = "interrupted: no more texts are begun; {} are finished first (Ctrl-C again ends now)"
+
+
+class WindingUp:
+    """Has Ctrl-C while it is entered. Where one text runs, whoever had it before has it."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._before = signal.getsignal(signal.SIGINT)
+        # Under nohup it is ignored and stays so; other threads cannot have it.
+        in_main = threading.current_thread() is threading.main_thread()
+        self._is_ours = in_main and callable(self._before)
+
+    def __enter__(self) -> "WindingUp":
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_ours and signal.getsignal(signal.SIGINT) == self._on_signal:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._batch.num_open > 1 and not self._batch.is_winding_up:
+            self._batch.wind_up()
+            line = WAITS.format(f"{self._batch.num_open} texts") + "\n"
+            start = "\n" if sys.stderr is not None and sys.stderr.isatty() else ""
+            with suppress(OSError):
+                # Not through sys.stderr: this may have interrupted whoever writes to it.
+                os.write(2, (start + line).encode())
+        elif callable(self._before):
+            self._before(number, frame)
+
+
+# -- generate --------------------------------------------------------------------------------------
 
 EXIT_SOME_FAILED = 2
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.screens.help import Command, Program
+from coordinator.cli.help import Command, Program
 from proto.links.keys import COORDINATOR, MAX_NODES, PUBLIC, SECRET, add_drafter, write_new
 from proto.messages import Role
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from coordinator.cli.harmless import harmless
 from coordinator.text.detokenization import Decoder
-from coordinator.text.origins import (
+from coordinator.text.metrics import (
     EARLIER,
     HEADS,
     MODEL,

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from coordinator.text.running import Result, Running
-from coordinator.text.session import Emit, EmitPrompt, NodeId
+from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Running
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message
 

@@ -26,9 +26,12 @@ classical rules one does: to choose between two for what they drafted would bias
 one is lost another takes over, as it would itself if it came back, and keeps the text.
 
 A drafter has a source number, and no other gets it as long as an open text knows it: it means one.
+
+A text that is being written, and the nodes that work on it (pure).
 """
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 
 from coordinator.cluster.events import (
     UNREAD,
@@ -46,11 +49,9 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.open_text import NOBODY, OpenText
 from coordinator.cluster.registry import Health, Node, Registry
 from coordinator.text import session as s
-from coordinator.text.running import MISHAPS, Result, Running
-from coordinator.text.session import NodeId
+from coordinator.text.session import MISHAPS, NodeId, Result, Running
 from proto.codec import encode, session_of
 from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
@@ -65,10 +66,55 @@ from proto.messages import (
     Message,
     PromptLogprobs,
     Role,
+    Rule,
     Verdict,
     Welcome,
 )
 from proto.node_config import READY_BUT
+
+# -- open text -------------------------------------------------------------------------------------
+
+NOBODY: tuple[NodeId, ...] = ()
+
+
+@dataclass(slots=True)
+class OpenText:
+    """A text that the nodes work on.
+
+    targets, drafters  who has been told of it and is there; at most one target
+    sources            numbers of all drafters that were ever told of it
+    """
+
+    running: Running
+    targets: tuple[NodeId, ...] = NOBODY
+    drafters: tuple[NodeId, ...] = NOBODY
+    sources: set[int] = field(default_factory=set)
+
+    def workers(self, role: Role) -> tuple[NodeId, ...]:
+        """The nodes of this role."""
+        return self.targets if role is Role.TARGET else self.drafters
+
+    def set_workers(self, role: Role, nodes: tuple[NodeId, ...]) -> None:
+        """From now on these."""
+        if role is Role.TARGET:
+            self.targets = nodes
+        else:
+            self.drafters = nodes
+
+    def wants(self, node: NodeId, role: Role) -> bool:
+        """Whether this node could work on it and does not."""
+        return node not in self.workers(role) and self.has_room_for(role)
+
+    def has_room_for(self, role: Role) -> bool:
+        """Whether one more node of this role may work on it."""
+        machine = self.running.machine
+        if role is Role.TARGET:
+            return not self.targets
+        is_coupled = machine.rule is Rule.COUPLED
+        return machine.policy.has_drafter and (is_coupled or not self.drafters)
+
+
+# -- routing ---------------------------------------------------------------------------------------
 
 MAX_REFUSALS_SAID = 8  # lines under one name, until a node of this name is accepted
 UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"

@@ -40,13 +40,20 @@ from coordinator.cluster.link import Links
 from coordinator.cluster.registry import Registry, names_by_hand
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
-from coordinator.cluster.snapshot import Snapshot, number_of, taken
+from coordinator.cluster.snapshot import (
+    NAME_IN_USE,
+    NO_KEY,
+    OTHER_NAME,
+    Snapshot,
+    Tally,
+    ending_of,
+    number_of,
+    taken,
+)
 from coordinator.cluster.status_socket import StatusSocket
-from coordinator.cluster.tally import NAME_IN_USE, NO_KEY, OTHER_NAME, Tally, ending_of
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.restarts import Restarts
-from coordinator.text.running import Running, check_opening
-from coordinator.text.session import Session
+from coordinator.text.session import Running, Session, check_opening
 from coordinator.text.stream import Reader, Stream
 from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of

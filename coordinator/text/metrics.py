@@ -1,14 +1,287 @@
-"""What one text cost and what speculation did for it, counted from committed tokens only."""
+"""What one text cost and what speculation did for it, counted from committed tokens only.
+
+Where each token of a text came from (pure). The only home of the names of sources.
+
+draft:SOURCE  drafted by SOURCE (see `SOURCES`) and accepted by the target
+recovered     the target's own, in the place of a draft that it rejected
+bonus         the target's own, after a pass in which it accepted every draft
+plain         the target's own, of a pass without drafts
+
+What happened to one text, counted from committed tokens only (pure).
+
+What of the hardware was simulated while something was measured, and how well (pure).
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Self
 
-from coordinator.text.counts import SessionCounts
-from coordinator.text.simulated import Simulated
+from coordinator.text.events import Emit
+from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Hit, Verdict
+
+# -- origins ---------------------------------------------------------------------------------------
+
+MODEL, NGRAM, EARLIER, HEADS = "model", "ngram", "earlier", "heads"
+# The drafter's process, a draft model or a head; what was copied from this text or a reference, or
+# from earlier texts; heads in the target's process.
+SOURCES = {
+    MODEL_SOURCE: MODEL,
+    NGRAM_SOURCE: NGRAM,
+    EARLIER_SOURCE: EARLIER,
+    HEADS_SOURCE: HEADS,
+}
+# For people.
+TITLES = {MODEL: "drafter", NGRAM: "n-gram", EARLIER: "earlier text", HEADS: "heads"}
+RECOVERED, BONUS, PLAIN = "recovered", "bonus", "plain"
+
+
+def source_name(source: int) -> str:
+    """The name of a source; drafters after the first are called by their numbers."""
+    return SOURCES.get(source, str(source))
+
+
+def source_names(sources: tuple[int, ...], num_accepted: int) -> tuple[str, ...]:
+    """Who drafted the accepted tokens of a pass. `sources` is empty if all are the drafter's."""
+    return tuple(map(source_name, sources or (MODEL_SOURCE,) * num_accepted))
+
+
+def origins(emit: Emit) -> tuple[str, ...]:
+    """The origin of every token of one pass.
+
+    The pass rejected something if and only if it says what. Counts would not do: a text that ended
+    at an accepted draft has no token of the target's own, and after a lost verdict some of the
+    accepted drafts are known already.
+    """
+    num_own = len(emit.tokens) - emit.num_accepted
+    own = RECOVERED if emit.rejected else BONUS if emit.num_drafted else PLAIN
+    names = source_names(emit.sources, emit.num_accepted)
+    return (*(f"draft:{name}" for name in names), *(own,) * num_own)
+
+
+def shown_rejected(emit: Emit) -> tuple[int, ...]:
+    """The rejected drafts that another token replaced; none if the text ended before them."""
+    return emit.rejected if len(emit.tokens) > emit.num_accepted else ()
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PassFigures:
+    """What one target pass brought and cost. `num_accepted` <= `num_tokens` that were new.
+
+    sources  who drafted the accepted ones
+    hit_by   who drafted the first token of the pass; empty: it was no hit
+    """
+
+    num_tokens: int
+    num_accepted: int
+    num_drafted: int
+    num_rolled_back: int
+    num_stale: int
+    wait_us: int
+    model_us: int
+    host_us: int
+    drafter_us: int
+    cause: str
+    hit: str = "nobody"
+    plain_us: int = 0
+    sources: tuple[str, ...] = ()
+    hit_by: str = ""
+
+    @property
+    def no_model_us(self) -> int:
+        """Of the time of this pass, what neither model was at work for, as far as is known.
+
+        The drafter may have drafted before the wait as well; so with one that runs ahead it is the
+        least that it can have been.
+        """
+        return self.host_us + max(0, self.wait_us - self.drafter_us)
+
+    @classmethod
+    def of(
+        cls, verdict: Verdict, num_tokens: int, num_accepted: int, num_known: int = 0
+    ) -> "PassFigures":
+        """Of a verdict of which so many tokens were new, behind so many that were known."""
+        names = source_names(verdict.sources, verdict.num_accepted)
+        return cls(
+            num_tokens=num_tokens,
+            num_accepted=num_accepted,
+            num_drafted=verdict.num_drafted,
+            num_rolled_back=verdict.num_rolled_back,
+            num_stale=verdict.num_stale,
+            wait_us=verdict.wait_us,
+            model_us=verdict.model_us,
+            host_us=verdict.host_us,
+            drafter_us=verdict.drafter_us,
+            cause=verdict.cause.name.lower(),
+            hit=verdict.hit.name.lower(),
+            plain_us=verdict.plain_us,
+            sources=names[num_known:][:num_accepted],
+            hit_by=names[0] if verdict.hit is Hit.HIT and names else "",
+        )
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """Sums over the passes."""
+
+    num_passes: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_rolled_back: int = 0
+    num_stale: int = 0
+    num_reopened: int = 0
+    num_diverged: int = 0
+    wait_us: int = 0
+    model_us: int = 0
+    host_us: list[int] = field(default_factory=list)  # per pass
+    causes: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)  # by `Hit`
+    drafter_us: int = 0
+    # (drafted, accepted) of every pass that had drafts -> number of such passes
+    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)  # drafts, by source
+    hits_by: Counter[str] = field(default_factory=Counter)  # passes, likewise
+    passes: list[PassFigures] = field(default_factory=list)  # in order: what the sums are of
+
+    def count(self, one: PassFigures) -> None:
+        """Add a pass."""
+        self.num_passes += 1
+        self.num_drafted += one.num_drafted
+        self.num_accepted += one.num_accepted
+        self.num_rolled_back += one.num_rolled_back
+        self.num_stale += one.num_stale
+        self.wait_us += one.wait_us
+        self.model_us += one.model_us
+        self.host_us.append(one.host_us)
+        self.causes[one.cause] += 1
+        self.hits[one.hit] += 1
+        self.drafter_us += one.drafter_us
+        if one.num_drafted:
+            self.acceptance[one.num_drafted, one.num_accepted] += 1
+        self.accepted_by.update(one.sources)
+        if one.hit_by:
+            self.hits_by[one.hit_by] += 1
+        self.passes.append(one)
+
+    def until(self, num_tokens: int) -> "SessionCounts":
+        """The counts of the first tokens: what came after them is no part of the text."""
+        counts = SessionCounts(num_reopened=self.num_reopened, num_diverged=self.num_diverged)
+        left = num_tokens
+        for one in self.passes:
+            if left <= 0:
+                break
+            num_accepted = min(one.num_accepted, left)
+            counts.count(
+                replace(
+                    one,
+                    num_tokens=min(one.num_tokens, left),
+                    num_accepted=num_accepted,
+                    sources=one.sources[:num_accepted],
+                )
+            )
+            left -= one.num_tokens
+        return counts
+
+
+# -- simulated -------------------------------------------------------------------------------------
+
+MOST_LATE = 0.01  # of the time; where forwards took longer by more, the figures mean nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A rehearsal of other hardware: figures that come with it are not of this machine.
+
+    target_ms, draft_ms  what a forward takes; 0: as long as it takes here
+    ..._per_row   and so much more for each of its rows
+    links         as they were asked for
+    link_seed     of what they lose and how late each message is
+    num_forwards  of simulated devices since the text was asked for, those of other texts included,
+                  as far as heartbeats have told
+    num_overruns  of them, those that took longer than they should have
+    late_ms       by so much, together: no text can have taken longer than by that
+    elapsed_ms    in this time; 0: these are sums since the start, and no share of any time
+    """
+
+    target_ms: float
+    target_ms_per_row: float
+    draft_ms: float
+    draft_ms_per_row: float
+    links: tuple[str, ...]
+    link_seed: int
+    num_forwards: int = 0
+    num_overruns: int = 0
+    late_ms: float = 0.0
+    elapsed_ms: float = 0.0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether forwards took so much longer than they should have that the text shows it."""
+        return self._late_share > MOST_LATE
+
+    @property
+    def words(self) -> str:
+        """What is simulated, in a line for people."""
+        devices = {
+            "a target pass": (self.target_ms, self.target_ms_per_row),
+            "a draft step": (self.draft_ms, self.draft_ms_per_row),
+        }
+        parts = [_device(name, *costs) for name, costs in devices.items() if any(costs)]
+        parts += [f"link {link}" for link in self.links]
+        return "; ".join(parts)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the figures can be believed, in a line for people.
+
+        Empty if nothing was told, or if it is not known in which time that was.
+        """
+        if not self.num_forwards or not self.elapsed_ms:
+            return ""
+        line = f"{self.num_overruns} of {self.num_forwards} forwards took longer than simulated"
+        if self.num_overruns:
+            line += f", by {self._late_share:.1%} of the time"
+        return line + (": the figures are void" if self.is_void else "")
+
+    @property
+    def _late_share(self) -> float:
+        return late_share([(self.late_ms, self.elapsed_ms)])
+
+    def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
+        """What has been counted since then, in so much time."""
+        return replace(
+            self,
+            num_forwards=max(0, self.num_forwards - before.num_forwards),
+            num_overruns=max(0, self.num_overruns - before.num_overruns),
+            late_ms=max(0.0, self.late_ms - before.late_ms),
+            elapsed_ms=elapsed_ms,
+        )
+
+
+def late_share(times: Iterable[tuple[float, float]]) -> float:
+    """By what share of the time forwards took longer than they should have, at most.
+
+    times  pairs: how late they were, and in what time. No more than all of a time is late: two
+           devices can be late at once, and one can be late by what it began before
+    """
+    pairs = tuple(times)
+    elapsed = sum(elapsed for _, elapsed in pairs)
+    return sum(min(pair) for pair in pairs) / elapsed if elapsed else 0.0
+
+
+def _device(name: str, forward_ms: float, row_ms: float) -> str:
+    per_row = f"{row_ms:g} ms a row"
+    if not forward_ms:
+        return f"{name} {per_row}"
+    return f"{name} {forward_ms:g} ms" + (f" + {per_row}" if row_ms else "")
+
+
+# -- metrics ---------------------------------------------------------------------------------------
 
 MISSES = ("timing", "content", "width")
 

@@ -20,11 +20,15 @@ whoever computed it and whenever. Its base may be any committed position; what o
 equal. Under the classical rules verdicts of two processes on one base are two samples, and to take
 the one that comes first would bias the text: only those of the process that is there now count. It
 never samples twice for one place, because what it has said it says again when it is re-opened.
+
+The logprobs of a prompt, put together from the pieces that the target's prefill sends (pure).
+
+A text that is being written, or waits for it: its session, and what it cost (pure).
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from coordinator.text.counts import PassFigures, SessionCounts
 from coordinator.text.events import Action as Action
 from coordinator.text.events import Emit as Emit
 from coordinator.text.events import EmitPrompt as EmitPrompt
@@ -42,7 +46,9 @@ from coordinator.text.events import Send as Send
 from coordinator.text.events import Started as Started
 from coordinator.text.events import Tick as Tick
 from coordinator.text.events import VerdictArrived as VerdictArrived
-from coordinator.text.prompt_logprobs import PromptScores
+from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
+from proto.codec import encode
+from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     ATTEMPT_BITS,
@@ -50,7 +56,9 @@ from proto.messages import (
     Close,
     Fault,
     FaultCode,
+    FinishReason,
     Limits,
+    Logprobs,
     Lookup,
     Open,
     Policy,
@@ -62,6 +70,44 @@ from proto.messages import (
     Verdict,
 )
 from proto.tree import CommittedText, Diverged
+
+# -- prompt logprobs -------------------------------------------------------------------------------
+
+
+class PromptScores:
+    """Collects the rows of positions 1, 2, ... `num_prompt` - 1; the first token has none."""
+
+    def __init__(self, num_prompt: int) -> None:
+        self._num_wanted = num_prompt - 1
+        self._pieces: list[Logprobs] = []  # in order and without a gap
+        self._num_rows = 0  # of all pieces; <= _num_wanted
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row is there."""
+        return self._num_rows == self._num_wanted
+
+    def add(self, message: PromptLogprobs) -> bool:
+        """Take what is new and follows what is here; returns whether anything was."""
+        num_known = 1 + self._num_rows - message.start
+        end = max(0, self._num_wanted + 1 - message.start)
+        piece = message.logprobs.part(max(0, num_known), end)
+        if num_known < 0 or not piece or (self._pieces and piece.width != self._pieces[0].width):
+            return False
+        self._pieces.append(piece)
+        self._num_rows += len(piece)
+        return True
+
+    def all(self) -> Logprobs:
+        """The rows that are here."""
+        return Logprobs(
+            tuple(i for piece in self._pieces for i in piece.ids),
+            tuple(value for piece in self._pieces for value in piece.values),
+            tuple(rank for piece in self._pieces for rank in piece.ranks),
+        )
+
+
+# -- session ---------------------------------------------------------------------------------------
 
 WORK_LIMIT_S_MIN = 2.0
 # An Open was lost if what comes after so long is still of an earlier life: so many round trips and
@@ -334,3 +380,86 @@ class Session:
     def _end(self, last: Finish | Fail) -> list[Action]:
         reason = last.reason.value if isinstance(last, Finish) else "failed"
         return [last, *self.close(reason)]
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+# What goes wrong in the machine of one text, or in what it wants to say; the others are well.
+MISHAPS = (
+    LocalProtocolError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a text.
+
+    until  the metrics of its first so many tokens, if the reader ended it there
+    """
+
+    reason: FinishReason
+    metrics: Metrics
+    until: Callable[[int], Metrics]
+
+
+@dataclass(slots=True)
+class Running:
+    """Times are seconds of a monotonic clock."""
+
+    machine: Session
+    submitted: float
+    started: float = 0.0  # when the nodes were told
+    emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
+
+    def result(self, reason: FinishReason) -> Result:
+        """The end of the text."""
+        return Result(reason, self._metrics(), self._metrics)
+
+    def broken_off(self, error: Exception) -> NodeError:
+        """For the reader, where one of MISHAPS ends the text."""
+        failure = NodeError(
+            f"the text ended after {self.machine.num_generated} tokens by a mistake of the "
+            f"coordinator, {type(error).__name__}: {shown(str(error))}; ask for it again"
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _metrics(self, num_tokens: int | None = None) -> Metrics:
+        """Of the text that has ended, or of its first so many tokens."""
+        counts, emitted = self.machine.counts, self.emitted
+        if num_tokens is not None:
+            counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
+        return Metrics.of(
+            counts,
+            started=self.started,
+            emitted=emitted,
+            drafter_lost_at=self.machine.drafter_lost_at,
+            queued_s=self.started - self.submitted,
+            num_spec_tokens=self.machine.policy.num_speculative_tokens,
+            num_prompt_tokens=self.machine.num_prompt,
+        )
+
+
+def check_opening(machine: Session) -> None:
+    """Raises ConfigurationError if a text cannot be put into a message."""
+    try:
+        encode(machine.opening(Role.TARGET))
+    except LocalProtocolError as error:
+        raise ConfigurationError(f"the nodes cannot be told of this text: {error}") from error
+
+
+def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
+    """The times at which the first tokens came."""
+    times: list[tuple[float, int]] = []
+    for time_s, number in emitted:
+        if num_tokens <= 0:
+            break
+        times.append((time_s, min(number, num_tokens)))
+        num_tokens -= number
+    return times

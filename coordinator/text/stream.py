@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
-from coordinator.text.running import Result
-from coordinator.text.session import Emit, EmitPrompt
+from coordinator.text.session import Emit, EmitPrompt, Result
 from proto.errors import SlipstreamError
 
 WAIT_S = 1.0  # after which whoever waits looks whether the service is alive

@@ -7,27 +7,215 @@ microseconds from the first thing that was recorded.
 Each process is one track: waiting is left blank, and what a process is in besides lies in forwards
 or beside them. Each direction of a link is a track; where messages overlap on their way, further
 ones below it.
+
+What all events of a Chrome trace are made with: their times, process ids and forms (pure).
+
+Arrows from a draft to its verdict and from there to the drafters, and what happened at a moment
+(pure).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
-from coordinator.tracing.arrows import arrows, instants
-from coordinator.tracing.events import (
-    COORDINATOR_PID,
-    LINKS_PID,
-    Event,
-    Scale,
-    of_verdicts,
-    round_us,
-)
-from coordinator.tracing.hops import Hop
-from coordinator.tracing.texts import Text, fate_of
+from coordinator.tracing.spans import Forward, Hop, Span, Text, fate_of, judged
 from coordinator.tracing.timeline import COORDINATOR, Process, Timeline
-from coordinator.tracing.tracks import Forward, Span
-from proto.messages import Draft, Role, Verdict
+from proto.messages import Cause, Draft, Fault, Open, Role, Verdict
 from proto.stopwatch import Phase
+
+# -- events ----------------------------------------------------------------------------------------
+
+Event = dict[str, Any]
+
+COORDINATOR_PID, LINKS_PID = 1, 1000
+
+
+def round_us(ns: int) -> float:
+    """Nanoseconds in microseconds, exactly."""
+    return round(ns / 1000, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From what was recorded to what stands in the file.
+
+    start_ns  the file's zero
+    pids      of the processes, by node
+    texts     their numbers from 1, by session
+    """
+
+    start_ns: int
+    pids: Mapping[bytes, int]
+    texts: Mapping[int, int]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> "Scale":
+        """The scale of a timeline: it begins with the first thing that is known."""
+        times = [one.track.recorded[0][0] for one in timeline.processes if one.track.recorded]
+        times += [ns for hop in timeline.hops for ns in (hop.sent_ns, hop.received_ns) if ns]
+        pids = {one.node: COORDINATOR_PID + n for n, one in enumerate(timeline.processes)}
+        texts = {session: n for n, session in enumerate(timeline.texts, 1)}
+        return cls(min(times, default=0), pids, texts)
+
+    def us(self, ns: int) -> float:
+        """A time in the file."""
+        return round_us(ns - self.start_ns)
+
+    def span(
+        self,
+        pid: int,
+        tid: int,
+        name: str,
+        category: str,
+        start_ns: int,
+        end_ns: int,
+        args: Mapping[str, Any] | None = None,
+    ) -> Event:
+        """Something that lasts."""
+        event: Event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category}
+        event |= {"ts": self.us(start_ns), "dur": round_us(end_ns - start_ns)}
+        return event if args is None else event | {"args": args}
+
+    def instant(
+        self, pid: int, tid: int, name: str, category: str, ns: int, args: Mapping[str, Any]
+    ) -> Event:
+        """Something that happens."""
+        event: Event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "name": name}
+        return event | {"cat": category, "ts": self.us(ns), "args": args}
+
+    def flow(self, phase: str, pid: int, name: str, number: int, ns: int) -> Event:
+        """A point of an arrow, in the span of this process that is around it."""
+        event: Event = {"ph": phase, "id": number, "pid": pid, "tid": 1, "name": name}
+        event |= {"cat": "flow", "ts": self.us(ns)}
+        return event | {"bp": "e"} if phase == "f" else event
+
+
+def of_verdicts(hops: Sequence[Hop], process: Process) -> dict[int, list[Hop]]:
+    """The verdicts of each pass of a target, by when the pass ended."""
+    ends = [forward.end_ns for forward in process.track.forwards]
+    found: dict[int, list[Hop]] = {}
+    for hop in hops:
+        is_own = hop.node == process.node and not hop.is_to_node
+        if is_own and isinstance(hop.message, Verdict) and hop.sent_ns is not None:
+            after = bisect_right(ends, hop.sent_ns)
+            if after:
+                found.setdefault(ends[after - 1], []).append(hop)
+    return found
+
+
+# -- arrows ----------------------------------------------------------------------------------------
+
+FALLBACKS = {Cause.LATE, Cause.QUIET, Cause.CHEAP, Cause.RESTING}
+
+
+def arrows(timeline: Timeline, scale: Scale) -> Iterator[Event]:
+    """From each draft to the first verdict that could use it, and from each verdict to the
+    drafters."""
+    onwards = _onwards(timeline.hops)
+    number = 0
+    for hop in timeline.hops:
+        if hop.is_to_node or hop.sent_ns is None or hop.received_ns is None:
+            continue
+        name, start = "verdict", (scale.pids[hop.node], hop.sent_ns)
+        for on in onwards.get(hop.number, []):
+            way = [start, *_along(on, scale)]
+            match hop.message:
+                case Draft() as draft if draft.session in timeline.texts and on.received_ns:
+                    said = judged(draft, on.received_ns, timeline.texts[draft.session])
+                    if said is None or said.verdict.sent_ns is None:
+                        continue
+                    way.append((scale.pids[said.verdict.node], said.verdict.sent_ns))
+                    name = "accepted draft" if said.num_accepted else "draft"
+                case Verdict() if on.received_ns is not None:
+                    pass
+                case _:
+                    continue
+            # Two clocks may disagree by a little.
+            if all(a[1] <= b[1] for a, b in pairwise(way)):
+                number += 1
+                yield from _arrow(way, name, number, scale)
+
+
+def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
+    """The hops from the coordinator to nodes, by message."""
+    found: dict[int, list[Hop]] = {}
+    for hop in hops:
+        if hop.is_to_node:
+            found.setdefault(hop.number, []).append(hop)
+    return found
+
+
+def _along(hop: Hop, scale: Scale) -> list[tuple[int, int]]:
+    """Where a message leaves the coordinator and comes to a node: process and time."""
+    points = [] if hop.sent_ns is None else [(COORDINATOR_PID, hop.sent_ns)]
+    if hop.received_ns is not None:
+        points.append((scale.pids[hop.node], hop.received_ns))
+    return points
+
+
+def _arrow(way: Sequence[tuple[int, int]], name: str, number: int, scale: Scale) -> Iterator[Event]:
+    last = len(way) - 1
+    for index, (pid, ns) in enumerate(way):
+        phase = "s" if index == 0 else "f" if index == last else "t"
+        yield scale.flow(phase, pid, name, number, ns)
+
+
+def instants(timeline: Timeline, scale: Scale) -> Iterator[Event]:
+    """Rejections, re-roots, stale drafts and fallbacks of the target; what drafters rolled back."""
+    told: set[tuple[int, bytes]] = set()  # the nodes that a text was opened on
+    for hop in timeline.hops:
+        pid = scale.pids[hop.node]
+        text = {"text": scale.texts.get(hop.session, 0)}
+        match hop.message:
+            case Verdict() as verdict if not hop.is_to_node and hop.sent_ns is not None:
+                found: dict[str, dict[str, object]] = {}
+                if verdict.rejected:
+                    found["rejection"] = {"tokens": len(verdict.rejected)}
+                if verdict.num_rolled_back:
+                    found["re-root"] = {"rolled_back": verdict.num_rolled_back}
+                if verdict.num_stale:
+                    found["stale drafts"] = {"tokens": verdict.num_stale}
+                if verdict.cause in FALLBACKS:
+                    found["fallback"] = {"cause": verdict.cause.name.lower()}
+                for name, args in found.items():
+                    yield scale.instant(pid, 1, name, "event", hop.sent_ns, {**text, **args})
+            case Fault() as fault if hop.received_ns is not None:
+                args = {**text, "code": fault.code.value, "detail": fault.detail}
+                where = pid if hop.is_to_node else COORDINATOR_PID
+                yield scale.instant(where, 1, "fault", "event", hop.received_ns, args)
+            case Open() as opened if hop.received_ns is not None:
+                if (opened.session, hop.node) in told:
+                    args = {**text, "incarnation": opened.incarnation}
+                    yield scale.instant(pid, 1, "opened anew", "event", hop.received_ns, args)
+                told.add((opened.session, hop.node))
+    yield from _rolled_back(timeline, scale)
+
+
+def _rolled_back(timeline: Timeline, scale: Scale) -> Iterator[Event]:
+    """Where a verdict comes to a drafter that had sent drafts which it makes worthless."""
+    roles = {one.node: one.role for one in timeline.processes}
+    wrong: dict[tuple[int, bytes], list[Hop]] = {}  # drafts, by the verdict against them and node
+    for hop in timeline.hops:
+        match hop.message:
+            case Draft() as draft if not hop.is_to_node and draft.session in timeline.texts:
+                fate = fate_of(draft, timeline.texts[draft.session])
+                if fate is not None and fate.num_right < len(draft.tokens):
+                    wrong.setdefault((fate.decided.number, hop.node), []).append(hop)
+    for hop in timeline.hops:
+        if not hop.is_to_node or hop.received_ns is None or roles.get(hop.node) != Role.DRAFTER:
+            continue
+        sent = [one for one in wrong.get((hop.number, hop.node), []) if one.sent_ns is not None]
+        before = [one for one in sent if (one.sent_ns or 0) < hop.received_ns]
+        if before:
+            args = {"text": scale.texts.get(hop.session, 0), "drafts": len(before)}
+            pid = scale.pids[hop.node]
+            yield scale.instant(pid, 1, "roll back", "event", hop.received_ns, args)
+
+
+# -- chrome ----------------------------------------------------------------------------------------
 
 FORMAT, VERSION = "slipstream trace", 1
 # From top to bottom; the links are below the drafters.

@@ -11,7 +11,7 @@ from coordinator.tracing.chrome import chrome_trace
 from coordinator.tracing.tape import Recording
 from coordinator.tracing.timeline import timeline_of
 from proto.errors import OutputError
-from proto.system_errors import cannot_write
+from proto.system import cannot_write
 
 
 def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:

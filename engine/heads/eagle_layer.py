@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
+from engine.forward.linear import Packer, Product
+from engine.forward.operators import at_once, of_pairs, rms_norm
+from engine.heads.checkpoint import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
 from engine.heads.target import Target
-from engine.heads.tensors import HeadTensors, linear
-from engine.linear import Packer, Product
-from engine.norms import at_once, of_pairs, rms_norm
-from proto.heads import HeadKind
+from proto.head_kinds import HeadKind
 
 Front = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """embeddings [n, width] and states [n, width] before them -> what attention is computed of, and

@@ -17,13 +17,13 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from engine.checkpoint.files import Object, one_line, shown
+from engine.checkpoint.model import max_model_len
 from engine.errors import ModelError
-from engine.features import LAST
-from engine.heads.stated import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
+from engine.forward.forward import LAST
+from engine.heads.checkpoint import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
 from engine.heads.target import Target
-from engine.model import max_model_len
-from engine.model_files import Object, one_line, shown
-from proto.heads import HeadKind
+from proto.head_kinds import HeadKind
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 _NUM_FEATURES = 3  # of EAGLE-3, where config.json does not say which

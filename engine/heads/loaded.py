@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.model import DTYPES
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.medusa import Medusa
-from engine.model import DTYPES
 from engine.tensor_parallel.split import Rank
-from proto.heads import HeadKind
+from proto.head_kinds import HeadKind
 
 
 @dataclass(slots=True)

@@ -1,34 +1,99 @@
-"""From a head's name to a head, and to an engine that is ready for texts."""
+"""From a head's name to a head, and to an engine that is ready for texts.
+
+Check made once, when a head is loaded: does it run, and to finite numbers?
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
-from engine.checkpoint import WANTED_OF_HEADS, find_folder
+from engine.checkpoint.checkpoint import WANTED_OF_HEADS, find_folder
+from engine.checkpoint.files import one_line, read_config
+from engine.checkpoint.model import DTYPES, LoadedModel, refuse_unknown_dtype
 from engine.device import claim, cpu_is_fast_in, pin
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory
 from engine.executor import Executor
 from engine.fastest import FASTEST, usual_num_threads
-from engine.features import LAST
+from engine.forward.forward import LAST
+from engine.heads.checkpoint import HeadTensors, medusa_counts
 from engine.heads.eagle import EagleExecutor, slot_bytes
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
 from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor
-from engine.heads.selfcheck import check_outputs
-from engine.heads.stated import medusa_counts
 from engine.heads.target import Target
-from engine.heads.tensors import HeadTensors
-from engine.loading import Engine
+from engine.layout.slots import NUM_TREE_SLOTS, Feed
+from engine.loading import Engine, fingerprint
 from engine.memory import longest_text, num_lanes_that_fit
-from engine.model import DTYPES, LoadedModel, refuse_unknown_dtype
-from engine.model_files import read_config
-from engine.slots import NUM_TREE_SLOTS
-from engine.tokenizer import fingerprint
-from proto.heads import HeadKind, head_kind, head_kind_of_tensors
+from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
+
+# -- selfcheck -------------------------------------------------------------------------------------
+
+_NUM_ROWS = 8
+# What torch raises where settings do not fit together.
+_MISFITS = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError)
+
+
+def check_outputs(executor: EagleExecutor | MedusaExecutor) -> None:
+    """Draft a chain from a feature as a target might compute it; only before a session.
+
+    Its first row has the feature, those after it have what the head itself predicts.
+
+    Raises:
+        ModelError: the head does not run with its settings, or not to finite numbers.
+        OutOfMemory: there is no room for what it computes.
+    """
+    loaded = executor.loaded
+    if loaded.max_model_len <= _NUM_ROWS:
+        raise ModelError(
+            f"{loaded.name}: it takes {loaded.max_model_len} tokens (max_position_embeddings), "
+            "too few to draft; use another head"
+        )
+    random = np.random.default_rng(0)
+    numbers = torch.from_numpy(random.standard_normal(loaded.feature_size))
+    feature = numbers.to(DTYPES[loaded.feature_dtype]).view(torch.uint8).numpy().tobytes()
+    tokens = random.integers(0, loaded.vocab_size, _NUM_ROWS).tolist()
+    try:
+        rows = [
+            executor.run(_feed(token, slot, feature), (0,)) for slot, token in enumerate(tokens, 1)
+        ]
+        # NaN and infinity show in the maximum; a token that is never drafted has minus infinity.
+        is_finite = bool(torch.cat(rows).amax(1).isfinite().all())
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{loaded.name}: out of memory: {one_line(error)}") from error
+    except _MISFITS as error:
+        raise ModelError(
+            f"{loaded.name}: the head does not run with the settings in config.json "
+            f"({one_line(error)}); correct them"
+        ) from error
+    executor.forget()
+    if not is_finite:
+        raise ModelError(
+            f"{loaded.name}: what the head computes is not finite: float16 overflows in some "
+            "heads, use bfloat16 or float32; else its weights are damaged, or settings in "
+            "config.json are wrong"
+        )
+
+
+def _feed(token: int, slot: int, feature: bytes) -> Feed:
+    """A row behind the one before it; the first one is given a feature."""
+    is_first = slot == 1
+    return Feed(
+        (token,),
+        (slot,),
+        (slot,),
+        slot,
+        (1,),
+        before=(slot - 1,),
+        features=(feature if is_first else b"",),
+    )
+
+
+# -- loading ---------------------------------------------------------------------------------------
 
 __all__ = ["LoadedHead", "load_head", "load_head_engine"]
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
+from engine.forward.linear import Packer, Product
+from engine.heads.checkpoint import HeadTensors
 from engine.heads.target import Target
-from engine.heads.tensors import HeadTensors
-from engine.linear import Packer, Product
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from engine.checkpoint.model import DTYPES
 from engine.device import send
-from engine.forward import Output
+from engine.forward.forward import Output
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
-from engine.lanes import Lanes
-from engine.model import DTYPES
-from engine.slots import Feed, Move
+from engine.layout.lanes import Lanes
+from engine.layout.slots import Feed, Move
 
 _NUM_TIMED = 3
 _Laid = tuple[Sequence[Feed], Sequence[Sequence[int]]]

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.checkpoint.files import one_line, weight_files
+from engine.checkpoint.model import Checked, check_checkpoint, max_model_len
 from engine.errors import ModelError
-from engine.heads.tensors import linear
-from engine.model import Checked, check_checkpoint, max_model_len
-from engine.model_files import one_line
-from engine.shards import weight_files
+from engine.heads.checkpoint import linear
 
 _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 

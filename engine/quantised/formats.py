@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.files import Object, parts, shown
 from engine.errors import ModelError
-from engine.model_files import Object, parts, shown
 
 _FIELDS = ("quantization_config", "compression_config")
 _COVERED = "fp8, compressed-tensors (float-quantized), gptq, awq and bitsandbytes (nf4) are covered"

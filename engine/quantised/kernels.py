@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import CompressedTensorsConfig
 
+from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.model_files import one_line
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 
 _FP8_UNITS = (8, 9)

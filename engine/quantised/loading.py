@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.checkpoint.files import Shapes, weight_files
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.packed import BadTensors, Sizes, Tensors
-from engine.shards import Shapes, weight_files
 
 # Scales of activations, and of keys and values: neither is rounded here.
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")

@@ -45,8 +45,8 @@ def main() -> int:
     watch.start()
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     # What follows takes seconds: by now the lifeline holds.
+    from engine.checkpoint.files import one_line
     from engine.errors import EngineError, ModelError, RankError
-    from engine.model_files import one_line
     from engine.tensor_parallel.follower import follow
 
     try:

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from engine.device_choice import Choice
-from engine.features import Layers
-from engine.forward import Backend, Output, Spans
+from engine.choice.coupling_on_gpu import Choice
+from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.tensor_parallel.calls import (
     Chain,
     CopySlots,

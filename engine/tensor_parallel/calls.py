@@ -7,13 +7,13 @@ follower reads the first before it does.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.lanes import Lanes, Span
+from engine.layout.lanes import Lanes, Span
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from engine.device_choice import Choice
+    from engine.choice.coupling_on_gpu import Choice
 
     Int64s = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class MakeBackend:
-    """Make a backend, in the place of any before: as `engine.backends.make_backend`."""
+    """Make a backend, in the place of any before: as `engine.forward.backends.make_backend`."""
 
     name: str
     lanes: Lanes

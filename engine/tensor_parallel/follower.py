@@ -4,12 +4,12 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from engine.backends import make_backend
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import pin
 from engine.errors import EngineError, ModelError
 from engine.fastest import usual_num_threads
-from engine.forward import Backend
-from engine.model import LoadedModel, load_model
+from engine.forward.backends import make_backend
+from engine.forward.forward import Backend
 from engine.tensor_parallel.calls import (
     Call,
     Chain,

@@ -32,8 +32,8 @@ import torch
 import torch.distributed as dist
 
 from engine import leftovers
+from engine.checkpoint.files import one_line
 from engine.errors import RankError, without_room
-from engine.model_files import one_line
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
 from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_S, Silence
 from engine.tensor_parallel.split import Rank

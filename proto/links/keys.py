@@ -17,7 +17,7 @@ from zmq.utils.z85 import Z85CHARS
 from proto.errors import ConfigurationError
 from proto.messages import MAX_SOURCES, OWN_SOURCES, Role
 from proto.node_config import NodeConfig
-from proto.system_errors import cannot_read, cannot_write
+from proto.system import cannot_read, cannot_write
 
 COORDINATOR = "coordinator"
 MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}

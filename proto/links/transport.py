@@ -27,7 +27,7 @@ from proto.links.gate import PROPERTY, Gate, heard, property_of, spoken
 from proto.links.keys import HOW, CoordinatorKeys, NodeKeys, open_door, open_hand
 from proto.links.names import Claim, Names
 from proto.messages import MAX_FRAME_BYTES, Fault, FaultCode
-from proto.system_errors import RAISE_THE_LIMIT
+from proto.system import RAISE_THE_LIMIT
 
 SEND_QUEUE_FRAMES = 4096
 BOX_BYTES = 64  # more than what encryption adds to a frame, which the library counts as well

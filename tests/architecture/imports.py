@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tests.architecture.sources import PACKAGES, ROOT, Source
 
+# The product: each package and those that it may import. It never imports the lab.
 MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),
     "engine": set(),
@@ -15,158 +16,51 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": {"proto"},
     # Pure, so of all these only what is pure.
     "rehearsal": {"proto", "engine", "node", "drafter_node", "target_node", "coordinator"},
-    "deploy": {"coordinator", "proto", "rehearsal"},
-    "models": {"engine"},
+    "deploy": {"coordinator", "proto"},
     # The door: whoever is outside knows this one alone.
     "slipstream": {"coordinator", "proto"},
+    # What measures, trains and explains may look at everything.
+    "lab": set(PACKAGES),
 }
-# Experiments with engines and without nodes, and a command that makes models.
+# Exceptions, each a file or, with a slash at its end, a folder.
 MAY_ALSO_IMPORT = {
-    # What a head is called, which the coordinator knows too.
-    **{
-        f"engine/heads/{name}.py": {"proto"}
-        for name in ("eagle_layer", "layouts", "loaded", "loading", "stated")
-    },
+    # What kinds of heads are called, which the coordinator knows too.
+    "engine/heads/": {"proto"},
     # What a folder must be, as far as it is looked at without torch.
-    "coordinator/api/models/architectures.py": {"engine"},
     "coordinator/api/models/folders.py": {"engine"},
-    # Whether its programs can run here.
-    "models/__init__.py": {"proto"},
-    # Heads at home are a drafter in the target's process.
-    "target_node/home.py": {"drafter_node"},
-    "target_node/heads.py": {"drafter_node"},
-    "deploy/measurements/gpu.py": {"engine", "models"},
-    "deploy/gpu_kit/steps/models.py": {"engine", "models"},
-    **{
-        f"deploy/gpu_kit/steps/{name}.py": {"engine"}
-        for name in ("attention", "choice", "context", "passes", "profile")
-    },
-    "deploy/outlook/testbed.py": {"models"},
-    "deploy/measurements/forwards.py": {"engine"},
-    "deploy/measurements/long_context.py": {"engine"},
-    "deploy/measurements/ngram_index.py": {"engine"},
-    "deploy/measurements/ranks.py": {"engine"},
-    "deploy/measurements/tensor_parallel.py": {"engine"},
+    # Heads in the target's process are a drafter beside the target.
+    "target_node/colocated_heads.py": {"drafter_node"},
+    "target_node/head_worker.py": {"drafter_node"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "launching", "tracing", "cluster", "api", "lossless", "cli")
-COMPOSITION_ROOT = "coordinator/__main__.py"
+ROOMS = ("text", "launching", "tracing", "cluster", "api", "cli")
+COMPOSITION_ROOT = "coordinator/__main__.py"  # when it runs, it also knows these
+HANDED_IN = {"deploy", "lab"}
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
-    "zmq": ("proto/links/transport.py", "proto/links/gate.py", "proto/links/keys.py"),
+    "zmq": ("proto/links/",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
     "torch": (
-        *("engine/", "node/forwards.py", "drafter_node/worker.py", "target_node/worker.py"),
-        "models/",
-        *("deploy/measurements/gpu.py", "deploy/measurements/forwards.py"),
-        "deploy/measurements/long_context.py",
-        "deploy/gpu_kit/steps/",
-        "deploy/experiments/peers/",
+        *("engine/", "lab/", "node/forwards.py"),
+        *("drafter_node/worker.py", "target_node/worker.py"),
     ),
 }
-PURE = (
-    "proto/meeting.py",
-    "proto/messages.py",
-    "proto/fields.py",
-    "proto/policies.py",
-    "proto/policy.py",
-    "proto/sampling.py",
-    "proto/consistency.py",
-    "proto/codec.py",
-    "proto/tree.py",
-    "proto/liveness.py",
-    "proto/stopwatch.py",
-    "proto/errors.py",
-    "proto/heads.py",
-    "proto/node_config.py",
-    "engine/earlier.py",
-    "engine/lanes.py",
-    "engine/ngram.py",
-    "engine/slots.py",
-    "engine/tensor_parallel/silence.py",
-    "engine/tensor_parallel/layout.py",
-    "node/events.py",
-    "node/follower.py",
-    "node/lanes.py",
-    "drafter_node/drafting.py",
-    "drafter_node/events.py",
-    "drafter_node/given.py",
-    "drafter_node/reading.py",
-    "drafter_node/frontier.py",
-    "drafter_node/known.py",
-    "drafter_node/reminding.py",
-    "drafter_node/saying.py",
-    "drafter_node/scheduling.py",
-    "target_node/verifying.py",
-    "target_node/events.py",
-    "target_node/home.py",
-    "target_node/known.py",
-    "target_node/not_finite.py",
-    "target_node/scheduling.py",
-    "target_node/lookup.py",
-    "target_node/waiting.py",
-    "node/costs.py",
-    "node/acceptance.py",
-    "node/price.py",
-    "node/rows.py",
-    "target_node/resting.py",
-    "target_node/received.py",
-    "target_node/reading.py",
-    "target_node/reports.py",
-    "target_node/accepting.py",
-    "target_node/drafts.py",
-    "coordinator/text/session.py",
-    "coordinator/text/counts.py",
-    "coordinator/text/detokenization.py",
-    "coordinator/text/events.py",
-    "coordinator/text/metrics.py",
-    "coordinator/text/origins.py",
-    "coordinator/text/prompt_logprobs.py",
-    "coordinator/text/running.py",
-    "coordinator/text/simulated.py",
-    "coordinator/cluster/events.py",
-    "coordinator/cluster/link.py",
-    "coordinator/cluster/open_text.py",
-    "coordinator/cluster/fitting.py",
-    "coordinator/cluster/registry.py",
-    "coordinator/cluster/round_trips.py",
-    "coordinator/cluster/routing.py",
-    "coordinator/cluster/snapshot.py",
-    "coordinator/cluster/tally.py",
-    "coordinator/cli/chat/conversation.py",
-    "coordinator/cli/chat/entries.py",
-    "coordinator/launching/restarts.py",
-    "coordinator/tracing/arrows.py",
-    "coordinator/tracing/chrome.py",
-    "coordinator/tracing/clocks.py",
-    "coordinator/tracing/critical_path.py",
-    "coordinator/tracing/events.py",
-    "coordinator/tracing/hops.py",
-    "coordinator/tracing/reading.py",
-    "coordinator/tracing/tape.py",
-    "coordinator/tracing/texts.py",
-    "coordinator/tracing/timeline.py",
-    "coordinator/tracing/tracks.py",
-    "rehearsal/acceptance.py",
-    "rehearsal/cache.py",
-    "rehearsal/closed_forms.py",
-    "rehearsal/host.py",
-    "rehearsal/luck.py",
-    "rehearsal/node.py",
-    "rehearsal/performance.py",
-    "rehearsal/planning.py",
-    "rehearsal/setting.py",
-    "rehearsal/timeline.py",
-    "rehearsal/watcher.py",
-    "rehearsal/world.py",
-    "deploy/records.py",
-    "deploy/experiments/results/ratios.py",
-    "deploy/gpu_kit/estimates.py",
-    "deploy/gpu_kit/plan.py",
-    "deploy/gpu_kit/report.py",
-    "deploy/gpu_kit/rows.py",
-    "deploy/gpu_kit/tables.py",
+# Every file in one of these folders is pure, unless it is a shell: a loop, a socket, a process, or
+# what computes with tensors. So is, wherever it lies, a file whose first paragraph says "(pure)".
+MACHINES = (
+    *("proto/", "engine/layout/", "node/", "drafter_node/", "target_node/", "rehearsal/"),
+    *("coordinator/text/", "coordinator/cluster/", "coordinator/tracing/"),
+)
+SHELLS = (
+    *("proto/links/", "proto/system.py", "proto/installation.py"),
+    *("node/process.py", "node/joining.py", "node/loop.py", "node/forwards.py"),
+    "node/ending.py",
+    *("drafter_node/__main__.py", "drafter_node/worker.py"),
+    *("target_node/__main__.py", "target_node/worker.py", "target_node/head_worker.py"),
+    *("coordinator/text/stream.py", "coordinator/tracing/writing.py"),
+    *("coordinator/cluster/service.py", "coordinator/cluster/simulated_network.py"),
+    "coordinator/cluster/status_socket.py",
 )
 IMPURE = {
     *("time", "datetime", "random", "secrets", "os", "socket", "select", "subprocess", "pathlib"),
@@ -224,15 +118,32 @@ def _is_dynamic(node: ast.AST) -> bool:
     )
 
 
+def lies_in(path: str, places: tuple[str, ...]) -> bool:
+    """Whether a file is one of these, or lies in one of them that is a folder."""
+    return any(path == place or (place[-1] == "/" and path.startswith(place)) for place in places)
+
+
+def is_pure(file: Source) -> bool:
+    """Whether it must not know the outside world."""
+    path = str(file.path)
+    if lies_in(path, MACHINES) and file.path.name != "__init__.py":
+        return not lies_in(path, SHELLS)
+    return "(pure)" in (ast.get_docstring(file.tree) or "").split("\n\n")[0]
+
+
 def forbidden_packages(file: Source) -> list[str]:
     """Packages of the project that this one may not import."""
-    allowed = {file.package, *MAY_IMPORT[file.package], *MAY_ALSO_IMPORT.get(str(file.path), ())}
-    is_root = str(file.path) == COMPOSITION_ROOT
+    path = str(file.path)
+    allowed = {file.package, *MAY_IMPORT[file.package]}
+    for place, packages in MAY_ALSO_IMPORT.items():
+        if lies_in(path, (place,)):
+            allowed |= packages
+    is_root = path == COMPOSITION_ROOT
     return [
         f"{file.path}:{found.line} imports {found.module}"
         for found in imports(file)
         if found.top in {*PACKAGES, "tests"} - allowed
-        and not (is_root and found.top == "deploy" and found.is_lazy)
+        and not (is_root and found.top in HANDED_IN and found.is_lazy)
     ]
 
 
@@ -254,16 +165,12 @@ def misplaced_libraries(file: Source) -> list[str]:
     return [
         f"{file.path}:{found.line} imports {found.top}"
         for found in imports(file)
-        if not any(
-            str(file.path) == place or (place.endswith("/") and str(file.path).startswith(place))
-            for place in KNOWN_ONLY_IN.get(found.top, (str(file.path),))
-        )
+        if found.top in KNOWN_ONLY_IN and not lies_in(str(file.path), KNOWN_ONLY_IN[found.top])
     ]
 
 
-def impurities(file: Source) -> list[str]:
+def impurities(file: Source, pure_modules: set[str]) -> list[str]:
     """What a pure file may not import: the outside world, and files that are not pure."""
-    pure_modules = {path.removesuffix(".py").replace("/", ".") for path in PURE}
     wrong = []
     for found in imports(file):
         if found.top in IMPURE or (found.top in PACKAGES and found.module not in pure_modules):

@@ -15,7 +15,7 @@ PACKAGES = (
     "coordinator",
     "rehearsal",
     "deploy",
-    "models",
+    "lab",
     "slipstream",
 )
 

@@ -40,7 +40,7 @@ def test_every_test_is_a_sentence_with_an_assertion(check: Check) -> None:
 
 def test_only_a_process_and_who_runs_the_code_of_heads_catches_everything() -> None:
     found = {file.path.as_posix() for file in sources(*PACKAGES) if style.broad_excepts(file)}
-    assert found == {"target_node/heads.py"}
+    assert found == {"target_node/head_worker.py"}
 
 
 def test_nobody_asks_for_the_name_of_a_policy() -> None:
@@ -79,8 +79,12 @@ def test_the_codec_never_asserts_what_a_peer_has_sent() -> None:
             "proto/codec.py",
             "def _array():\n    def check(value):\n        assert value > 0",
         ),
-        (style.asks_for_a_policy, "engine/model.py", 'x = policy.name == "ar"'),
-        (style.asks_for_a_policy, "engine/model.py", 'match x:\n    case "sync":\n        pass'),
+        (style.asks_for_a_policy, "engine/checkpoint/model.py", 'x = policy.name == "ar"'),
+        (
+            style.asks_for_a_policy,
+            "engine/checkpoint/model.py",
+            'match x:\n    case "sync":\n        pass',
+        ),
         (style.names_that_are_no_sentences, "tests/test_x.py", "def test_codec():\n    assert x"),
         (style.names_that_are_no_sentences, "tests/test_x.py", "def test_the_tree_2():\n    pass"),
         (style.tests_without_an_assertion, "tests/test_x.py", "def test_it_runs_well():\n    f()"),
@@ -106,7 +110,7 @@ def test_a_violation_is_found(check: Check, path: str, text: str) -> None:
             "coordinator/__main__.py",
             "try:\n    x = 1\nexcept Exception:\n    x = 2",
         ),
-        (style.asks_for_a_policy, "engine/model.py", 'x = make("ar", K=4)'),
+        (style.asks_for_a_policy, "engine/checkpoint/model.py", 'x = make("ar", K=4)'),
         (style.asserts_on_input, "proto/codec.py", "def _record(kind):\n    assert kind"),
         (
             style.tests_without_an_assertion,

@@ -14,9 +14,9 @@ from coordinator.api import prompts
 from coordinator.api.config import (
     PairConfig,
 )
-from coordinator.api.frozen import AS_FLAGS
+from coordinator.api.config_base import AS_FLAGS
 from coordinator.api.params import SamplingParams
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.writers import TextWriter
 from coordinator.launching.launcher import Launcher
 from proto.errors import ConfigurationError, OutputError, SlipstreamError
@@ -183,9 +183,7 @@ def test_the_runtime_folder_goes_with_its_launcher() -> None:
 
 
 def test_a_hub_that_cannot_be_reached_is_given_up_soon_and_silently(tmp_path: Path) -> None:
-    program = (
-        "from coordinator.api.tokenization import find_file as f; print(f('a/b', None, 'c.json'))"
-    )
+    program = "from coordinator.api.prompts import find_file as f; print(f('a/b', None, 'c.json'))"
     closed_port = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program],

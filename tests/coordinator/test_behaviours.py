@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from coordinator.api.outputs import Assembly
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cluster.registry import Registry
+from coordinator.text.detokenization import Ending
 from coordinator.text.session import Emit
-from coordinator.text.stops import Ending
-from engine.coupling import choose, rank_scored
-from engine.judging import distributions, sample_draft
-from engine.model import load_model
-from engine.sampling import Sampling
-from engine.verification import Distribution, token_trial
+from engine.checkpoint.model import load_model
+from engine.choice.coupling import choose, rank_scored
+from engine.choice.judging import distributions, sample_draft
+from engine.choice.sampling import Sampling
+from engine.choice.verification import Distribution, token_trial
 from proto.messages import (
     NGRAM_SOURCE,
     PROTOCOL_VERSION,

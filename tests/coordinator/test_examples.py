@@ -1,7 +1,7 @@
 """The worked examples of the literature (2211.17192, 2302.01318) on the real machines."""
 
 from coordinator.cli.speculation_view import SpeculationView
-from coordinator.text.origins import origins
+from coordinator.text.metrics import origins
 from coordinator.text.session import Emit
 from proto.messages import (
     FinishReason,

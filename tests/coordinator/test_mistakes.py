@@ -114,7 +114,7 @@ def test_a_mistake_is_refused_in_one_line_before_a_process_is_started(
     line: str,
 ) -> None:
     def filled(text: str) -> str:
-        root = str(MODELS.parent / "deploy" / "experiments") + "/"
+        root = str(MODELS.parent / "lab" / "experiments") + "/"
         text = text.replace("{taken}", str(taken)).replace("{free}", str(free))
         return re.sub(r"~(?!nosuchuser)", lambda _: str(home), text.replace("{root}", root))
 

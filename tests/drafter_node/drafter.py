@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from drafter_node.drafting import Drafting
 from drafter_node.events import Action, Children, Compute, Part, Proposed
-from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from engine.slots import Feed
-from node.costs import NOTHING_KNOWN, Measured, Passes
+from drafter_node.statistics import Known
+from engine.layout.slots import Feed
+from node.economics.costs import NOTHING_KNOWN, Measured, Passes
 from node.events import Arrived, Send, Tick, WaitUntil
 from node.follower import Follower
 from node.lanes import Lanes

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from drafter_node.events import Children, Compute
-from engine.slots import Feed
+from engine.layout.slots import Feed
+from node.economics.costs import PREFILL_CHUNK
 from node.events import Allocate, Send
-from node.rows import PREFILL_CHUNK
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter

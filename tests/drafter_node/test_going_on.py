@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drafter_node.events import Compute, Part
-from engine.slots import Feed
+from engine.layout.slots import Feed
 from node.events import Send
 from proto.messages import Rule
 from proto.policies import POLICIES

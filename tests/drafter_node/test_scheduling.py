@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from drafter_node.events import Action, Compute
-from drafter_node.reminding import WAIT_S_FIRST
+from drafter_node.sending import WAIT_S_FIRST
+from node.economics.costs import PREFILL_CHUNK
 from node.events import CopyPrefix, Send, WaitUntil
-from node.rows import PREFILL_CHUNK
 from proto.messages import Cause, Close, Draft, Limits, Open, Policy
 from tests.drafter_node.drafter import NOT_ASKED, Drafter, chosen, parts_of
 from tests.texts import PIPELINED, STOP, SYNC_4, opening, verdict

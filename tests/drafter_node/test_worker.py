@@ -9,9 +9,9 @@ import torch
 
 from drafter_node.events import Compute, Part, Proposed
 from drafter_node.worker import Worker
-from engine.device_choice import Choice
-from engine.forward import Output
-from engine.slots import Feed
+from engine.choice.coupling_on_gpu import Choice
+from engine.forward.forward import Output
+from engine.layout.slots import Feed
 from proto.messages import Rule
 from tests.policies import synchronous
 from tests.texts import STOP, opening

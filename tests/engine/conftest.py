@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model import LoadedModel, load_model
+from engine.checkpoint.model import LoadedModel, load_model
 from tests.tiny_models import make_model
 
 Folder = Callable[..., Path]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-import engine.flex_attention
-from engine.attention import side_by_side
-from engine.flex_attention import BLOCK
-from engine.graphs import Compute, Record
+import engine.forward.flex_attention
+from engine.forward.flex_attention import BLOCK
+from engine.forward.graphs import Compute, Record
+from engine.forward.operators import side_by_side
 
 
 def spelt_out(
@@ -19,13 +19,13 @@ def spelt_out(
     indices: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """What `engine.flex_attention._attend` computes, in plain operators over all slots.
+    """What `engine.forward.flex_attention._attend` computes, in plain operators over all slots.
 
     Slots of blocks that are not to be read count for nothing, also where a query would see them.
     """
     slots = torch.arange(keys.shape[2])
     lanes, rows = torch.arange(len(query)), torch.arange(query.shape[2])
-    seen = engine.flex_attention.sees(words, lanes[:, None, None], rows[:, None], slots)
+    seen = engine.forward.flex_attention.sees(words, lanes[:, None, None], rows[:, None], slots)
     seen = seen & (slots < num_blocks * BLOCK)
     mask = torch.zeros(seen.shape, dtype=query.dtype)
     mask = mask.masked_fill(~seen, torch.finfo(query.dtype).min)[:, None]
@@ -33,7 +33,7 @@ def spelt_out(
 
 
 def always(name: str) -> Callable[..., str]:
-    """In place of `engine.timing.quickest`."""
+    """In place of `engine.forward.operators.quickest`."""
 
     def quickest(forms: dict[str, object], *_: object) -> str:
         return name if name in forms else next(iter(forms))
@@ -42,7 +42,7 @@ def always(name: str) -> Callable[..., str]:
 
 
 def counted(made: list[int]) -> Callable[[torch.device], Record]:
-    """In place of `engine.graphs.recorder`: passes run as they are; `made` has their rows."""
+    """In place of `graphs.recorder`: passes run as they are; `made` has their rows."""
 
     def record(compute: Compute, rows: torch.Tensor) -> Compute:
         made.append(rows.shape[1])

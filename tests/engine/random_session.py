@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap
 
 Path = tuple[int, ...]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import engine.device
+from engine.checkpoint.model import load_model
 from engine.device import claim, gigabytes
 from engine.errors import ModelError
-from engine.model import load_model
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_whoever_loads_a_model_claims_its_device(
     def stop(*_: object) -> None:
         raise ModelError("far enough")
 
-    monkeypatch.setattr("engine.model.find_checkpoint", stop)
+    monkeypatch.setattr("engine.checkpoint.model.find_checkpoint", stop)
     with pytest.raises(ModelError, match="far enough"):
         load_model("anything", device="cuda:1")
     assert made_up == ["cuda:1"]

@@ -9,11 +9,11 @@ import torch
 
 import engine.fastest
 import engine.loading
+from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.executor import Executor
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.loading import load_engine, make_executor
-from engine.model import load_model
 from tests.tiny_models import make_model
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import engine.checkpoint.model
 import engine.memory
-import engine.model
-import engine.weights
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError, OutOfMemory
-from engine.kv_cache import slot_bytes
+from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
-from engine.model import LoadedModel, load_model
 from tests.tiny_models import make_model
 
 
@@ -75,12 +74,12 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     folder = str(make_model("llama", tmp_path))
     needed = 4 * load_model(folder, dtype="float32").num_parameters
     monkeypatch.setattr(
-        engine.model, "read_weights", lambda *_, **__: pytest.fail("they were read")
+        engine.checkpoint.model, "read_weights", lambda *_, **__: pytest.fail("they were read")
     )
-    monkeypatch.setattr(engine.weights, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(engine.checkpoint.model, "free_bytes", lambda _: needed - 1)
     with pytest.raises(OutOfMemory, match=r"take .* GB in float32, and cpu has .* GB free"):
         load_model(folder, dtype="float32")
-    monkeypatch.setattr(engine.weights, "free_bytes", lambda _: needed // 2)
+    monkeypatch.setattr(engine.checkpoint.model, "free_bytes", lambda _: needed // 2)
     with pytest.raises(pytest.fail.Exception, match="they were read"):
         load_model(folder, dtype="bfloat16")
 
@@ -97,11 +96,11 @@ def test_weights_are_read_straight_onto_a_gpu(
             asked.update(options)
             raise ValueError("far enough")
 
-    monkeypatch.setattr(engine.weights, "AutoModelForCausalLM", Loader)
-    monkeypatch.setattr(engine.weights, "is_accelerate_available", lambda: is_there)
+    monkeypatch.setattr(engine.checkpoint.model, "AutoModelForCausalLM", Loader)
+    monkeypatch.setattr(engine.checkpoint.model, "is_accelerate_available", lambda: is_there)
     gpu = torch.device("cuda:0")
-    monkeypatch.setattr(engine.model, "claim", lambda _: gpu)
-    monkeypatch.setattr(engine.weights, "free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr(engine.checkpoint.model, "claim", lambda _: gpu)
+    monkeypatch.setattr(engine.checkpoint.model, "free_bytes", lambda _: 1 << 40)
     with pytest.raises(ModelError, match="far enough"):
         load_model(str(make_model("llama", tmp_path)), device="cuda:0")
     assert asked.get("device_map") == ({"": gpu} if is_there else None)

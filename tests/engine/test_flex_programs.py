@@ -12,23 +12,22 @@ from pathlib import Path as Folder
 import pytest
 import torch
 
-import engine.flex_attention
-import engine.flex_choice
-import engine.graphs
+import engine.forward.flex_attention
+import engine.forward.graphs
+from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.flex_attention import FlexAttention, sees
-from engine.forward import HuggingFaceBackend
-from engine.graphs import GraphBackend
-from engine.lane_attention import LaneAttention
-from engine.lanes import Lanes
+from engine.forward.flex_attention import FlexAttention, sees
+from engine.forward.forward import HuggingFaceBackend
+from engine.forward.graphs import GraphBackend
+from engine.forward.lane_attention import LaneAttention
+from engine.layout.lanes import Lanes
+from engine.layout.slots import Move, SlotMap
 from engine.loading import make_executor
-from engine.model import load_model
-from engine.slots import Move, SlotMap
 from tests.engine.flex_forms import always, counted
+from tests.engine.forward.test_fused import save, session_differences
+from tests.engine.layout.test_lanes import CAPACITY, check
 from tests.engine.random_session import Path, RandomSession
-from tests.engine.test_fused import save, session_differences
-from tests.engine.test_lanes import CAPACITY, check
 from tests.engine.test_slot_cache import difference
 from tests.tiny_models import make_model
 
@@ -43,9 +42,9 @@ NUM_ROWS = 6
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let all attention of captured passes be split; the list has the rows of each."""
     captured: list[int] = []
-    monkeypatch.setattr(engine.graphs, "recorder", counted(captured))
-    monkeypatch.setattr(engine.graphs, "SPLIT_DEVICES", ("cpu",))
-    monkeypatch.setattr(engine.flex_choice, "quickest", always("split"))
+    monkeypatch.setattr(engine.forward.graphs, "recorder", counted(captured))
+    monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", always("split"))
     return captured
 
 
@@ -129,7 +128,7 @@ def test_a_wrong_mask_is_caught_in_a_compiled_program(monkeypatch: pytest.Monkey
     def wrong(words: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
         return sees(words + 1, *where)
 
-    monkeypatch.setattr(engine.flex_attention, "sees", wrong)
+    monkeypatch.setattr(engine.forward.flex_attention, "sees", wrong)
     keys, values = torch.randn(2, 1, 2, CAPACITY, 16)
     with pytest.raises(ModelError, match="other numbers"), torch.inference_mode():
         FlexAttention(CAPACITY, group=2).make((1, 5), keys, values, 0.25)

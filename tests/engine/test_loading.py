@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in, pin, torch_device
 from engine.errors import EngineError, ModelError
 from engine.executor import Executor
-from engine.model import load_model
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Folder, Load
 from tests.tiny_models import MIN_DISTINCT, SUPPORTED, make_model, make_noised

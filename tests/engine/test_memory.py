@@ -11,7 +11,7 @@ import transformers as hf
 PROBE = """
 import re, sys, torch
 from pathlib import Path
-from engine.model import load_model
+from engine.checkpoint.model import load_model
 from engine.loading import make_executor
 
 def mib(key):

@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import find_checkpoint
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.loading import make_executor
-from engine.model import load_model
-from engine.tokenizer import fingerprint
+from engine.loading import fingerprint, make_executor
 from tests.engine.conftest import Folder
 from tests.tiny_models import SUPPORTED
 from tests.tiny_tokenizer import save_bytewise_tokenizer

@@ -16,8 +16,8 @@ import transformers as hf
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.model import load_model
 from engine.loading import make_executor
-from engine.model import load_model
 from engine.quantised import awq, gptq, loading, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.kernels import why_no_kernels
@@ -259,7 +259,7 @@ def test_a_model_is_dequantised_where_its_kernels_fail(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("engine.weights.why_no_kernels", lambda form, device: None)
+    monkeypatch.setattr("engine.checkpoint.model.why_no_kernels", lambda form, device: None)
     monkeypatch.setitem(sys.modules, "optimum", None)  # whether it is installed or not
     packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["gptq"])
     with caplog.at_level(logging.INFO):
@@ -274,8 +274,8 @@ def test_a_model_that_kernels_take_is_not_dequantised(
 ) -> None:
     # Transformers reads this one by itself; that stands for kernels where there are none.
     monkeypatch.setattr(ACCELERATE, lambda: True)
-    monkeypatch.setattr("engine.weights.why_no_kernels", lambda form, device: None)
-    monkeypatch.setattr("engine.weights.loading_options", lambda name, form, device: {})
+    monkeypatch.setattr("engine.checkpoint.model.why_no_kernels", lambda form, device: None)
+    monkeypatch.setattr("engine.checkpoint.model.loading_options", lambda name, form, device: {})
     monkeypatch.setattr(loading, "_weight", lambda form, tensors: pytest.fail("dequantised"))
     packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["fp8-block"])
     loaded = load_model(str(packed))

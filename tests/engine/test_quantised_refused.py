@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.model import load_model
 from tests.engine.conftest import Folder
 from tests.engine.test_quantised import Q_PROJ, change
 from tests.packed_models import RECIPES, save_packed

@@ -9,9 +9,9 @@ import torch
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.forward import Output, Spans
+from engine.forward.forward import Output, Spans
+from engine.layout.slots import Feed, SlotMap
 from engine.selfcheck import check_reproducible, check_slot_attention
-from engine.slots import Feed, SlotMap
 from tests.engine.conftest import Load
 
 NUM_ROWS = 8

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from engine.checkpoint.model import LoadedModel
 from engine.executor import Executor
-from engine.model import LoadedModel
+from engine.layout.slots import Feed, Move, SlotMap
 from engine.selfcheck import check_slot_attention
-from engine.slots import Feed, Move, SlotMap
 from tests.engine.conftest import Load
 from tests.engine.random_session import Pass, Path, RandomSession
 from tests.tiny_models import SUPPORTED

@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.coupling import chain_choice, choose, rank_scored
-from engine.device_choice import chosen_there
-from engine.graphs import recorder
-from engine.judging import judge, sample_draft
+from engine.checkpoint.model import load_model
+from engine.choice.coupling import chain_choice, choose, rank_scored
+from engine.choice.coupling_on_gpu import chosen_there
+from engine.choice.judging import judge, sample_draft
+from engine.choice.processors import Processors
+from engine.choice.sampling import Sampling
+from engine.choice.verification import Distribution, block_trial, token_trial
+from engine.forward.graphs import recorder
+from engine.layout.slots import Feed
 from engine.loading import make_executor
-from engine.model import load_model
-from engine.processors import Processors
-from engine.sampling import Sampling
-from engine.slots import Feed
-from engine.verification import Distribution, block_trial, token_trial
-from tests.engine.test_device_choice import some_logits
-from tests.engine.test_device_judging import SAMPLED, some_rows
-from tests.engine.test_processors import Shape
+from tests.engine.choice.test_device_choice import some_logits
+from tests.engine.choice.test_device_judging import SAMPLED, some_rows
+from tests.engine.choice.test_processors import Shape
 from tests.tiny_models import make_model
 
 pytestmark = [

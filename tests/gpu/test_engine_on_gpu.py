@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.coupling import choose, rank_scored
+from engine.checkpoint.model import load_model
+from engine.choice.coupling import choose, rank_scored
+from engine.choice.sampling import Sampling
 from engine.executor import Executor
-from engine.fused import FAMILIES
-from engine.graphs import GraphBackend
+from engine.forward.fused import FAMILIES
+from engine.forward.graphs import GraphBackend
+from engine.layout.slots import SlotMap
 from engine.loading import load_engine, make_executor
-from engine.model import load_model
-from engine.sampling import Sampling
 from engine.selfcheck import check_reproducible
-from engine.slots import SlotMap
-from tests.engine.test_device_choice import SETTINGS, some_logits
-from tests.engine.test_fused import save, session_differences
+from tests.engine.choice.test_device_choice import SETTINGS, some_logits
+from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.test_slot_cache import difference
 from tests.tiny_models import make_model
 

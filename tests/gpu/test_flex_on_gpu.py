@@ -5,20 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine.flex_choice
-from engine.attention import side_by_side
-from engine.flex_attention import FlexAttention
-from engine.flex_choice import EVERY_LENGTH
-from engine.graphs import GraphBackend
-from engine.lane_attention import LaneAttention
-from engine.lanes import Lanes
+import engine.forward.flex_attention
+from engine.checkpoint.model import load_model
+from engine.forward.flex_attention import EVERY_LENGTH, FlexAttention
+from engine.forward.graphs import GraphBackend
+from engine.forward.lane_attention import LaneAttention
+from engine.forward.masks import from_words
+from engine.forward.operators import side_by_side
+from engine.layout.lanes import Lanes
 from engine.loading import make_executor
-from engine.masks import from_words
-from engine.model import load_model
 from tests.engine.flex_forms import always
+from tests.engine.forward.test_fused import session_differences
+from tests.engine.layout.test_lanes import check
 from tests.engine.test_flex_programs import decode_differences, long_pair
-from tests.engine.test_fused import session_differences
-from tests.engine.test_lanes import check
 from tests.gpu.test_engine_on_gpu import GPU, ROW_COUNTS, TOLERANCES
 from tests.tiny_models import make_model
 
@@ -31,7 +30,7 @@ pytestmark = [
 @pytest.fixture
 def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attention be split at every length."""
-    monkeypatch.setattr(engine.flex_choice, "quickest", always("split"))
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", always("split"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,5 +105,5 @@ def test_long_texts_get_the_logits_of_the_reference_in_the_form_that_is_chosen(
 def test_several_lanes_get_the_logits_of_texts_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.engine.test_lanes.TOLERANCE", TOLERANCES["float32"])
+    monkeypatch.setattr("tests.engine.layout.test_lanes.TOLERANCE", TOLERANCES["float32"])
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2), GPU)

@@ -11,7 +11,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from deploy.measurements.shares import profile
+from lab.measure.shares import profile
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from zmq.utils import z85
 
-from proto.links.backlog import Backlog
+from proto.links.gate import Backlog
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.links.transport import FRAMES_AT_ONCE, Listener
 from tests.hostile.campaign import besiege

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
-from coordinator.tracing.tracks import track_of
-from engine.slots import Feed
-from node.forwards import Forwards
-from node.simulated_device import SimulatedDevice
+from coordinator.tracing.spans import track_of
+from engine.layout.slots import Feed
+from node.forwards import Forwards, SimulatedDevice
 from proto.stopwatch import Recorder, Stopwatch, records_of
 
 ROW = Feed((1,), (5,), (5,), 5, (1,))

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from engine.errors import EngineError, ModelError, OutOfMemory
-from engine.slots import NUM_TREE_SLOTS, Move
+from engine.layout.slots import NUM_TREE_SLOTS, Move
 from node import loop
 from node.events import (
     Allocate,

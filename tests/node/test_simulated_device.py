@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from node.simulated_device import AWAKE_S, LATE_S, LATE_SHARE, SimulatedDevice
+from node.forwards import AWAKE_S, LATE_S, LATE_SHARE, SimulatedDevice
 from proto.messages import Role
 from proto.node_config import NodeConfig
 

@@ -4,7 +4,6 @@ from collections.abc import Generator
 
 import torch
 
-from coordinator.api.batch import Batch
 from coordinator.api.config import (
     PairConfig,
     SpeculationConfig,
@@ -12,7 +11,7 @@ from coordinator.api.config import (
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request, Step
+from coordinator.api.requests import Batch, Request, Step
 from tests.process.reference import Reference
 
 MAX_MODEL_LEN = 384

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from engine.verification import Distribution, Trial
+from engine.choice.verification import Distribution, Trial
 from node.process import run_node
 from target_node.__main__ import work
 

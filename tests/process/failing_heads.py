@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from engine.forward import Output
+from engine.forward.forward import Output
 from engine.heads.eagle import EagleExecutor
 from engine.heads.medusa_executor import MedusaExecutor
 from node.process import run_node
-from target_node import heads
+from target_node import head_worker as heads
 from target_node.__main__ import work
 
 FAILING_STEP = "12"  # by then some drafts have been accepted

@@ -14,7 +14,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.stream import Stream
-from engine.sampling import Sampling, process
+from engine.choice.sampling import Sampling, process
 from tests.process.reference import Reference
 from tests.tiny_models import make_model, make_noised
 

@@ -15,7 +15,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from proto.messages import Role
-from tests.engine.test_processors import Shape, dumb
+from tests.engine.choice.test_processors import Shape, dumb
 from tests.process.behaviours import (
     AR,
     CONFIG,

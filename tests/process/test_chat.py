@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.api.chat import ChatTemplate
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.chat.conversation import Conversation
 from tests.process.reference import Reference
 from tests.process.terminal import AtTerminal

@@ -20,7 +20,7 @@ PAGES = ("README.md", "docs/choosing.md")
 PYTHON = ".venv/bin/python"
 # What a reader puts there.
 PLACES = {"LARGE": "models/target", "SMALL": "models/drafter"}
-PROMPTS = "deploy/experiments/prompts.jsonl"
+PROMPTS = "lab/experiments/prompts.jsonl"
 # To make it short, by command; what a person types into it.
 SHORTER = {
     "generate": ("--max-tokens", "8"),

@@ -18,7 +18,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching import launcher
-from deploy.measurements.shares import profile
+from lab.measure.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
 from tests.process.ray_nodes import command_of

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.batch import Batch
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request
+from coordinator.api.requests import Batch, Request
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import SlipstreamError
 from proto.messages import Role

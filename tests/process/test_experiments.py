@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.launching.launcher import ROOT
-from deploy.experiments.rows import Row, read
+from lab.experiments.rows import Row, read
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 

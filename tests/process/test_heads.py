@@ -10,8 +10,8 @@ import pytest
 from coordinator.api.config import MODELS, NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.text.origins import EARLIER, HEADS, MODEL, origins
-from coordinator.text.origins import NGRAM as COPIED
+from coordinator.text.metrics import EARLIER, HEADS, MODEL, origins
+from coordinator.text.metrics import NGRAM as COPIED
 from proto.messages import Role
 from tests.process.reference import EVERY_POLICY, generate
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.experiments.rows import read
+from lab.experiments.rows import read
 from tests.process import hosts as simulated
 from tests.process.hosts import Host, Hosts
 from tests.process.ray_nodes import wait_for

@@ -16,7 +16,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.text.origins import origins
+from coordinator.text.metrics import origins
 from proto.errors import ConfigurationError
 from tests.process.reference import Generated, generate
 

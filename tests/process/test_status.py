@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.winding_up import WAITS
+from coordinator.cli.generate import WAITS
 from tests.process.test_faults import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.long]

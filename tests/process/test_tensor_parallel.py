@@ -15,7 +15,7 @@ import torch
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from engine.model import load_model
+from engine.checkpoint.model import load_model
 from engine.tensor_parallel import silence
 from engine.tensor_parallel.calls import Start
 from proto.errors import SlipstreamError
@@ -48,7 +48,7 @@ FEATURES = """
 import sys
 import torch
 from engine.loading import load_engine
-from engine.slots import Feed
+from engine.layout.slots import Feed
 
 model, device, made = sys.argv[1:]
 options = {"revision": None, "dtype": "float32", "max_len": 64, "fixed_rows": None}

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator import LLM, RequestOutput, SamplingParams
-from coordinator.api.batch import Batch
 from coordinator.api.config import SpeculationConfig
-from coordinator.api.request import Request
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
+from coordinator.api.requests import Batch, Request
 from coordinator.cli.writers import Place, TextWriter
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import sentencepiece_tokenizer

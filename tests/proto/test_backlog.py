@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from proto.links import backlog
-from proto.links.backlog import Backlog
+from proto.links import gate as backlog
+from proto.links.gate import Backlog
 
 LIMIT_BYTES = 100_000
 PATIENCE_S = 5.0

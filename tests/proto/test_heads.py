@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proto.heads import HeadKind, head_kind, head_kind_of_tensors
+from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
 
 LAYER = ["layers.0.self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight"]
 

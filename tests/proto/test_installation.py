@@ -44,10 +44,15 @@ def test_a_python_without_the_packages_is_told_what_to_type_in_a_line(program: s
 @pytest.mark.parametrize(
     "program",
     [
-        *("models.train", "models.evaluate", "models.inflate", "models.train_heads"),
-        *("models.evaluate_heads", "deploy.pictures", "deploy.gpu_kit", "deploy.gpu_kit.pack"),
-        *("deploy.measurements.gpu", "deploy.measurements.ranks", "deploy.measurements.forwards"),
-        *("deploy.measurements.long_context", "deploy.measurements.tensor_parallel"),
+        *(
+            "lab.training.train",
+            "lab.training.evaluate",
+            "lab.testbeds.inflate",
+            "lab.training.train_heads",
+        ),
+        *("lab.training.evaluate_heads", "lab.pictures", "lab.gpu_kit", "lab.gpu_kit.pack"),
+        *("lab.measure.gpu", "lab.measure.ranks", "lab.measure.forwards"),
+        *("lab.measure.long_context", "lab.measure.tensor_parallel"),
         *("tests.hostile", "tests.simulation", "tests.simulation.pauses"),
     ],
 )
@@ -69,7 +74,7 @@ def test_every_other_program_says_it_too(program: str) -> None:
 def test_who_imports_a_package_with_programs_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     installation.check_programs(("no_such_package",))  # the test itself is no such program
     monkeypatch.setattr(sys, "argv", ["-m"])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "deploy.pictures"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "lab.pictures"])
     with pytest.raises(SystemExit):
         installation.check_programs(("no_such_package",))
 

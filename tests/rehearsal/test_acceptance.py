@@ -17,7 +17,7 @@ from rehearsal.acceptance import (
     shares,
     written,
 )
-from rehearsal.performance import NUM_AT_END, NUM_TO_SETTLE, rehearse
+from rehearsal.planning import NUM_AT_END, NUM_TO_SETTLE, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 TARGET, DRAFTER = NodeCosts(Forwards(((1, 0.01),))), NodeCosts(Forwards(((1, 0.001),)))

@@ -4,7 +4,7 @@ import pytest
 
 from proto.policies import POLICIES, PolicyName
 from rehearsal.acceptance import chances, drawn
-from rehearsal.performance import rehearse
+from rehearsal.planning import rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 STEP_S = 0.002

@@ -7,14 +7,15 @@ import pytest
 from proto.messages import Policy
 from proto.policies import POLICIES
 from rehearsal.acceptance import chances, drawn
-from rehearsal.closed_forms import (
+from rehearsal.planning import (
+    Figures,
     branch_cache,
     free_running_chain,
+    rehearse,
     step_s,
     synchronous,
     tokens_per_pass,
 )
-from rehearsal.performance import Figures, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 STEP_S = 1e-3

@@ -4,7 +4,7 @@ import pytest
 
 from proto.policies import POLICIES, TABLE
 from rehearsal.acceptance import chances, drawn
-from rehearsal.performance import Figures, rehearse
+from rehearsal.planning import Figures, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 PASS_S, STEP_S = 0.030, 0.002

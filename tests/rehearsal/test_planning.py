@@ -7,8 +7,7 @@ import pytest
 
 from proto.policies import POLICIES, TABLE
 from rehearsal.acceptance import chances, drawn
-from rehearsal.performance import rehearse
-from rehearsal.planning import Case, make_plan, roofline
+from rehearsal.planning import Case, make_plan, rehearse, roofline
 from rehearsal.setting import Forwards, NodeCosts
 
 TRACE = drawn(chances("0.75"), 1, 120)

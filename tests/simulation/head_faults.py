@@ -1,8 +1,7 @@
 """Mistakes that only a drafter that is a head shows: features of the wrong rows, and stale ones."""
 
-from drafter_node.given import Given
-from drafter_node.reading import Change, HeadReading
-from engine.slots import Feed, SlotMap
+from drafter_node.feeding import Change, Given, HeadReading
+from engine.layout.slots import Feed, SlotMap
 from node.lanes import Lane
 from target_node import verifying
 from tests.simulation.faults import Fault, Patch

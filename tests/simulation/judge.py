@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster.registry import Health
 from coordinator.cluster.routing import Router
-from coordinator.text.running import Result
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Session
+from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session
 from drafter_node import drafting
 from drafter_node import events as drafter
+from node.economics.price import WAIT_S_MAX
 from node.events import Arrived
-from node.price import WAIT_S_MAX
 from proto import codec
 from proto.messages import (
     COPIES,

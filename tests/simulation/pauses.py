@@ -22,8 +22,7 @@ from random import Random
 from typing import Any
 
 from coordinator.cluster.link import Direction, Link
-from coordinator.text.running import Result
-from coordinator.text.session import Emit, EmitPrompt, Session
+from coordinator.text.session import Emit, EmitPrompt, Result, Session
 from proto.messages import Limits, Policy, Rule
 from proto.policies import TABLE, Row, as_chain
 from rehearsal import world
@@ -106,7 +105,7 @@ def _policy(random: Random, row: Row, rule: Rule) -> Policy:
 
 
 class Run:
-    """One case from beginning to end. See `rehearsal.watcher.Watcher`."""
+    """One case from beginning to end. See `rehearsal.world.Watcher`."""
 
     def __init__(self, case: Case, tell: Callable[[Line], None] | None = None) -> None:
         self.case = case

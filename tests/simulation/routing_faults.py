@@ -3,9 +3,8 @@
 from typing import Any
 
 from coordinator.cluster import routing
-from coordinator.cluster.open_text import OpenText
 from coordinator.cluster.registry import Node, Registry
-from coordinator.cluster.routing import Router
+from coordinator.cluster.routing import OpenText, Router
 from coordinator.text.session import NodeId
 from proto.messages import MODEL_SOURCE, Role
 from tests.simulation.faults import Fault, Patch

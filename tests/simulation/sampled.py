@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 
 from drafter_node import events as drafter
-from engine.coupling import gumbel
-from engine.verification import (
+from engine.choice.coupling import gumbel
+from engine.choice.verification import (
     Distribution,
     Purpose,
     Trial,
@@ -23,7 +23,7 @@ from engine.verification import (
 )
 from proto.messages import Proposal, Rule
 from rehearsal.cache import fold
-from rehearsal.luck import mix
+from rehearsal.timeline import mix
 from target_node import events as target
 
 NUM_SYMBOLS = 3

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from coordinator.lossless.chi_square import p_value
-from coordinator.text.running import Result as TextResult
 from coordinator.text.session import Emit, Session
+from coordinator.text.session import Result as TextResult
+from lab.lossless.chi_square import p_value
 from proto.messages import (
     Limits,
     Lookup,

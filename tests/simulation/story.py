@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.text.running import Result, Running
+from coordinator.text.session import Result, Running
 from drafter_node import events as drafter
-from engine.slots import Feed
+from engine.layout.slots import Feed
 from proto import codec
 from proto.messages import Draft, Fault, Features, Heartbeat, Open, Verdict
 from target_node import events as target

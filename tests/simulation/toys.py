@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from proto.messages import FinishReason, Limits
 from rehearsal.cache import fold
-from rehearsal.luck import BITS_64, mix
+from rehearsal.timeline import BITS_64, mix
 
 LIKELY = -0.125  # score of the drafter's first choice
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from drafter_node.drafting import Drafting
 from drafter_node.events import Children
 from drafter_node.frontier import Frontier
-from engine.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap
 from target_node import verifying
 from tests.simulation.faults import BAD_CACHE, NO_SPEED, NOT_THE_TEXT, Fault, Patch
 

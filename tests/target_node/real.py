@@ -4,16 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.executor import Executor
-from node.costs import NOTHING_KNOWN, Costs
+from node.economics.costs import NOTHING_KNOWN, Costs
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.follower import Follower
-from node.forwards import Forwards
+from node.forwards import Forwards, SimulatedDevice
 from node.lanes import Lanes
-from node.simulated_device import SimulatedDevice
 from proto.messages import Message
 from target_node.events import Action, Compute, Computed
-from target_node.known import Known
 from target_node.scheduling import Schedule
+from target_node.statistics import Known
 from target_node.verifying import Verifying
 from target_node.worker import Worker
 

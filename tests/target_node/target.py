@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.slots import Feed
-from node.costs import NOTHING_KNOWN, Costs, Measured
+from engine.layout.slots import Feed
+from node.economics.costs import NOTHING_KNOWN, Costs, Measured
 from node.events import Arrived, Send, Tick
 from node.follower import Follower
 from node.lanes import Lanes
@@ -17,8 +17,8 @@ from proto.messages import (
     Verdict,
 )
 from target_node.events import Action, Compute, Computed, Outcome, Part
-from target_node.known import Known
 from target_node.scheduling import Schedule
+from target_node.statistics import Known
 from target_node.verifying import Verifying
 from tests.texts import PIPELINED, name, opening
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.earlier import PIECE_LEN, EarlierTexts
-from node.acceptance import FIRST_OF_MODEL, Acceptance, kind_of_earlier
+from engine.layout.earlier import PIECE_LEN, EarlierTexts
+from node.economics.acceptance import FIRST_OF_MODEL, Acceptance, kind_of_earlier
 from node.events import WaitUntil
 from proto.messages import (
     EARLIER_SOURCE,

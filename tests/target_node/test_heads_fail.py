@@ -8,11 +8,11 @@ import torch
 
 from drafter_node import events as drafter
 from engine.errors import EngineError, OutOfMemory
-from engine.slots import Move
+from engine.layout.slots import Move
 from node.events import CopyPrefix, MoveRows, Wipe
 from target_node import events as target
-from target_node.heads import WithHeads
-from target_node.home import ForHeads, HeadsDone, HeadsFailed
+from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed
+from target_node.head_worker import WithHeads
 
 STEP = ForHeads(drafter.Compute(1, ()))
 MOVE = ForHeads(MoveRows((Move((1,), (0,)),)))

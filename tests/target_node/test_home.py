@@ -8,8 +8,8 @@ import pytest
 
 from drafter_node import events as drafter
 from drafter_node import scheduling as drafting
-from drafter_node.known import Known as HeadsKnown
-from node.costs import Costs, Passes
+from drafter_node.statistics import Known as HeadsKnown
+from node.economics.costs import Costs, Passes
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.follower import Follower
 from node.lanes import Lanes
@@ -30,8 +30,8 @@ from rehearsal.cache import HeadCache, VirtualCache
 from rehearsal.node import with_features
 from target_node import events as target
 from target_node import scheduling as verifying
-from target_node.home import ForHeads, HeadsDone, HeadsFailed, Home
-from target_node.known import Known
+from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed, Home
+from target_node.statistics import Known
 from tests.simulation.models import Deterministic
 from tests.simulation.toys import ToyModel
 

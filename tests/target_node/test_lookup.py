@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.acceptance import FIRST_OF_MODEL, Acceptance
+from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
 from node.events import WaitUntil
 from proto.messages import (
     MODEL_SOURCE,

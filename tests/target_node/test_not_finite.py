@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.loading import make_executor
-from engine.model import load_model
 from proto.messages import (
     Close,
     Draft,
@@ -32,7 +32,7 @@ from proto.messages import (
     Verdict,
 )
 from proto.policies import POLICIES
-from tests.engine.test_graphs import recordings  # noqa: F401 (a fixture)
+from tests.engine.forward.test_graphs import recordings  # noqa: F401 (a fixture)
 from tests.policies import autoregressive, pipelined
 from tests.target_node.real import RealTarget
 from tests.texts import draft, name, opening

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from engine.slots import Feed
+from engine.layout.slots import Feed
+from node.economics.costs import PREFILL_CHUNK
 from node.events import Allocate, Send
-from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Cause,
     Close,
@@ -15,7 +15,7 @@ from proto.messages import (
     SamplingSpec,
 )
 from target_node.events import Action, Outcome, Part
-from target_node.reports import Reports
+from target_node.replay import Reports
 from tests.drafter_node.drafter import Drafter
 from tests.drafter_node.drafter import part_of as part_of_forward
 from tests.target_node.target import Target, marked, part_of, said

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from engine.slots import Move, SlotMap
-from node.acceptance import FIRST_OF_MODEL
+from engine.layout.slots import Move, SlotMap
+from node.economics.acceptance import FIRST_OF_MODEL
+from node.economics.costs import PREFILL_CHUNK
+from node.economics.price import WAIT_S_MAX, num_expected, worth_holding_s
 from node.events import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
-from node.price import WAIT_S_MAX, num_expected, worth_holding_s
-from node.rows import PREFILL_CHUNK
 from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
 from target_node.events import Action, Compute, Outcome
 from tests.policies import autoregressive, pipelined

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.slots import Feed
+from engine.layout.slots import Feed
 from node.events import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (

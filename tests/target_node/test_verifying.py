@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.slots import Feed, SlotMap
+from engine.layout.slots import Feed, SlotMap
+from node.economics.costs import PREFILL_CHUNK
+from node.economics.price import WAIT_S_MIN
 from node.events import Allocate, Send, WaitUntil
-from node.price import WAIT_S_MIN
-from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Ack,
     Cause,

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from node.acceptance import FIRST_OF_MODEL, Acceptance
-from node.costs import Costs
+from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
+from node.economics.costs import Costs
+from node.economics.price import WAIT_S_MIN
 from node.events import WaitUntil
-from node.price import WAIT_S_MIN
 from proto.messages import Ack, Cause, Limits, Policy
-from target_node.received import MAX_GAPS, Received
+from target_node.drafts import MAX_GAPS, Received
 from target_node.waiting import NUM_FIRST, NUM_SKIPPED_MAX, Waiting
 from tests.target_node.target import Target
 from tests.texts import PIPELINED, SYNC_4, draft, name, opening

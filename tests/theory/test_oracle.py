@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.coupling import gumbel
-from engine.verification import Distribution, Trial, block_trial, token_trial
+from engine.choice.coupling import gumbel
+from engine.choice.verification import Distribution, Trial, block_trial, token_trial
 from tests.theory.oracle import (
     Model,
     Outcomes,

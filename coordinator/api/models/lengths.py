@@ -11,7 +11,7 @@ LIMITED_ROPES = ("longrope", "dynamic")  # beyond the original length they chang
 def longest_of(model: str, revision: str | None) -> int | None:
     """Most tokens that a model takes, by its config.json; None: it cannot be said.
 
-    What its node says when it has loaded it counts (`engine.model.max_model_len`).
+    What its node says when it has loaded it counts (`engine.checkpoint.model.max_model_len`).
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)

@@ -5,11 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from coordinator.api.frozen import Frozen, named
+from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from proto.errors import ConfigurationError
-from proto.heads import HeadKind
-from proto.paths import is_folder, path_of
+from proto.head_kinds import HeadKind
+from proto.system import is_folder, path_of
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before

@@ -1,12 +1,135 @@
-"""One answer on its way, which a person may stop: what has been written by then stays."""
+"""One answer on its way, which a person may stop: what has been written by then stays.
+
+Ctrl-C in a conversation: it stops an answer, or empties the line that is being typed.
+
+It never ends the program by itself, and nothing else is ever cut in two by it: elsewhere it waits
+until an answer or a line begins. Who stops an answer often presses several times: for a second
+after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may die;
+that is noticed as well.
+"""
 
 import queue
+import signal
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 
 from coordinator.api.pair import Pair
-from coordinator.api.request import Request, Step
+from coordinator.api.requests import Request, Step
 from coordinator.text.stream import WAIT_S, Reader, Stream
+from proto.errors import SlipstreamError
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+WATCH_S = 0.25
+GRACE_S = 1.0
+now_s = time.monotonic
+PATIENCE_S = 3.0  # an answer that goes on for so long after Ctrl-C does not stop any more
+
+
+class LineInterruptedError(Exception):
+    """Ctrl-C while a line was typed.
+
+    line  what had been typed of it
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self.line = line
+
+
+class Interrupts:
+    """Has Ctrl-C while it is entered, in the main thread.
+
+    check_alive  raises a SlipstreamError when the nodes can do nothing any more
+    typed        what has been typed of the line that is read
+    """
+
+    def __init__(self, check_alive: Callable[[], None], typed: Callable[[], str]) -> None:
+        self._typed = typed
+        self._check_alive = check_alive
+        self._failure: SlipstreamError | None = None  # what check_alive has raised
+        self._is_reading = False
+        self._stop: Callable[[], None] | None = None  # of the answer that is being written
+        self._pressed_at: float | None = None  # while this answer is written, or before it
+        self._deaf_until = float("-inf")  # on an empty line Ctrl-C does nothing before that
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._main = threading.main_thread().ident
+
+    def __enter__(self) -> "Interrupts":
+        self._before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._on_signal)
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._watch.join()
+        signal.signal(signal.SIGINT, self._before)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A line is typed. Raises LineInterruptedError; what has ended the nodes."""
+        self._pressed_at = None
+        try:
+            self._is_reading = True
+            if self._failure is not None:
+                raise self._failure
+            yield
+        finally:
+            self._is_reading = False
+
+    @contextmanager
+    def answering(self, stop: Callable[[], None]) -> Iterator[None]:
+        """An answer is written, and `stop` ends it."""
+        self._stop = stop
+        try:
+            if self._pressed_at is not None:
+                stop()
+            yield
+        finally:
+            if self._pressed_at is not None:
+                self._deaf_until = now_s() + GRACE_S
+            self._stop = None
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        now = now_s()
+        if self._is_reading:
+            line = self._typed()
+            if self._failure is None and not line and now < self._deaf_until:
+                return
+            self._is_reading = False  # what is raised is not raised twice
+            raise self._failure or LineInterruptedError(line)
+        if self._failure is not None:
+            return  # nobody pressed anything, and whoever reads the answer hears of it
+        if self._pressed_at is None:
+            self._pressed_at = now
+            if self._stop is not None:
+                self._stop()
+        elif now - self._pressed_at > PATIENCE_S:
+            raise KeyboardInterrupt
+
+    def _look(self) -> None:
+        """Wake whoever waits for a line when the nodes have ended."""
+        while not self._ended.wait(WATCH_S):
+            if self._failure is None:
+                try:
+                    self._check_alive()
+                except SlipstreamError as error:
+                    self._failure = error
+            if self._failure is not None and self._is_reading and self._main is not None:
+                signal.pthread_kill(self._main, signal.SIGINT)
+
+
+# -- answer ----------------------------------------------------------------------------------------
 
 
 class Answer:

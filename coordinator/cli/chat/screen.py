@@ -12,11 +12,11 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from coordinator.cli.chat.interrupts import Interrupts, LineInterruptedError
+from coordinator.cli.chat.answer import Interrupts, LineInterruptedError
 from coordinator.cli.harmless import harmless
 from coordinator.cli.writers import for_reader
 from proto.errors import ConfigurationError, OutputError
-from proto.system_errors import cannot_write
+from proto.system import cannot_write
 
 with suppress(ImportError):
     import readline  # noqa: F401 - `input` edits lines and remembers them with it

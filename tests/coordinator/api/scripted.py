@@ -6,12 +6,10 @@ from typing import cast
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request
-from coordinator.text.detokenization import IdStream
+from coordinator.api.requests import Request
+from coordinator.text.detokenization import Ending, IdStream
 from coordinator.text.metrics import Metrics
-from coordinator.text.running import Result
-from coordinator.text.session import Emit
-from coordinator.text.stops import Ending
+from coordinator.text.session import Emit, Result
 from coordinator.text.stream import Reader, Stream
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 from proto.messages import FinishReason

@@ -8,9 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from coordinator.api.batch import Batch
 from coordinator.api.params import SamplingParams
-from coordinator.api.request import Request, Step
+from coordinator.api.requests import Batch, Request, Step
 from proto.errors import ConfigurationError, NodeError, TextError
 from tests.coordinator.api.scripted import SEED, Script, ScriptedPair
 

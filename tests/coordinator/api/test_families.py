@@ -13,11 +13,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from coordinator.api.models import architectures
+from coordinator.api.models import folders as architectures
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import Preflight
+from engine.checkpoint.model import refuse_unsupported
 from engine.errors import ModelError as EngineModelError
-from engine.model import refuse_unsupported
 from proto.errors import ModelError, SlipstreamError
 from tests.coordinator.api.test_heads import LLAMA
 

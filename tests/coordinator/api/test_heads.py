@@ -15,7 +15,7 @@ from coordinator.api.models import heads as recognised
 from coordinator.api.models.heads import kind_of
 from coordinator.api.models.nodes import node_configs
 from proto.errors import ConfigurationError
-from proto.heads import HeadKind, feature_layers
+from proto.head_kinds import HeadKind, feature_layers
 from proto.messages import Role
 from proto.node_config import NodeConfig
 

@@ -14,10 +14,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 import coordinator
 from coordinator import LLM, SamplingParams
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
-from coordinator.api.frozen import checked
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.config_base import checked
+from coordinator.api.prompts import Tokenization
 from coordinator.cli import flags
-from engine.checkpoint import find_checkpoint
+from engine.checkpoint.checkpoint import find_checkpoint
 from engine.errors import ModelError
 from proto.errors import ConfigurationError
 

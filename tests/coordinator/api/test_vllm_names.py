@@ -11,15 +11,14 @@ from tqdm import tqdm
 
 import coordinator.api.llm
 from coordinator import LLM, SamplingParams
-from coordinator.api.batch import Batch
+from coordinator.api import vllm as speculation
 from coordinator.api.config import MODELS, NGRAM, PairConfig
 from coordinator.api.models import heads
 from coordinator.api.models.lengths import longest_of, shortened
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.params import MAX_TOKENS
-from coordinator.api.vllm import speculation
-from coordinator.api.vllm.progress import Bar
-from coordinator.api.vllm.settings import NOT_OURS, in_our_names
+from coordinator.api.requests import Batch
+from coordinator.api.vllm import NOT_OURS, Bar, in_our_names
 from proto.errors import ConfigurationError
 from proto.messages import Hello
 from tests.coordinator.api.scripted import Script, ScriptedPair

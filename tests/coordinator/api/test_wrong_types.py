@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.api import vllm as speculation
 from coordinator.api.config import PairConfig, SpeculationConfig
-from coordinator.api.frozen import Frozen
+from coordinator.api.config_base import Frozen
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
-from coordinator.api.vllm import speculation
-from deploy.experiments.description import Description, Work
-from deploy.outlook.command import Costs, Texts
+from lab.experiments.description import Description, Work
+from lab.plan.command import Costs, Texts
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 
 KINDS: tuple[type[Frozen], ...] = (

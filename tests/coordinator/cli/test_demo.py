@@ -10,9 +10,9 @@ import typer
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.outputs import CompletionOutput, RequestOutput
-from coordinator.api.request import Step
-from coordinator.cli.demo import command
-from coordinator.cli.demo.replay import (
+from coordinator.api.requests import Step
+from coordinator.cli import demo as command
+from coordinator.cli.demo import (
     Take,
     first_difference,
     middle,

@@ -4,11 +4,9 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from coordinator.api.config import PairConfig
-from coordinator.cli.display import WIDTH, engines, figures_of_all, simulation, summary
+from coordinator.cli.writers import WIDTH, engines, figures_of_all, simulation, summary
 from coordinator.cluster.registry import Node
-from coordinator.text.counts import SessionCounts
-from coordinator.text.metrics import Metrics
-from coordinator.text.simulated import Simulated
+from coordinator.text.metrics import Metrics, SessionCounts, Simulated
 from proto.liveness import FaultDetector
 from proto.messages import Hello, Role
 

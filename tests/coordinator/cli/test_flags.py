@@ -14,7 +14,7 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS, Command, Flags, with_settings
 from coordinator.cli.generate import generate
-from coordinator.cli.screens.panels import METAVARS, OF_CONFIG, OF_NAME
+from coordinator.cli.help import METAVARS, OF_CONFIG, OF_NAME
 from proto.errors import ConfigurationError
 
 CONFIGS = (PairConfig, SpeculationConfig, SamplingParams, LaunchConfig)

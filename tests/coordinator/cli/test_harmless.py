@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from coordinator.api.params import SamplingParams
 from coordinator.cli.app import _Line, run
 from coordinator.cli.chat.screen import Pipe, Terminal
-from coordinator.cli.display import heading
 from coordinator.cli.harmless import harmless
 from coordinator.cli.speculation_view import SpeculationView
-from coordinator.cli.writers import Place, TextWriter
+from coordinator.cli.writers import Place, TextWriter, heading
 from coordinator.text.session import Emit
 from proto.errors import ConfigurationError, NodeError
 

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from coordinator.api.config import PairConfig
 from coordinator.cli.app import command_line
-from coordinator.cli.display import WIDTH, figures_in_short, figures_of_all, rounded, summary
-from coordinator.cli.screens.joining import SAID_AFTER_S
-from coordinator.cli.screens.loading import (
+from coordinator.cli.loading import (
     READY,
     REPORT_S,
+    SAID_AFTER_S,
     Board,
     Model,
     Progress,
@@ -26,9 +25,9 @@ from coordinator.cli.screens.loading import (
     shown_bytes,
     size_of,
 )
+from coordinator.cli.writers import WIDTH, figures_in_short, figures_of_all, rounded, summary
 from coordinator.cluster.registry import NOT_JOINED
-from coordinator.text.counts import PassFigures, SessionCounts
-from coordinator.text.metrics import Metrics
+from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
 from proto.messages import Role
 from proto.node_config import NodeConfig
 

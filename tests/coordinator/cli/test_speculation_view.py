@@ -5,12 +5,11 @@ import re
 import pytest
 
 from coordinator.api.outputs import Assembly
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.speculation_view import ACCEPTED, SpeculationView, legend, visible
-from coordinator.text.detokenization import IdStream
-from coordinator.text.origins import SOURCES, TITLES, origins
+from coordinator.text.detokenization import Ending, IdStream
+from coordinator.text.metrics import SOURCES, TITLES, origins
 from coordinator.text.session import Emit
-from coordinator.text.stops import Ending
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 from tests.coordinator.text.test_stops import METRICS
 from tests.coordinator.words import Words

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from coordinator.cli.status import command
-from coordinator.cli.status.asking import FORM, ask, folders
-from coordinator.cli.status.command import status
-from coordinator.cli.status.screen import WIDTH, lines_of
+from coordinator.cli import status as command
+from coordinator.cli.status import FORM, WIDTH, ask, folders, lines_of, status
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher
 from coordinator.launching.logs import Logs

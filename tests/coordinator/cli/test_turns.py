@@ -11,8 +11,7 @@ import typer
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.params import SamplingParams
-from coordinator.cli.generate import Asked, Run, generate
-from coordinator.cli.winding_up import WAITS
+from coordinator.cli.generate import WAITS, Asked, Run, generate
 from coordinator.cli.writers import JsonWriter, TextWriter, Writer
 from coordinator.text.session import Emit
 from proto.errors import ConfigurationError, NodeError, TextError

@@ -10,8 +10,7 @@ from coordinator.cluster.events import (
     TextSubmitted,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.running import Running
-from coordinator.text.session import NodeId, Session
+from coordinator.text.session import NodeId, Running, Session
 from proto.codec import encode
 from proto.messages import (
     Close,

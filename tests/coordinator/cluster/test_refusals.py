@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from coordinator.cluster.service import MAX_SAID, Service
-from coordinator.cluster.tally import OTHER_NAME
+from coordinator.cluster.snapshot import OTHER_NAME
 from proto.codec import encode
 from proto.links.keys import CoordinatorKeys, KeyPair, NodeKeys
 from proto.links.transport import Connection

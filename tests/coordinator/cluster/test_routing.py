@@ -13,8 +13,7 @@ from coordinator.cluster.events import (
     TextSubmitted,
     Tick,
 )
-from coordinator.text.running import Result
-from coordinator.text.session import Emit
+from coordinator.text.session import Emit, Result
 from proto.errors import ClosedError, NodeError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import (

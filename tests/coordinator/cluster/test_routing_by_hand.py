@@ -15,8 +15,7 @@ from coordinator.cluster.events import (
 )
 from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.routing import NOBODY_DRAFTS, UNREADABLE, Router
-from coordinator.cluster.snapshot import taken
-from coordinator.cluster.tally import Tally
+from coordinator.cluster.snapshot import Tally, taken
 from coordinator.text.session import NodeId
 from proto.codec import decode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S

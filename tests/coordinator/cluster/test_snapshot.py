@@ -5,9 +5,16 @@ import json
 import pytest
 
 from coordinator.cluster.events import Arrived, NodeEnded
-from coordinator.cluster.snapshot import MAX_CHARS, MAX_LISTED, taken
-from coordinator.cluster.tally import MAX_CAUSES, OTHERS, Tally, ending_of
-from coordinator.text.running import Result
+from coordinator.cluster.snapshot import (
+    MAX_CAUSES,
+    MAX_CHARS,
+    MAX_LISTED,
+    OTHERS,
+    Tally,
+    ending_of,
+    taken,
+)
+from coordinator.text.session import Result
 from proto.errors import ClosedError, NodeError
 from proto.messages import FinishReason, Heartbeat, Role
 from tests.coordinator.cluster.routers import FIRST, TARGET, begun, router_of, said, text

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.status import asking
+from coordinator.cli import status as asking
 from coordinator.cluster import status_socket as module
 from coordinator.cluster.status_socket import MAX_ANSWER_BYTES, NAME, REQUEST, StatusSocket
 from coordinator.launching.runtime_folder import RuntimeFolder

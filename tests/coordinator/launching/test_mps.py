@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import coordinator.launching.launcher
-from coordinator.launching import mps
-from coordinator.launching.launcher import Launcher
-from coordinator.launching.mps import CONTROL, DRAFTER, PIPE, Mps
+from coordinator.launching import launcher as mps
+from coordinator.launching.launcher import CONTROL, DRAFTER, PIPE, Launcher, Mps
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -73,7 +72,7 @@ def test_it_ends_with_a_coordinator_that_is_killed(installed: Path, tmp_path: Pa
     code = f"""
 import time
 from pathlib import Path
-from coordinator.launching.mps import Mps
+from coordinator.launching.launcher import Mps
 assert Mps.start(Path({str(tmp_path)!r})) is not None
 print("up", flush=True)
 time.sleep(60)

@@ -14,11 +14,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from coordinator.api.outputs import Assembly
-from coordinator.api.tokenization import Tokenization
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.speculation_view import SpeculationView
-from coordinator.text.detokenization import REPLACEMENT, WINDOW
+from coordinator.text.detokenization import REPLACEMENT, WINDOW, Ending
 from coordinator.text.session import Emit
-from coordinator.text.stops import Ending
 from tests.coordinator.text.test_stops import METRICS
 from tests.tiny_tokenizer import SPECIAL, sentencepiece_tokenizer
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cli.display import figures_of_all, summary
-from coordinator.text.counts import PassFigures, SessionCounts
-from coordinator.text.metrics import Metrics, SpeculativeDecoding
+from coordinator.cli.writers import figures_of_all, summary
+from coordinator.text.metrics import Metrics, PassFigures, SessionCounts, SpeculativeDecoding
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, NGRAM_SOURCE, Hit
 from tests.texts import verdict
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from coordinator.text.simulated import Simulated, late_share
+from coordinator.text.metrics import Simulated, late_share
 
 RUNNING = Simulated(30.0, 0.0, 2.0, 0.0, (), 0, 1000, 400, late_ms=5000.0)
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api.outputs import Assembly, Logprob
-from coordinator.text.counts import PassFigures, SessionCounts
-from coordinator.text.metrics import Metrics
+from coordinator.text.detokenization import Ending, StopStrings
+from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
 from coordinator.text.session import Emit
-from coordinator.text.stops import Ending, StopStrings
 from proto.messages import Logprobs
 from tests.coordinator.words import Words
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tracing.clocks import SAME, Exchange, clock_of
+from coordinator.tracing.timeline import SAME, Exchange, clock_of
 from proto.messages import Heartbeat
 
 S, MS = 1_000_000_000, 1_000_000

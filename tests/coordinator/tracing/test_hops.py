@@ -6,9 +6,8 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tracing.hops import Hop, hops_of
+from coordinator.tracing.spans import Hop, Note, hops_of
 from coordinator.tracing.tape import Passed
-from coordinator.tracing.tracks import Note
 from proto.codec import encode
 from proto.messages import Features
 from tests.coordinator.tracing.recordings import DRAFT, DRAFTER, TARGET, VERDICT

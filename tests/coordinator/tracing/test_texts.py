@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from coordinator.tracing.hops import Hop
-from coordinator.tracing.texts import Fate, Judged, fate_of, judged, texts_of
+from coordinator.tracing.spans import Fate, Hop, Judged, fate_of, judged, texts_of
 from proto.messages import Draft, Message, Open, Verdict
 from tests.coordinator.tracing.recordings import DRAFT, OPEN, PROMPT, TARGET, VERDICT, name_of
 

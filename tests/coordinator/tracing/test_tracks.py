@@ -1,6 +1,6 @@
 """Records become phases, forwards and notes; where some are missing, it shows."""
 
-from coordinator.tracing.tracks import Forward, Note, Span, Track, pieces_of, track_of
+from coordinator.tracing.spans import Forward, Note, Span, Track, pieces_of, track_of
 from proto.messages import TracePart
 from proto.stopwatch import Mark, Phase, Record, Recorder
 

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import torch
 
-from engine.coupling import rank_scored
+from engine.choice.coupling import rank_scored
+from engine.choice.sampling import Sampling
 from engine.heads.eagle import EagleExecutor
 from engine.heads.loading import LoadedHead
-from engine.sampling import Sampling
-from engine.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
 from tests.engine.heads.conftest import LoadHead, feature
 from tests.engine.heads.plain import Given, PlainHead, Row

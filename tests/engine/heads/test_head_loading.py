@@ -16,11 +16,10 @@ from drafter_node.events import Compute, Part
 from drafter_node.worker import Worker
 from engine.heads.eagle import EagleExecutor
 from engine.heads.loading import load_head, load_head_engine
-from engine.slots import Feed
-from engine.tokenizer import fingerprint
-from node.forwards import Forwards
-from node.simulated_device import SimulatedDevice
-from proto.heads import HeadKind
+from engine.layout.slots import Feed
+from engine.loading import fingerprint
+from node.forwards import Forwards, SimulatedDevice
+from proto.head_kinds import HeadKind
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, HIDDEN, VOCAB, checkpoint
 from tests.engine.heads.conftest import feature

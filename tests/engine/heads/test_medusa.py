@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from engine.heads.loading import load_head
 from engine.heads.medusa import Medusa
-from proto.heads import HeadKind
+from proto.head_kinds import HeadKind
 from tests.engine.heads.checkpoints import HIDDEN, VOCAB, Tensors, medusa
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint.model import LoadedModel
 from engine.executor import Executor
-from engine.model import LoadedModel
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, MakeBackend
 from engine.tensor_parallel.follower import Follower
+from tests.engine.forward.test_features import LAYERS, OTHERS, check, transformers_own
 from tests.engine.tensor_parallel.threads import LIMIT_S, Threads
-from tests.engine.test_features import LAYERS, OTHERS, check, transformers_own
 from tests.tiny_models import make_model
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError
 from engine.executor import Executor
-from engine.model import LoadedModel, load_model
-from engine.slots import Move, SlotMap
+from engine.layout.slots import Move, SlotMap
+from tests.engine.forward.test_fused import save
 from tests.engine.random_session import Path as TreePath
 from tests.engine.random_session import RandomSession
 from tests.engine.tensor_parallel.threads import Threads
-from tests.engine.test_fused import save
 from tests.engine.test_slot_cache import difference
 
 EMBEDDED = Path(__file__).resolve().parents[3] / "models"

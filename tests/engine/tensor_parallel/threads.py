@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.model import LoadedModel, load_model
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.tensor_parallel.split import Rank
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from coordinator.cli.chat.command import MAX_TOKENS, chat, template_arguments
+from coordinator.cli.chat.loop import MAX_TOKENS, chat, template_arguments
 from coordinator.cli.generate import generate
 from proto.errors import ConfigurationError
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from coordinator.cli.chat.entries import COMMANDS, Command, Entry, Lines, Say, Unknown, help_lines
+from coordinator.cli.chat.conversation import (
+    COMMANDS,
+    Command,
+    Entry,
+    Lines,
+    Say,
+    Unknown,
+    help_lines,
+)
 
 
 def entries(*lines: str) -> list[Entry]:

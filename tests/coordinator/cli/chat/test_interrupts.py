@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-from coordinator.cli.chat import interrupts as module
-from coordinator.cli.chat.interrupts import Interrupts, LineInterruptedError
+from coordinator.cli.chat import answer as module
+from coordinator.cli.chat.answer import Interrupts, LineInterruptedError
 from proto.errors import NodeError
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.params import SamplingParams
+from coordinator.cli.chat.answer import LineInterruptedError
 from coordinator.cli.chat.conversation import Conversation, Message, TooLongError
-from coordinator.cli.chat.interrupts import LineInterruptedError
 from coordinator.cli.chat.loop import Chat, Settings
 from coordinator.cli.chat.screen import TWICE
 from proto.errors import ConfigurationError, NodeError

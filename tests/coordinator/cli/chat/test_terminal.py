@@ -12,9 +12,9 @@ from tests.process.terminal import AtTerminal
 PROGRAM = """
 import sys, time
 from rich.console import Console
-from coordinator.cli.chat.interrupts import Interrupts
+from coordinator.cli.chat.answer import Interrupts
 from coordinator.cli.chat.screen import Terminal, typed
-from coordinator.cli.chat.interrupts import LineInterruptedError
+from coordinator.cli.chat.answer import LineInterruptedError
 with Interrupts(lambda: None, typed) as interrupts:
     screen = Terminal(interrupts, Console(stderr=True))
     stopped = []

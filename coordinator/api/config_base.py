@@ -1,0 +1,97 @@
+"""Settings that do not change, and say in one line what is wrong with them."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from coordinator.api.refusals import check_texts, plain, refusal
+from proto.errors import ConfigurationError, did_you_mean, shown
+
+T = TypeVar("T", bound=BaseModel)
+
+AS_FLAGS = "as flags"  # validation context: name settings as the command line does
+
+
+class Frozen(BaseModel):
+    """Whatever does not fit is a ConfigurationError of one line that names the setting.
+
+    A value has the type of its setting, and is never made one that was probably meant; lists and
+    numbers of numpy are taken (`values.py`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    # Whether a string may be any text; else it is the name of a model, a file, a host.
+    HAS_TEXTS: ClassVar[bool] = False
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_plain(cls, value: Any) -> object:
+        return plain(value)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _is_written_well(cls, value: Any) -> Any:
+        check_texts(value, are_names=not cls.HAS_TEXTS)
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(
+        cls, values: object, make: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        try:
+            return make(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else "the settings"
+            if first["type"] == "extra_forbidden":
+                known = ", ".join(cls.model_fields)
+                line = f"{cls.__name__} has no setting {shown(name)}; there are {known}"
+                line += did_you_mean(name, cls.model_fields)
+            else:
+                line = refusal(named(name, info), error.errors(), values)
+            raise ConfigurationError(line) from error
+
+    def __setattr__(self, name: str, value: object) -> None:
+        kind = type(self).__name__
+        raise ConfigurationError(f"{name}: a {kind} does not change; make another {kind}")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+
+def named(name: str, info: ValidationInfo) -> str:
+    """A setting as whoever made it calls it."""
+    if isinstance(info.context, Mapping):
+        return str(info.context.get(name, name))
+    return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
+
+
+def checked(kind: type[T], **values: object) -> T:
+    """Make a config of command line options; raises ConfigurationError, which names the flag."""
+    return kind.model_validate(values, context=AS_FLAGS)
+
+
+def named_as(kind: type[T], names: Mapping[str, str], **values: object) -> T:
+    """Make a config; raises ConfigurationError, which calls these settings by these names."""
+    return kind.model_validate(values, context=names)
+
+
+def reviewed(kind: type[T], value: object, name: str) -> T:
+    """The config that was handed over as `name`, checked again. Raises ConfigurationError.
+
+    What is frozen changes all the same: `model_copy(update=...)` checks nothing, and a dict in it
+    is a dict.
+    """
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+    return type(value).model_validate(dict(value))

@@ -1,0 +1,352 @@
+"""`speculative_config` in vLLM's names: read into the drafter's model and a `SpeculationConfig`.
+
+Our names are taken as well. What is given under two names is refused, and so is what is not known.
+
+The progress bar of `generate` and `chat`, where one is asked for.
+
+What `LLM.get_tokenizer` gives: the target's tokenizer, by the method names of transformers.
+
+transformers' own would load torch into the process that owns the text. Its `from_pretrained` on the
+same model makes one, for whoever needs more of it than is here.
+
+Settings of vLLM's `LLM`: which are ours under another name, and what to do about the others.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from coordinator.api.chat import Messages
+from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
+from coordinator.api.models.heads import find_config
+from coordinator.api.pair import Pair
+from coordinator.api.refusals import scalar
+from coordinator.api.requests import Step
+from proto.errors import ConfigurationError, did_you_mean, shown
+from proto.head_kinds import HeadKind
+from proto.messages import Role
+from proto.policies import POLICIES
+
+# -- progress --------------------------------------------------------------------------------------
+
+# Whether there is a bar, or what makes one of `total` and `desc`, as `tqdm.tqdm` does.
+UseTqdm: TypeAlias = bool | Callable[..., Any]
+
+
+class Bar(AbstractContextManager["Bar"]):
+    """Counts prompts whose texts are all complete, and says how many tokens came in a second."""
+
+    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
+        self._num_tokens, self._since = 0, time.monotonic()
+        self._bar: Any = None
+        if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+            raise ConfigurationError(
+                f"use_tqdm: expected true, false or a function, got {shown(use_tqdm)}"
+            )
+        if use_tqdm:
+            self._bar = _maker(use_tqdm)(total=total, desc="prompts")
+
+    def show(self, step: Step) -> None:
+        """One more step of the call."""
+        if self._bar is None:
+            return
+        self._num_tokens += len(step.part.outputs[0].token_ids)
+        if step.request.is_complete:
+            per_second = self._num_tokens / (time.monotonic() - self._since)
+            self._bar.set_postfix_str(f"{per_second:.1f} tokens/s", refresh=False)
+            self._bar.update(1)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _maker(use_tqdm: UseTqdm) -> Callable[..., Any]:
+    if callable(use_tqdm):
+        return use_tqdm
+    from tqdm import tqdm
+
+    return tqdm  # type: ignore[no-any-return]
+
+
+# -- tokenizer -------------------------------------------------------------------------------------
+
+
+class TargetTokenizer:
+    """Text to token ids and back, exactly as prompts and answers of the pair are.
+
+    Raises ConfigurationError when it is made, if the target has no tokenizer.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        if pair.tokenization is None:
+            raise ConfigurationError(f"{pair.config.target} has no tokenizer.json")
+        self._pair = pair
+        self._tokenization = pair.tokenization
+        self._raw = self._tokenization.raw
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Raises ConfigurationError for what is no Unicode."""
+        return list(self._tokenization.encode(text, special_tokens=add_special_tokens))
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """`input_ids` and `attention_mask` of one text."""
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of one token or of several."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return str(self._raw.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """Tokens as the vocabulary has them; None for an id that stands for nothing."""
+        return [self._raw.id_to_token(token) for token in ids]
+
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
+        """The other way round."""
+        return [self._raw.token_to_id(token) for token in tokens]
+
+    def apply_chat_template(
+        self, conversation: Messages, *, tokenize: bool = True, add_generation_prompt: bool = False
+    ) -> str | list[int]:
+        """A conversation as the target is asked it: token ids, or the text.
+
+        add_generation_prompt  up to where the answer begins, as `LLM.chat` does
+
+        Raises ConfigurationError, ModelError.
+        """
+        template = self._pair.chat_template
+        text = template.render(conversation, add_generation_prompt=add_generation_prompt)
+        if not tokenize:
+            return text
+        return self.encode(text, add_special_tokens=template.is_plain)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of the tokens at which a text ends by itself."""
+        ids: Sequence[int] = self._pair.hello(Role.TARGET).fingerprint.eos_ids
+        return next(iter(ids), None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, those that were added to it not counted."""
+        return int(self._raw.get_vocab_size(with_added_tokens=False))
+
+    def get_vocab(self) -> dict[str, Any]:
+        """Ids by token, those that were added included."""
+        return dict(self._raw.get_vocab())
+
+    def __len__(self) -> int:
+        return int(self._raw.get_vocab_size())
+
+
+# -- speculation -----------------------------------------------------------------------------------
+
+NAME = "speculative_config"
+DRAFT_MODEL = "draft_model"
+METHODS = (DRAFT_MODEL, NGRAM, *HeadKind, *POLICIES)
+# A setting of ours: as vLLM calls it, or as our policies do. The first name is shown.
+NAMES = {
+    "policy": ("policy",),
+    "ngram_max": ("prompt_lookup_max", "ngram_max"),
+    "ngram_min": ("prompt_lookup_min", "ngram_min"),
+    "verify": ("rejection_sample_method", "verify"),
+}
+SETTINGS = {
+    name: setting
+    for setting in SpeculationConfig.model_fields
+    for name in NAMES.get(setting, (setting,))
+}
+# Of the pair, and of no text.
+OF_THE_PAIR = {
+    "revision": "drafter_revision",
+    "draft_tensor_parallel_size": "drafter_tensor_parallel_size",
+}
+KNOWN = ("method", "model", *SETTINGS, *OF_THE_PAIR)
+RULES = {"standard": "token"}  # vLLM's name: ours
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a `speculative_config` says.
+
+    method    as it was given; None: the model says what it is
+    model     the draft model, the head, or NGRAM; None: it is not named here
+    settings  of the policy
+    of_pair   settings of the pair, by their names there
+    """
+
+    method: str | None
+    model: str | None
+    settings: SpeculationConfig
+    of_pair: Mapping[str, Any]
+
+    def check_kind(self, pair: PairConfig) -> None:
+        """Raises ConfigurationError if the model is known to be something else than `method`."""
+        if self.method not in (DRAFT_MODEL, *HeadKind):
+            return
+        if pair.drafter == NGRAM or find_config(pair.drafter, pair.drafter_revision) is None:
+            return
+        kind = pair.drafter_head
+        if kind == (None if self.method == DRAFT_MODEL else self.method):
+            return
+        what = f"a head of the kind {kind}" if kind is not None else "no head"
+        raise ConfigurationError(
+            f'{NAME}["method"] is {self.method}, and the model {pair.drafter} is {what}'
+        )
+
+
+def read(config: Mapping[str, Any] | None) -> Speculation:
+    """Raises ConfigurationError."""
+    given = _known(config)
+    method, model = given.get("method"), given.get("model")
+    if method is not None and not (isinstance(method, str) and method in METHODS):
+        raise ConfigurationError(
+            f'{NAME}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
+            f"{did_you_mean(method, METHODS) if isinstance(method, str) else ''}"
+        )
+    values = _values(given)
+    if method in POLICIES:
+        if "policy" in values:
+            raise ConfigurationError(
+                f'{NAME} names a policy twice: "method" is {method}, "policy" is '
+                f"{shown(values['policy'])}"
+            )
+        values["policy"] = method
+    elif method == NGRAM:
+        if model is not None and not (isinstance(model, str) and model == NGRAM):
+            raise ConfigurationError(
+                f'the method ngram has no model, but {shown(model)} is given; "also_ngram" uses '
+                "both"
+            )
+        model = NGRAM
+    elif method in list(HeadKind) and model is None:
+        raise ConfigurationError(
+            f'the method {method} needs a "model": the folder or name of a head'
+        )
+    of_pair = {ours: given[name] for name, ours in OF_THE_PAIR.items() if name in given}
+    return Speculation(method, model, _made(values), of_pair)
+
+
+def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What was given and is not None, which stands for what nobody has said."""
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"{NAME}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
+        )
+    if unknown := [name for name in config if name not in KNOWN]:
+        meant = did_you_mean(unknown[0], KNOWN) if isinstance(unknown[0], str) else ""
+        raise ConfigurationError(
+            f"{NAME} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
+        )
+    return {name: scalar(value) for name, value in config.items() if value is not None}
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by our names."""
+    values: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        if name not in given:
+            continue
+        if setting in values:
+            raise ConfigurationError(
+                f"{NAME} says {' and '.join(NAMES[setting])}, which are one setting; leave one out"
+            )
+        values[setting] = given[name]
+    if isinstance(rule := values.get("verify"), str):
+        values["verify"] = RULES.get(rule, rule)
+    _fit(values)
+    return values
+
+
+def _fit(values: dict[str, Any]) -> None:
+    """Of the two lengths of an n-gram, the one that nobody has said does not contradict."""
+    fields = SpeculationConfig.model_fields
+    longest, shortest = values.get("ngram_max"), values.get("ngram_min")
+    if type(longest) is int and shortest is None:
+        values["ngram_min"] = min(longest, fields["ngram_min"].default)
+    if type(shortest) is int and longest is None:
+        values["ngram_max"] = max(shortest, fields["ngram_max"].default)
+
+
+def _made(values: Mapping[str, Any]) -> SpeculationConfig:
+    """Raises ConfigurationError, which calls a setting as vLLM does."""
+    try:
+        return SpeculationConfig(**values)
+    except ConfigurationError as error:
+        setting, _, rest = str(error).partition(": ")
+        name = NAMES.get(setting, (setting,))[0]
+        raise ConfigurationError(f"{NAME}, {name}: {rest}") from error
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+# Theirs: ours.
+ALIASES = {"model": "target", "revision": "target_revision"}
+DTYPES = {"half": "float16", "float": "float32"}
+# Theirs that we have not: values that ask for nothing, and what there is in its place.
+NOTHING = (None, False)
+NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "gpu_memory_utilization": ((None,), "max_model_len and max_num_seqs say what memory is for"),
+    "trust_remote_code": (NOTHING, "code that comes with a checkpoint is never run"),
+    "enforce_eager": (NOTHING, 'backend="fused" runs without CUDA graphs'),
+    "seed": ((None, 0), "SamplingParams(seed=...) is of a text"),
+    "tokenizer": ((None,), "the target's own is used"),
+    "tokenizer_mode": (("auto",), "the target's tokenizer.json is used"),
+    "tokenizer_revision": ((None,), "it is that of the target, revision"),
+    "skip_tokenizer_init": (NOTHING, "prompts and answers may be token ids alone as it is"),
+    "quantization": ((None,), "the checkpoint says how it is quantised (docs/quantised.md)"),
+    "kv_cache_dtype": (("auto", None), "the cache has the number type of the model"),
+    "pipeline_parallel_size": ((1, None), "tensor_parallel_size shares a model among GPUs"),
+    "download_dir": ((None,), "the variable HF_HOME says where models are kept"),
+    "swap_space": ((None, 0), "everything stays on its device"),
+    "cpu_offload_gb": ((None, 0), "everything stays on its device"),
+    "enable_prefix_caching": ((None, True, False), "what texts begin alike is read once"),
+    "enable_chunked_prefill": ((None, True, False), "long prompts are read in parts"),
+    "disable_log_stats": ((None, True, False), "each output has its metrics"),
+}
+
+
+def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a `PairConfig`, without those that ask for nothing.
+
+    given  what the caller said, and nothing else
+
+    Raises ConfigurationError for what is said twice, and for what we have not, with what there is.
+    """
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in NOT_OURS:
+            accepted, instead = NOT_OURS[name]
+            if not any(type(value) is type(one) and value == one for one in accepted):
+                raise ConfigurationError(f"{name}={shown(value)} is not a setting here: {instead}")
+            continue
+        ours = ALIASES.get(name, name)
+        if ours in values:
+            raise ConfigurationError(
+                f"{_theirs(ours)} and {ours} are one setting; give one of them"
+            )
+        values[ours] = value
+    if isinstance(dtype := values.get("dtype"), str):
+        values["dtype"] = DTYPES.get(dtype, dtype)
+    return values
+
+
+def as_given(given: Mapping[str, Any]) -> dict[str, str]:
+    """How the caller has called our settings, of those that he has called otherwise."""
+    return {ALIASES[name]: name for name in given if name in ALIASES}
+
+
+def _theirs(ours: str) -> str:
+    return next(name for name, other in ALIASES.items() if other == ours)

@@ -1,0 +1,274 @@
+"""`python -m coordinator demo`: the target alone, then with drafts, and how much faster that was.
+
+Both are measured first, several times in alternation and without anything being written meanwhile;
+what is shown then is the middle one of each.
+
+A text that was measured, shown again at a speed that one can follow (pure).
+
+Everything is slowed down by one factor, that of the target alone: what was faster stays as much
+faster as it was.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.api import prompts
+from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.requests import Batch, Request, Step
+from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.loading import models_of
+from coordinator.cli.speculation_view import SpeculationView, legend
+from coordinator.cli.writers import (
+    Progress,
+    for_reader,
+    rounded,
+    shown_time,
+    simulation,
+    view_of,
+    wants_colour,
+    write_out,
+)
+from coordinator.text.metrics import Metrics
+from proto.errors import TextError
+
+# -- replay ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One measured text.
+
+    steps    with the time at which each came: seconds since the text was asked for
+    metrics  of the whole text
+    """
+
+    steps: tuple[tuple[float, Step], ...]
+    metrics: Metrics
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All of the text's tokens."""
+        steps = (step for _, step in self.steps)
+        return tuple(token for step in steps for token in step.part.outputs[0].token_ids)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over the whole time, the prompt's included."""
+        return self.metrics.tokens_per_second
+
+
+def middle(takes: Sequence[Take]) -> Take:
+    """The one of median speed; of an even number the slower of the two in the middle."""
+    speed = median_low(take.tokens_per_second for take in takes)
+    return next(take for take in takes if take.tokens_per_second == speed)
+
+
+def slowdown(plain: Take, pace_s: float) -> float:
+    """How many times slower a pass of the target alone is shown than it was, at `pace_s` seconds.
+
+    0: not slowed, but as fast as it can be written.
+    """
+    if pace_s == 0:
+        return 0.0
+    return max(1.0, pace_s * plain.tokens_per_second)
+
+
+def scenes(take: Take, factor: float, show: Callable[[Step], str]) -> Iterator[tuple[float, str]]:
+    """When something is shown, in seconds after the first of it, and what."""
+    first = take.steps[0][0]
+    for at, step in take.steps:
+        yield (at - first) * factor, show(step)
+
+
+def first_difference(takes: Sequence[Take]) -> int | None:
+    """The index of the first token in which two of them differ; None: they do not."""
+    texts = [take.token_ids for take in takes]
+    for index, tokens in enumerate(zip(*texts, strict=False)):
+        if len(set(tokens)) > 1:
+            return index
+    lengths = {len(text) for text in texts}
+    return min(lengths) if len(lengths) > 1 else None
+
+
+def verdict(plain: Take, drafted: Take, difference: int | None) -> str:
+    """The last line."""
+    speed = f"{drafted.tokens_per_second / plain.tokens_per_second:.1f} x plain"
+    if difference is None:
+        return f"{speed}, text identical"
+    return f"{speed}, but the text DIFFERS from token {difference + 1} on"
+
+
+# -- command ---------------------------------------------------------------------------------------
+
+# The embedded pair writes plausible code here; it was sought among a few hundred texts, and the
+# figures are those of whoever runs it.
+PROMPT = '''def parse_header(line):
+    """Return the name and the value of a header."""
+    if'''
+TEMPERATURE, SEED, MAX_TOKENS = 0.5, 19, 97
+PACE_S = 0.08
+NUM_WARM, NUM_TAKES = 1, 3  # of each: those that are not counted, and those that are, at most
+ENOUGH_S = 6.0  # of measuring; then no further round is begun
+EXIT_DIFFERS = 1
+BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+
+Prompt = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="A text to continue, in place of our own.")
+]
+Pace = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long a pass of the target alone is shown. What was faster is shown as much "
+        f"faster; 0: no slower than it can be written. Default: {PACE_S} on a terminal, else 0.",
+        min=0.0,
+        max=10.0,
+    ),
+]
+
+
+@with_settings
+def demo(
+    *,
+    prompt: Prompt = None,
+    pair: Annotated[
+        PairConfig,
+        Flags(
+            *("target", "drafter", "target_device", "drafter_device", "dtype", "backend"),
+            dtype="float32",
+            max_num_seqs=1,
+        ),
+    ],
+    request: Annotated[
+        SamplingParams,
+        Flags(
+            *("temperature", "seed", "max_tokens"),
+            temperature=TEMPERATURE,
+            seed=SEED,
+            max_tokens=MAX_TOKENS,
+        ),
+    ],
+    pace: Pace = None,
+) -> None:
+    """Watch a text come with and without drafts, and see what the drafts bring."""
+    text = PROMPT if prompt is None else prompts.from_argument(prompt)
+    speculation = SpeculationConfig()
+    speculation.check(pair)
+    with Progress(Console(stderr=True), models_of(pair)) as progress:
+        started = Pair(pair, say=progress.say)
+    with started as running:
+        ids = running.encode(text)
+        running.check(ids)
+        typer.echo("measuring both, in alternation", err=True)
+        takes = _measured(running, text, ids, request, (ALONE, speculation))
+    if pace is None:
+        pace = PACE_S if sys.stdout.isatty() else 0.0
+    plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
+    screen = Screen(text, slowdown(plain, pace), in_colour=wants_colour(sys.stdout))
+    screen.show("The target alone", "", plain, lambda step: for_reader(step.part.outputs[0].text))
+    view = view_of(running.decoder(ids))
+    drafter_only = pair.has_draft_model and not pair.heads
+    explained = legend(in_colour=screen.in_colour, drafter_only=drafter_only)
+    screen.show("The same with drafts", explained, drafted, _shown_by(view))
+    difference = first_difference([take for found in takes for take in found])
+    screen.end(verdict(plain, drafted, difference))
+    if difference is not None:
+        raise typer.Exit(EXIT_DIFFERS)
+
+
+def _measured(
+    pair: Pair,
+    text: str,
+    ids: tuple[int, ...],
+    request: SamplingParams,
+    ways: Sequence[SpeculationConfig],
+) -> list[list[Take]]:
+    """The takes of each way, in alternation. The first `NUM_WARM` of each warm up.
+
+    Raises NodeError, ConfigurationError.
+    """
+    takes: list[list[Take]] = [[] for _ in ways]
+    until = time.monotonic() + ENOUGH_S
+    for number in range(NUM_WARM + NUM_TAKES):
+        if number > NUM_WARM and time.monotonic() > until:
+            break
+        for way, found in zip(ways, takes, strict=True):
+            found.append(_take(pair, way, text, ids, request))
+    return takes
+
+
+def _take(
+    pair: Pair, way: SpeculationConfig, text: str, ids: tuple[int, ...], params: SamplingParams
+) -> Take:
+    """Write the text, and look at nothing but the clock."""
+    request = Request(pair, way, text, ids, params)
+    steps = []
+    since = time.monotonic()
+    with closing(Batch(pair, [request]).steps()) as coming:
+        for step in coming:
+            steps.append((time.monotonic() - since, step))
+    made = request.whole().outputs[0]
+    if made.metrics is None:
+        raise TextError(made.error or "")
+    return Take(tuple(steps), made.metrics)
+
+
+def _shown_by(view: SpeculationView) -> Callable[[Step], str]:
+    def shown(step: Step) -> str:
+        text = step.part.outputs[0].text
+        return view.finish(text) if step.emit is None else view.push(step.emit, text)
+
+    return shown
+
+
+class Screen:
+    """Shows takes, one below the other, on standard output."""
+
+    def __init__(self, prompt: str, factor: float, *, in_colour: bool) -> None:
+        self.in_colour = in_colour
+        self._prompt = prompt
+        self._factor = factor
+
+    def show(self, title: str, explained: str, take: Take, shown: Callable[[Step], str]) -> None:
+        """The prompt and what follows it, as it came, then the figures."""
+        slow = f", shown {rounded(self._factor)} times slower" if self._factor > 1 else ""
+        write_out(f"\n{self._styled(title + slow, BOLD)}\n")
+        write_out(f"{explained}\n\n" if explained else "\n")
+        write_out(self._styled(for_reader(self._prompt), DIM))
+        since = time.monotonic()
+        for at, text in scenes(take, self._factor, shown):
+            if text:
+                time.sleep(max(0.0, since + at - time.monotonic()))
+                write_out(text)
+        write_out(f"\n\n{self._styled(_figures(take.metrics), DIM)}\n")
+
+    def end(self, line: str) -> None:
+        """The last line."""
+        write_out(f"\n{self._styled(line, BOLD)}\n")
+
+    def _styled(self, text: str, style: str) -> str:
+        if not self.in_colour:
+            return text
+        return "\n".join(f"{style}{line}{RESET}" if line else "" for line in text.split("\n"))
+
+
+def _figures(m: Metrics) -> str:
+    words = [
+        f"{m.num_tokens} tokens in {shown_time(m.elapsed_s)}",
+        f"{rounded(m.tokens_per_second)} tokens/s",
+    ]
+    if m.num_draft_tokens:
+        words.append(f"{m.num_target_passes} passes")
+        words.append(f"{m.num_accepted_tokens} of {m.num_draft_tokens} drafts accepted")
+    line = ", ".join(words)
+    return line if m.simulated is None else f"{line}\n{simulation(m.simulated)}"

@@ -1,1 +1,0 @@
-"""`python -m coordinator demo`: speculation to watch, measured first and then replayed."""

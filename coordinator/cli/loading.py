@@ -1,0 +1,350 @@
+"""What the nodes do until they are ready: a line each, the target's first.
+
+On a terminal the lines are drawn anew while the nodes load. Elsewhere each is written once, when
+its node is ready, and every `REPORT_S` seconds one says what is not ready yet. So what is written
+does not depend on which node was faster.
+
+What to type on the hosts of nodes that are started by hand, while they are waited for (pure).
+"""
+
+import json
+import re
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from huggingface_hub import try_to_load_from_cache
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from coordinator.api.config import PairConfig
+from coordinator.api.models.settings import MODELS
+from coordinator.cluster.registry import NOT_JOINED
+from coordinator.launching.launcher import MODULES
+from proto.errors import NodeError
+from proto.messages import Role
+from proto.node_config import NodeConfig
+from proto.system import is_folder, path_of
+
+# -- joining ---------------------------------------------------------------------------------------
+
+PYTHON = ".venv/bin/python"  # as `make setup` makes it, in the checkout of that host
+SAID_AFTER_S = 2.0  # a node that is there already has joined by then
+ANY_ADDRESS = r"tcp://(0\.0\.0\.0|\[::\])(:\d+)"
+NODE_NUM_SEQS = 8  # texts for which a node by hand makes room if it is not told
+
+
+@dataclass(slots=True)
+class Invitations:
+    """The nodes by hand that a coordinator waits for.
+
+    host     the name of this one, for whoever listens at all of its addresses
+    keys     folder of the keys; None: no encryption
+    since    when each was first waited for
+    is_said  the commands have been shown
+    """
+
+    host: str
+    keys: Path | None = None
+    configs: dict[Role, NodeConfig] = field(default_factory=dict)
+    since: dict[Role, float] = field(default_factory=dict)
+    is_said: bool = False
+
+    def invite(self, config: NodeConfig) -> None:
+        """One more is waited for."""
+        self.configs[config.role] = config
+
+    def lines(self, states: dict[Role, str], now: float) -> list[str]:
+        """What is shown when nodes have not joined for a while, once."""
+        missing = [role for role in self.configs if states.get(role) == NOT_JOINED]
+        for role in missing:
+            self.since.setdefault(role, now)
+        if self.is_said or not missing or now - self.since[missing[0]] < SAID_AFTER_S:
+            return []
+        self.is_said = True
+        return self.of(missing)
+
+    def of(self, roles: Iterable[Role]) -> list[str]:
+        """What to type for these."""
+        configs = [self.configs[role] for role in self.configs if role in tuple(roles)]
+        if not configs:
+            return []
+        names = " and ".join(f"the {config.role}" for config in configs)
+        whose = "its host" if len(configs) == 1 else "their hosts"
+        lines = [
+            f"waiting for {names}; type on {whose}:",
+            *(f"  {' '.join(map(_quoted, self.command(config)))}" for config in configs),
+        ]
+        if self.keys is not None:
+            lines.append("(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)")
+        return lines
+
+    def command(self, config: NodeConfig) -> Sequence[str]:
+        """What starts such a node."""
+        words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
+        words += [] if self.keys is None else ["--keys", str(self.keys)]
+        if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
+            words += ["--model", config.model]
+        given = {
+            "--revision": config.revision,
+            "--target": config.target,
+            "--target-revision": config.target_revision,
+            "--heads": config.heads,
+            "--heads-revision": config.heads_revision,
+            "--max-model-len": str(config.max_model_len) if config.max_model_len else "",
+        }
+        if config.max_num_seqs > NODE_NUM_SEQS:
+            given["--max-num-seqs"] = str(config.max_num_seqs)
+        for flag, value in given.items():
+            words += [flag, value] if value else []
+        return words
+
+    def endpoint_of(self, config: NodeConfig) -> str:
+        """Where it joins."""
+        endpoint = config.outside or config.endpoint
+        return re.sub(ANY_ADDRESS, rf"tcp://{self.host}\2", endpoint)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, which may know another home."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+ORDER = (Role.TARGET, Role.DRAFTER)
+REDRAW_S = 0.2
+REPORT_S = 15.0
+READY = "ready"  # what a node says when it has loaded
+WEIGHTS = ("*.safetensors", "*.bin")  # the second where there are none of the first
+MAX_CONFIG_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A folder or a name on the hub, as the nodes are told it."""
+
+    name: str
+    revision: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """For people."""
+        return Path(self.name).name
+
+    def folder(self) -> Path | None:
+        """Where its files are on this machine; None: they are not. Nothing is fetched."""
+        if is_folder(self.name):
+            return path_of(self.name)
+        try:
+            found = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
+        except ValueError:  # no name of a model
+            return None
+        return Path(found).parent if isinstance(found, str) else None
+
+
+def models_of(pair: PairConfig) -> dict[Role, Model]:
+    """What the nodes of a pair load."""
+    return {
+        Role.TARGET: Model(pair.target, pair.target_revision),
+        Role.DRAFTER: Model(pair.drafter, pair.drafter_revision),
+    }
+
+
+def size_of(model: Model) -> str:
+    """How large it is, in bytes and layers, as far as files on this machine say it."""
+    folder = model.folder()
+    if folder is None:
+        return ""
+    words = []
+    try:
+        files = next((found for glob in WEIGHTS if (found := list(folder.glob(glob)))), [])
+        if num_bytes := sum(file.stat().st_size for file in files):
+            words.append(shown_bytes(num_bytes))
+        config = folder / "config.json"
+        if config.stat().st_size <= MAX_CONFIG_BYTES:
+            words += _layers(json.loads(config.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        pass  # its node says what is wrong with it
+    return ", ".join(words)
+
+
+def _layers(config: object) -> list[str]:
+    if not isinstance(config, dict):
+        return []
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    number = config.get("num_hidden_layers")
+    if type(number) is not int:
+        return []
+    return [f"{number} layers" if number != 1 else "1 layer"]
+
+
+def shown_bytes(number: int) -> str:
+    """As a person says it: 999 kB, 1.8 MB, 29 MB, 16.1 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if number >= size:
+            value = number / size
+            return f"{value:.1f} {unit}" if value < 10 or unit == "GB" else f"{value:.0f} {unit}"
+    return f"{number / 1e3:.0f} kB"
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a node has said (pure).
+
+    since     when its process was started: seconds of a monotonic clock
+    phase     what it is doing now, and since when
+    ready_at  None: it is not
+    told      it has been written that it is
+    size      of its model, once that is known
+    """
+
+    since: float
+    phase: str = ""
+    phase_since: float = 0.0
+    ready_at: float | None = None
+    told: bool = False
+    size: str = ""
+
+    def say(self, phase: str, now: float) -> None:
+        """It does this now."""
+        if phase != self.phase:
+            self.phase, self.phase_since = phase, now
+        if phase == READY and self.ready_at is None:
+            self.ready_at = now
+
+
+@dataclass(slots=True)
+class Board:
+    """The lines of all nodes (pure). `models`: what they load, as far as that is known."""
+
+    models: Mapping[Role, Model] = field(default_factory=dict)
+    nodes: dict[Role, Loading] = field(default_factory=dict)
+
+    def say(self, states: Mapping[Role, str], now: float) -> None:
+        """What the nodes that are there say they do."""
+        for role, phase in states.items():
+            self.nodes.setdefault(role, Loading(now)).say(phase, now)
+        for role in self.nodes.keys() - states.keys():
+            del self.nodes[role]  # gone; why, whoever started it has said
+
+    def all_ready(self, now: float) -> None:
+        """Whoever is there is ready, though it may not have said so."""
+        for node in self.nodes.values():
+            node.say(READY, now)
+
+    def roles(self) -> list[Role]:
+        """In their order."""
+        return [role for role in ORDER if role in self.nodes]
+
+    def line(self, role: Role, now: float) -> str:
+        """Of one node, at most 80 columns."""
+        node = self.nodes[role]
+        if node.ready_at is not None:
+            doing = f"ready after {node.ready_at - node.since:.1f} s"
+        else:
+            doing = f"{node.phase}, {now - node.phase_since:.1f} s"
+        start = f"{role:8} {doing:32}"
+        model = self.models.get(role)
+        about = [model.short_name, node.size] if model is not None else []
+        return f"{start} {', '.join(word for word in about if word)}"[:79].rstrip()
+
+    def news(self) -> list[Role]:
+        """Whose turn it is to be told as ready: in their order, each once."""
+        found = []
+        for role in self.roles():
+            if self.nodes[role].ready_at is None:
+                break
+            if not self.nodes[role].told:
+                self.nodes[role].told = True
+                found.append(role)
+        return found
+
+
+class Progress:
+    """Shows what the nodes are doing while they load: a context manager around their start."""
+
+    def __init__(
+        self,
+        console: Console,
+        models: Mapping[Role, Model] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._board = Board(models or {})
+        self._live: Live | None = None
+        self._invitations: Invitations | None = None
+        self._drawn_at = self._reported_at = clock()
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if isinstance(error, KeyboardInterrupt | NodeError) and self._invitations is not None:
+            nodes = self._board.nodes
+            missing = [role for role in nodes if nodes[role].phase == NOT_JOINED]
+            self._print(self._invitations.of(missing))
+        if error is None:
+            now = self._clock()
+            self._board.all_ready(now)
+            self._measure()
+            self._write(self._board.news(), now)
+
+    def invite(self, keys: Path | None, config: NodeConfig) -> None:
+        """A node is waited for that somebody starts by hand, with these keys."""
+        if self._invitations is None:
+            self._invitations = Invitations(socket.gethostname(), keys)
+        self._invitations.invite(config)
+
+    def say(self, states: dict[Role, str]) -> None:
+        """What each node does now; to be called often."""
+        now, board = self._clock(), self._board
+        if self._invitations is not None:
+            self._print(self._invitations.lines(states, now))
+        known = {role: node.phase for role, node in board.nodes.items()}
+        board.say(states, now)
+        is_news = states != known
+        if is_news:
+            self._measure()
+        if self._live is not None:
+            if is_news or now - self._drawn_at >= REDRAW_S:
+                self._drawn_at = now
+                lines = "\n".join(board.line(role, now) for role in board.roles())
+                self._live.update(Text(lines, no_wrap=True), refresh=True)
+            return
+        if is_news:
+            self._write(board.news(), now)
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
+            self._write([role for role in board.roles() if not board.nodes[role].told], now)
+
+    def _measure(self) -> None:
+        """Look at the files of models: while they load, what has to be fetched is not there."""
+        for role, node in self._board.nodes.items():
+            if not node.size and role in self._board.models:
+                node.size = size_of(self._board.models[role])
+
+    def _write(self, roles: Iterable[Role], now: float) -> None:
+        self._print(self._board.line(role, now) for role in roles)
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,1 +1,0 @@
-"""What a person sees before the text, and what asks for settings."""

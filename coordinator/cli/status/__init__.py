@@ -1,1 +1,0 @@
-"""`status`: how the coordinators of this user are, asked through their sockets."""

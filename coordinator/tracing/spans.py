@@ -1,0 +1,407 @@
+"""Messages on their way: what left here is what came there, by its checksum (pure).
+
+Every message crosses the coordinator, whose frames are kept; a node says the checksum of what it
+has sent and received. A frame that is passed on is one message with several hops.
+
+What a process did, of its records: phases, forwards, and frames that came and went (pure).
+
+The texts of a trace, and what became of each draft: which verdict decided it, and how (pure).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from coordinator.tracing.tape import Passed
+from proto.codec import decode, kind_of, session_of
+from proto.errors import RemoteProtocolError
+from proto.messages import Draft, Features, Message, Open, TracePart, Verdict
+from proto.stopwatch import Mark, Phase, Record, records_of
+from proto.tree import EMPTY_HASH, path_hash
+
+# -- tracks ----------------------------------------------------------------------------------------
+
+PHASES = tuple(Phase)  # by their numbers
+FORWARD_PHASES = (Phase.PREPARE, Phase.MODEL, Phase.CHOOSE)
+
+
+class Span(NamedTuple):
+    """A phase, [start_ns, end_ns)."""
+
+    start_ns: int
+    end_ns: int
+    phase: Phase
+
+
+class Forward(NamedTuple):
+    """A forward and the choice from its logits, [start_ns, end_ns).
+
+    num_asked  rows whose logits are asked for; of a part of a prefill none
+    """
+
+    start_ns: int
+    end_ns: int
+    num_rows: int
+    num_asked: int
+
+
+class Note(NamedTuple):
+    """A frame that came or left: its kind byte and its checksum."""
+
+    ns: int
+    is_sent: bool
+    kind: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Track:
+    """One process, on the coordinator's clock. All lists in the order of time.
+
+    spans     what it did besides waiting; never two at once
+    recorded  from when to when it is known; what is in no span there is waiting
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    recorded: list[tuple[int, int]] = field(default_factory=list)
+
+
+def pieces_of(parts: Sequence[TracePart]) -> tuple[list[list[Record]], int]:
+    """The records of a node, piece by piece: between two of them some are missing; and how many
+    parts are."""
+    pieces: list[list[Record]] = [[]]
+    num_missing = 0
+    last_number = last_dropped = 0
+    for index, part in enumerate(sorted(parts, key=lambda part: part.number)):
+        gap = part.number - last_number - 1 if index else 0
+        if gap:
+            num_missing += gap
+            pieces.append([])
+        pieces[-1] += records_of(part.records)
+        if part.num_dropped > last_dropped and index:
+            pieces.append([])  # what was dropped came after what had room
+        last_number, last_dropped = part.number, part.num_dropped
+    return [piece for piece in pieces if piece], num_missing
+
+
+def track_of(
+    pieces: Iterable[Sequence[Record]], since_ns: int, ours: Callable[[int], int]
+) -> Track:
+    """The track of a process from `since_ns` on.
+
+    ours  makes of a time of its clock one of ours
+    """
+    track = Track()
+    for piece in pieces:
+        reader = _Reader(track, since_ns)
+        for record in piece:
+            reader.read(record, ours(record.ns))
+        reader.end()
+    return track
+
+
+class _Reader:
+    """Reads one piece of records into a track."""
+
+    def __init__(self, track: Track, since_ns: int) -> None:
+        self._track = track
+        self._since_ns = since_ns
+        self._phase: Phase | None = None  # unknown before the first switch
+        self._start_ns = self._now_ns = 0
+        self._first_ns: int | None = None  # of what is recorded
+        self._forward: list[int] | None = None  # when it began, its rows, and those asked
+
+    def read(self, record: Record, ns: int) -> None:
+        """The next record. One of an unknown mark is of a later release, and means nothing."""
+        self._now_ns = ns = max(ns, self._now_ns)
+        if record.mark < len(Phase):
+            self._enter(PHASES[record.mark], ns)
+        elif ns < self._since_ns:
+            return
+        elif record.mark == Mark.FORWARD and self._forward is not None:
+            # The steps of a chain that are one call begin together: their rows add up.
+            self._forward[1] += record.detail
+            self._forward[2] += record.extra
+        elif record.mark in (Mark.RECEIVED, Mark.SENT):
+            is_sent = record.mark == Mark.SENT
+            self._track.notes.append(Note(ns, is_sent, record.kind, record.detail))
+
+    def end(self) -> None:
+        """Nothing is known of what follows."""
+        self._close(self._now_ns)
+        self._end_forward(self._now_ns)
+        if self._first_ns is not None and self._now_ns > self._first_ns:
+            self._track.recorded.append((self._first_ns, self._now_ns))
+
+    def _enter(self, phase: Phase, ns: int) -> None:
+        self._close(ns)
+        if phase not in FORWARD_PHASES or phase is Phase.PREPARE:
+            self._end_forward(ns)
+        if phase is Phase.PREPARE and ns >= self._since_ns:
+            self._forward = [ns, 0, 0]
+        if self._first_ns is None:
+            self._first_ns = max(ns, self._since_ns)
+        self._phase, self._start_ns = phase, ns
+
+    def _close(self, ns: int) -> None:
+        start_ns = max(self._start_ns, self._since_ns)
+        if self._phase not in (None, Phase.WAIT) and ns > start_ns:
+            assert self._phase is not None
+            self._track.spans.append(Span(start_ns, ns, self._phase))
+
+    def _end_forward(self, ns: int) -> None:
+        if self._forward is not None:
+            start_ns, num_rows, num_asked = self._forward
+            self._track.forwards.append(Forward(start_ns, ns, num_rows, num_asked))
+            self._forward = None
+
+
+# -- hops ------------------------------------------------------------------------------------------
+
+FEATURES = Features.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A message on one link. Times on the coordinator's clock, in nanoseconds.
+
+    number      of the message: on its next hop it is the same
+    node        at the other end of the link than the coordinator
+    is_to_node  the direction
+    message     None: it never came to the coordinator, is garbled, or features, which nobody reads
+    session     of what text it is; 0: of none
+    sent_ns, received_ns  None: nobody has said so; a message that was lost was never received. As
+                far as two clocks disagree, it may have come before it was sent
+    """
+
+    number: int
+    kind: str
+    node: bytes
+    is_to_node: bool
+    num_bytes: int
+    message: Message | None
+    sent_ns: int | None
+    received_ns: int | None
+    session: int = 0
+
+
+def hops_of(
+    frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]], slack_ns: int = 0
+) -> list[Hop]:
+    """The hops of all frames that passed the coordinator, in the order in which they did, and then
+    those of frames that left a node and never came there.
+
+    slack_ns  so much earlier than it was sent may a frame seem to have come, by two clocks
+    """
+    matches = _Matches(frames, notes, slack_ns)
+    hops: list[Hop] = []
+    numbers: dict[bytes, int] = {}  # of the message in a frame
+    messages: dict[int, Message | None] = {}
+    for index, passed in enumerate(frames):
+        frame = passed.frame
+        if not passed.is_sent or frame not in numbers:
+            numbers[frame] = number = len(messages) + 1
+            messages[number] = None if _kind(frame[:1]) == FEATURES else decoded(frame)
+        number = numbers[frame]
+        ends: tuple[int | None, int | None] = matches.sent[index], passed.ns
+        if passed.is_sent:
+            ends = passed.ns, matches.received[index]
+        kind, message = _kind(frame[:1]), messages[number]
+        session = _session(frame) if kind == FEATURES else getattr(message, "session", 0)
+        what = number, kind, passed.node, passed.is_sent, passed.num_bytes, message
+        hops.append(Hop(*what, *ends, session))
+    for node, note in matches.lost:
+        number = len(messages) + 1
+        messages[number] = None
+        kind = _kind(bytes([note.kind]))
+        hops.append(Hop(number, kind, node, False, 0, None, note.ns, None))
+    return hops
+
+
+class _Matches:
+    """What a node says of the frames that passed.
+
+    sent      by frame that came from a node, when that says it sent it
+    received  by frame that was sent to a node, when that says it came
+    lost      what nodes say they sent, and never came
+    """
+
+    def __init__(
+        self, frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]], slack_ns: int
+    ) -> None:
+        self.sent: dict[int, int | None] = defaultdict(lambda: None)
+        self.received: dict[int, int | None] = defaultdict(lambda: None)
+        self.lost: list[tuple[bytes, Note]] = []
+        passed: dict[tuple[bytes, bool, int], list[int]] = defaultdict(list)
+        for index, one in enumerate(frames):
+            passed[one.node, one.is_sent, one.checksum].append(index)
+        said: dict[tuple[bytes, bool, int], list[Note]] = defaultdict(list)
+        for node, of_node in notes.items():
+            for note in of_node:
+                said[node, not note.is_sent, note.checksum].append(note)
+        for key, of_key in said.items():
+            node, is_to_node, _ = key
+            indices = passed.get(key, [])
+            here, there = [frames[index].ns for index in indices], [note.ns for note in of_key]
+            if is_to_node:
+                for mine, theirs in _pairs(here, there, slack_ns):
+                    self.received[indices[mine]] = there[theirs]
+            else:
+                pairs = _pairs(there, here, slack_ns)
+                for theirs, mine in pairs:
+                    self.sent[indices[mine]] = there[theirs]
+                came = {theirs for theirs, _ in pairs}
+                self.lost += [(node, one) for n, one in enumerate(of_key) if n not in came]
+
+
+def _pairs(sent: Sequence[int], received: Sequence[int], slack_ns: int) -> list[tuple[int, int]]:
+    """Which of the same frames that were sent is which that came: the latest that was sent before,
+    so that one that is sent again because it was lost does not seem to have come late."""
+    pairs: list[tuple[int, int]] = []
+    last = len(sent) - 1
+    for index in range(len(received) - 1, -1, -1):
+        while last >= 0 and sent[last] > received[index] + slack_ns:
+            last -= 1
+        if last < 0:
+            break
+        pairs.append((last, index))
+        last -= 1
+    return pairs
+
+
+def decoded(frame: bytes) -> Message | None:
+    """The message of a frame; None: it is garbled."""
+    try:
+        return decode(frame)
+    except RemoteProtocolError:
+        return None
+
+
+def _session(frame: bytes) -> int:
+    """The text that features are of; 0: they are garbled."""
+    try:
+        return session_of(frame)
+    except RemoteProtocolError:
+        return 0
+
+
+def _kind(first: bytes) -> str:
+    try:
+        return kind_of(first).__name__
+    except RemoteProtocolError:
+        return "garbled frame"
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Text:
+    """One text, as far as it was recorded.
+
+    tokens    what is committed, prompt included
+    hashes    of its prefixes; `hashes[n]` names the first n tokens
+    decided   how long the text was before each of `verdicts`; ascending
+    verdicts  those that made it longer, as they came to the coordinator
+    """
+
+    session: int
+    opened: Open
+    tokens: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=lambda: [EMPTY_HASH])
+    decided: list[int] = field(default_factory=list)
+    verdicts: list[Hop] = field(default_factory=list)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Commit tokens."""
+        for token in tokens:
+            self.hashes.append(path_hash(self.hashes[-1], token, self.opened.key))
+            self.tokens.append(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a draft.
+
+    decided   the verdict that moved the text past the draft's parent: for what is off the text's
+              path then, the end
+    num_right  of its tokens, those that the text has
+    """
+
+    decided: Hop
+    num_right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The first verdict after a draft was read that could use it.
+
+    num_accepted  of its tokens, those among the accepted ones
+    """
+
+    verdict: Hop
+    num_accepted: int
+
+
+def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
+    """The texts by session, in the order in which they were opened."""
+    texts: dict[int, Text] = {}
+    for hop in hops:
+        match hop.message:
+            case Open() as opened if hop.is_to_node:
+                text = texts.setdefault(opened.session, Text(opened.session, opened))
+                text.extend(opened.tokens[len(text.tokens) :])
+            case Verdict() as verdict if not hop.is_to_node and verdict.session in texts:
+                text = texts[verdict.session]
+                num_known = len(text.tokens) - verdict.base_len
+                if 0 <= num_known < len(verdict.tokens):
+                    text.decided.append(len(text.tokens))
+                    text.verdicts.append(hop)
+                    text.extend(verdict.tokens[num_known:])
+    return texts
+
+
+def fate_of(draft: Draft, text: Text) -> Fate | None:
+    """What became of a draft; None: the text ended before."""
+    if not text.decided or not text.decided[0] <= draft.parent_len < len(text.tokens):
+        return None
+    decided = text.verdicts[bisect_right(text.decided, draft.parent_len) - 1]
+    return Fate(decided, _num_right(draft, text))
+
+
+def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
+    """The verdict on a draft that the target has read then; None: it came too late for any."""
+    index = bisect_left(text.verdicts, read_ns, key=lambda hop: hop.sent_ns or 0)
+    if index == len(text.verdicts):
+        return None
+    base_len, verdict = text.decided[index], text.verdicts[index]
+    if draft.parent_len + _depth(draft) <= base_len:
+        return None
+    first = max(base_len, draft.parent_len)
+    last = base_len + getattr(verdict.message, "num_accepted", 0)
+    if draft.parent_len < len(text.tokens):
+        last = min(last, draft.parent_len + _num_right(draft, text))
+    return Judged(verdict, max(0, last - first))
+
+
+def _depth(draft: Draft) -> int:
+    """The longest path in a draft."""
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return max(depths, default=0)
+
+
+def _num_right(draft: Draft, text: Text) -> int:
+    """Nodes of the draft on the path that the text took."""
+    if text.hashes[draft.parent_len] != draft.parent_hash:
+        return 0
+    at, length = -1, draft.parent_len
+    for index, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if parent == at and length < len(text.tokens) and token == text.tokens[length]:
+            at, length = index, length + 1
+    return length - draft.parent_len

@@ -1,0 +1,447 @@
+"""Load a Hugging Face causal language model, or say in one line why it cannot be used.
+
+Owns in which precision and on which device weights are loaded, and which architectures are refused.
+Must not know how a forward pass is laid out (`forward.py`) or what a session is.
+
+Read the weights of a folder into a model: plain ones, packed ones for a library, or dequantised.
+
+Owns the one call of transformers that reads weights, and what is refused around it. Knows no
+architecture.
+"""
+
+import logging
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as hf_logging
+from transformers.utils.import_utils import is_accelerate_available
+
+from engine.checkpoint import families
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.files import (
+    Object,
+    Shapes,
+    blamed,
+    check_layers,
+    one_line,
+    read_config,
+    read_shapes,
+    refuse_odd_weights,
+    stated_eos_ids,
+    weight_files,
+)
+from engine.checkpoint.tensors import (
+    check_shapes,
+    refuse_mismatched,
+    refuse_missing,
+    refuse_not_finite,
+    refuse_unexpected,
+)
+from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
+from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.quantised.formats import read_format, stated_fields
+from engine.quantised.kernels import loading_options, try_out, why_no_kernels
+from engine.quantised.loading import Lazy, PackedCheckpoint
+from engine.tensor_parallel.split import Rank, split
+
+# -- weights ---------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+_NO_GENERATION: Any = GenerationConfig()  # type: ignore[no-untyped-call]
+
+
+def refuse_too_large(name: str, empty: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise OutOfMemory if a model's weights of this type do not fit into what is free.
+
+    empty  the model, without memory
+    """
+    needed = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
+    free = free_bytes(device)
+    if needed > free:
+        raise OutOfMemory(
+            f"{name}: its weights take {gigabytes(needed)} in {str(dtype).removeprefix('torch.')}, "
+            f"and {device} has {gigabytes(free)} free; use a smaller dtype or model, or end what "
+            "else runs there"
+        )
+
+
+def straight_onto(device: torch.device) -> dict[str, Any]:
+    """What transformers is told to read weights straight onto a GPU, where its library is there."""
+    if device.type == "cpu" or not is_accelerate_available():
+        return {}
+    return {"device_map": {"": device}}
+
+
+def read_packed(
+    name: str,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    packed: PackedCheckpoint,
+    empty: Any,
+) -> Any:
+    """Return the model with its weights packed where kernels take them so, else dequantised.
+
+    empty  the plain model, without memory
+
+    Raises:
+        ModelError, OutOfMemory: as `read_weights`.
+    """
+    why = why_no_kernels(packed.form, device)
+    if why is None:
+        try:
+            options = loading_options(name, packed.form, device)
+            model = read_weights(name, folder, config, dtype, options=options)
+            try_out(name, model, device)
+        except OutOfMemory:
+            raise  # dequantised it takes more
+        except ModelError as error:
+            why = str(error)
+        else:
+            return model
+    logger.info("%s: its weights are dequantised: %s", name, why)
+    refuse_too_large(name, empty, dtype, device)
+    return read_weights(name, folder, config, dtype, packed=(packed, empty))
+
+
+def read_weights(
+    name: str,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    packed: tuple[PackedCheckpoint, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the model with the weights of the folder.
+
+    packed   how to read them if they have to be dequantised, and the model without memory
+    options  for transformers, besides
+
+    Raises:
+        ModelError: they are not those that config.json describes, or not numbers.
+        OutOfMemory: they do not fit.
+    """
+    loader: Any = AutoModelForCausalLM
+    tensors: Mapping[str, Lazy] | None = None
+    if packed is not None:
+        checkpoint, empty = packed
+        loader, config, tensors = type(empty), empty.config, checkpoint.tensors(empty)
+    try:
+        model, info = loader.from_pretrained(
+            folder if tensors is None else None,
+            config=config,
+            state_dict=tensors,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            generation_config=_NO_GENERATION,  # what is wanted of the file is read here
+            **(options or {}),
+        )
+    except ModelError:
+        raise  # of `tensors`
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{name}: not enough memory for its weights: {one_line(error)}"
+        ) from error
+    except Exception as error:  # it computes with what it finds, so anything may come of it
+        kind = kind_of(error)
+        raise kind(f"{name}: cannot load the weights: {one_line(error)}") from error
+    refuse_mismatched(folder / "config.json", info["mismatched_keys"])
+    refuse_missing(folder / "config.json", info["missing_keys"])
+    refuse_unexpected(folder / "config.json", model, info["unexpected_keys"])
+    refuse_not_finite(folder, model)
+    return model
+
+
+def put(name: str, model: Any, device: torch.device) -> Any:
+    """Return the model on `device`. Raises OutOfMemory."""
+    if model.device == device:
+        return model
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{name}: its weights do not fit on {device}; use a smaller dtype or model"
+        ) from error
+
+
+# -- model -----------------------------------------------------------------------------------------
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in inference mode on its device, and what its users must know about it.
+
+    model          the transformers model
+    name           as the user gave it
+    vocab_size     rows of the logits (a padded tail included)
+    max_model_len  positions that the model can take
+    eos_token_ids  ascending; of generation_config.json and config.json; may be empty
+    num_parameters  of the whole model
+    rank           which part of the weights is here; None: all of them
+    """
+
+    model: Any
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+    rank: Rank | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The model type as transformers names it, for messages."""
+        return str(self.model.config.model_type)
+
+
+def load_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    rank: Rank | None = None,
+) -> LoadedModel:
+    """Load a causal language model from a folder or from the Hugging Face hub.
+
+    name      a folder, or `organisation/model`; safetensors weights only, plain or packed as in
+              `quantised/formats.py`; no code from the model
+    revision  branch, tag or commit on the hub
+    dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
+              would only emulate it)
+    device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
+    rank      load what this rank has of the model; None: the whole
+
+    Sets transformers' own logging to errors only, and its progress bars off.
+
+    Raises:
+        ModelError: with one line that says what is wrong and what to do.
+    """
+    refuse_unknown_dtype(dtype)
+    where = claim(device)
+    of = check_checkpoint(name, revision)
+    folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
+    chosen = _choose_dtype(name, dtype, config, folder, where)
+    # Of a model that is to be divided, this rank's part alone goes to its device.
+    whole = where if rank is None else torch.device("cpu")
+    if packed is None:
+        refuse_too_large(name, empty, chosen, whole)
+        model = read_weights(name, folder, plain, chosen, options=straight_onto(whole))
+    else:
+        model = read_packed(name, folder, config, chosen, whole, packed, empty)
+        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
+    text_config = config.get_text_config(decoder=True)
+    vocab_size = _vocab_size(model, text_config)
+    if rank is not None:
+        split(name, model, rank)
+    model = put(name, model, where).eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        name=name,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len(name, text_config),
+        eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
+        num_layers=int(text_config.num_hidden_layers),
+        hidden_size=int(text_config.hidden_size),
+        dtype=chosen,
+        device=where,
+        num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
+        rank=rank,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model's folder that was held to its config.json, before any weight was read.
+
+    config  as transformers reads it
+    plain   the same without what it says of packed weights
+    packed  how to read weights that are packed; None: they are plain
+    empty   the model without memory (on `meta`)
+    """
+
+    folder: Path
+    config: Any
+    plain: Any
+    packed: PackedCheckpoint | None
+    empty: Any
+    stated_eos: tuple[int, ...] | None
+
+    @property
+    def text_config(self) -> Any:
+        """What describes the language model."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return _vocab_size(self.empty, self.text_config)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """As `LoadedModel.eos_token_ids`."""
+        return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
+
+
+def check_checkpoint(name: str, revision: str | None) -> Checked:
+    """Find a model's folder and hold it to its config.json; reads no weight.
+
+    Sets transformers' own logging to errors only, and its progress bars off.
+
+    Raises:
+        ModelError: with one line that says what is wrong and what to do.
+    """
+    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = find_checkpoint(name, revision)
+    path = folder / "config.json"
+    stated = read_config(folder)
+    stated_eos = stated_eos_ids(folder, stated)
+    form = read_format(path, stated)
+    shapes = read_shapes(folder)
+    refuse_odd_weights(folder, is_packed=form is not None)
+    check_layers(path, stated, shapes)
+    packed = None if form is None else PackedCheckpoint(folder, form)
+    config = _read_config(path, stated)
+    refuse_unsupported(name, config)
+    plain = _without_packing(config)
+    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
+    return Checked(folder, config, plain, packed, empty, stated_eos)
+
+
+def refuse_unknown_dtype(dtype: str) -> None:
+    """Raise ModelError if a number type is none of `DTYPES`, nor auto."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
+
+
+def refuse_unsupported(name: str, config: Any) -> None:
+    """Raise ModelError if this architecture's cache cannot be rolled back to any of its tokens."""
+    kind = config.model_type
+    if families.has_encoder(kind, vars(config)):
+        raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
+    text_config = config.get_text_config(decoder=True)
+    why = families.why_not(kind, text_config.to_dict())
+    if why is None and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        why = families.RECURRENT
+    if why is not None:
+        raise ModelError(f"{name}: {kind} has {why}; {families.USE_ANOTHER}")
+
+
+def max_model_len(name: str, config: Any) -> int:
+    """Return how many positions the model can take while a position means the same in every pass.
+
+    Dynamic and long rotary embeddings change the frequencies of *all* positions once a pass goes
+    past the original length; keys cached before would be wrong, so the limit is that length.
+
+    Raises:
+        ModelError: the configuration names no limit.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
+        return limit
+    return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+
+
+def _read_config(path: Path, stated: Object) -> Any:
+    """Return what transformers makes of config.json."""
+    try:
+        return AutoConfig.from_pretrained(
+            path.parent, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # it computes with what it finds, so anything may come of it
+        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
+
+
+def _without_packing(config: Any) -> Any:
+    """Return the same of the plain model."""
+    plain = deepcopy(config)
+    for part, field in stated_fields(plain):
+        delattr(part, field)
+    return plain
+
+
+def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any:
+    """Refuse what does not fit the checkpoint, before memory is taken for it.
+
+    Returns the model without memory (on `meta`).
+    """
+    loader: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model = loader.from_config(config, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
+    check_shapes(path, stated, model, shapes)
+    return model
+
+
+def _choose_dtype(
+    name: str, dtype: str, config: Any, folder: Path, device: torch.device
+) -> torch.dtype:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    checkpoint = config.dtype or config.get_text_config(decoder=True).dtype
+    if isinstance(checkpoint, str):
+        checkpoint = DTYPES.get(checkpoint)
+    checkpoint = checkpoint or _dtype_of_weights(name, folder)
+    if device.type == "cpu" and not cpu_is_fast_in(checkpoint):
+        return torch.float32
+    return checkpoint if checkpoint in DTYPES.values() else torch.float32
+
+
+def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
+    """Return the type of the first tensor of floating point in the checkpoint."""
+    try:
+        for path in weight_files(folder):
+            with safe_open(path, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    found = _SAFETENSORS_DTYPES.get(tensors.get_slice(key).get_dtype())
+                    if found is not None:
+                        return found
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{name}: cannot read {path.name}: {one_line(error)}") from error
+    return torch.float32
+
+
+def _vocab_size(model: Any, config: Any) -> int:
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return int(config.vocab_size if weight is None else weight.shape[0])
+
+
+def _eos_token_ids(stated: tuple[int, ...] | None, config: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the end-of-text ids that the files name, or else the architecture's default."""
+    default = getattr(config, "eos_token_id", None)
+    ids = stated if stated is not None else default if isinstance(default, list) else [default]
+    return tuple(sorted({i for i in ids if isinstance(i, int) and 0 <= i < vocab_size}))

@@ -1,0 +1,120 @@
+"""Whether the tensors of a checkpoint are those that its config.json describes.
+
+What is compared was read from the heads of the files (`shards.py`), before any memory is taken for
+weights: a wrong number in config.json must not cost terabytes.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.checkpoint.files import COMPUTED, Object, Shapes, fields_with
+from engine.errors import ModelError
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+
+
+def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None:
+    """Hold a checkpoint to a model without memory (on `meta`) that was made of config.json.
+
+    path    of config.json, for messages
+    stated  what it holds
+
+    Raises:
+        ModelError: a tensor has another size than config.json says, or the model would need much
+            more memory than the checkpoint has numbers.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in shapes.items():
+        wanted = expected.get(name) or expected.get(f"{model.base_model_prefix}.{name}")
+        # Some tensors are transposed as they are read.
+        if wanted is None or sorted(wanted) == sorted(shape):
+            continue
+        odd = [size for size in wanted if size not in shape]
+        fields = dict.fromkeys(field for size in odd for field in fields_with(stated, size))
+        of = f" ({', '.join(fields)})" if fields else ""
+        raise ModelError(
+            f"{path}: by its sizes{of} {name} is {list(wanted)}, in the checkpoint it is "
+            f"{list(shape)}; one of the two is of another model"
+        )
+    there = sum(map(math.prod, shapes.values()))
+    needed = sum(weight.numel() for weight in model.parameters())
+    if needed > 2 * there:
+        raise ModelError(
+            f"{path}: it describes a model of {needed} weights, the checkpoint has {there}; one of "
+            "the two is incomplete or of another model"
+        )
+
+
+def refuse_mismatched(path: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise ModelError for a tensor that shows its size only once it is converted.
+
+    mismatched  as transformers reports them: name, shape in the checkpoint, shape in the model
+    """
+    for name, found, wanted in sorted(mismatched)[:1]:
+        raise ModelError(
+            f"{path}: by its sizes {name} is {list(wanted)}, in the checkpoint it is "
+            f"{list(found)}; one of the two is of another model"
+        )
+
+
+def refuse_missing(path: Path, missing: Iterable[str]) -> None:
+    """Raise ModelError if the model has tensors that the checkpoint lacks: they would be random."""
+    names = sorted(missing)
+    if names:
+        raise ModelError(
+            f"{path}: the checkpoint lacks {len(names)} tensors of this model, {names[0]} first; "
+            "it is incomplete, or of another architecture: get it again"
+        )
+
+
+def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None:
+    """Raise ModelError if tensors within the model are in the checkpoint and not in config.json.
+
+    More layers, biases or norms than described: without them the model would be another one. Whole
+    parts beside it (a vision tower, a value head) change nothing.
+
+    path        of config.json, for messages
+    unexpected  as transformers reports them: without what it knows to be of no use
+    """
+    own = {_pattern(name) for name in model.state_dict()}
+    inside = {name.rpartition(".")[0] for name in own}
+    inside |= {name[: name.rindex("#") + 2] for name in own if "#" in name}
+    prefix = f"{model.base_model_prefix}."
+
+    def belongs(name: str) -> bool:
+        for pattern in (_pattern(name), _pattern(prefix + name)):
+            block = pattern[: pattern.rindex("#") + 2] if "#" in pattern else ""
+            if pattern.rpartition(".")[0] in inside or block in inside:
+                return True
+        return False
+
+    names = sorted(n for n in unexpected if not COMPUTED.search(n) and belongs(n))
+    if names:
+        raise ModelError(
+            f"{path}: it leaves out {len(names)} tensors of the checkpoint, {names[0]} first; "
+            "it has fewer layers, or is of another architecture: get it again"
+        )
+
+
+def refuse_not_finite(folder: Path, model: Any) -> None:
+    """Raise ModelError if a weight of a loaded model is NaN or infinite."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or weight.itemsize == 1:  # packed
+            continue
+        if torch.isfinite(weight.sum(dtype=torch.float32)):
+            continue  # a sum is one pass and takes no memory
+        if not torch.isfinite(weight).all():  # the sum itself may have overflowed
+            raise ModelError(
+                f"{folder}: the weight {name} holds NaN or infinity in {weight.dtype}; get the "
+                "checkpoint again, or use a dtype with its range (bfloat16, float32)"
+            )
+
+
+def _pattern(name: str) -> str:
+    """A tensor's name without the numbers of layers and experts."""
+    return _NUMBER.sub("#", name)

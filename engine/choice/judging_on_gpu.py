@@ -1,0 +1,127 @@
+"""The classical rules where the logits are: on a GPU, so that some probabilities cross and no row.
+
+What is sampled from, and what is accepted, are those of `judging.py`, in the same precision: a
+drafter fetches its candidates, a target the probabilities of the tokens that a drafter could have
+chosen, and then the token that follows. Everything else is done by `verification.py`, for which all
+other tokens of the target are one: no draft is among them, so only the sum of them counts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.choice.coupling_on_gpu import check_tops, most_likely_there, scores_there
+from engine.choice.sampling import Sampling
+from engine.choice.verification import Distribution, Probabilities, Trial
+from engine.device import send
+
+MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
+
+
+def candidates_there(
+    logits: torch.Tensor, sampling: Sampling, limit: int, num_valid: int | None = None
+) -> Distribution:
+    """Return the `limit` likeliest tokens of what is sampled at logits [1, V] float32, any device.
+
+    Raises:
+        NotFinite: the logits are not finite.
+    """
+    with torch.inference_mode():
+        scores, ids, top = scores_there(logits, sampling, num_valid)
+        best, found = most_likely_there(scores, ids, limit)
+        tops = top.double().expand(best.shape[1])
+        there = torch.stack((found[0].double(), best[0].double(), tops)).cpu().numpy()
+    tokens, values, same = there
+    check_tops(same[:1].tolist())
+    kept = np.isfinite(values)
+    weights: Probabilities = np.exp(values[kept] - values[0])
+    return Distribution.of(tokens[kept].astype(np.int64), weights)
+
+
+def judge_there(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    make_trial: MakeTrial,
+    drafts: Sequence[int],
+    proposals: Sequence[Distribution],
+    *,
+    luck: Sequence[float],
+    last_luck: float,
+) -> tuple[int, int | None]:
+    """Judge n drafts by logits [n + 1, V] float32, any device; [n, V]: the last row is missing.
+
+    Returns how many are accepted, and the token that follows; None: it needs the row that is
+    missing.
+
+    luck       [n] uniform numbers, one for each draft's test
+    last_luck  the uniform number that what follows is picked with
+
+    Raises:
+        NotFinite: the logits are not finite.
+    """
+    with torch.inference_mode():
+        probs, top = _probabilities(logits, sampling)
+        ids = send(_padded([proposal.ids for proposal in proposals]), logits.device)
+        at = probs[: len(drafts)].gather(1, ids)
+        there = torch.cat((at.flatten(), top.double())).cpu().numpy()
+        check_tops(there[at.numel() :].tolist())
+        found = there[: at.numel()].reshape(at.shape)
+        rest = logits.shape[1]  # stands for all tokens that the drafter could not have chosen
+        targets = [
+            _with_rest(proposal, row[: len(proposal.ids)], rest)
+            for proposal, row in zip(proposals, found, strict=True)
+        ]
+        # After the last draft p itself is sampled from, which is not asked of the trial.
+        trial = make_trial([*targets, CERTAIN], drafts, proposals)
+        num_accepted = trial.num_accepted(luck)
+        if num_accepted == len(logits):
+            return num_accepted, None
+        weights = probs[num_accepted]
+        if num_accepted < len(drafts):
+            weights = _rest(weights, proposals[num_accepted], trial.weights[num_accepted])
+        return num_accepted, int(_picked(weights, last_luck).item())
+
+
+# In the place of a distribution that nobody asks for.
+CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
+
+
+def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what is sampled, [n, V] float64 by token id, and the largest logit of each row."""
+    scores, ids, top = scores_there(logits, sampling)
+    weights = (scores - scores.amax(dim=1, keepdim=True)).double().exp()
+    weights /= weights.sum(dim=1, keepdim=True)
+    if sampling.cuts:
+        weights = weights.new_zeros(logits.shape).scatter_(1, ids, weights)
+    return weights, top
+
+
+def _with_rest(proposal: Distribution, probs: Probabilities, rest: int) -> Distribution:
+    left = max(0.0, 1.0 - float(probs.sum()))
+    return Distribution(np.append(proposal.ids, rest), np.append(probs, left))
+
+
+def _rest(p: torch.Tensor, proposal: Distribution, weight: float) -> torch.Tensor:
+    """Return (weight p - q)+ [V]; p itself where rounding leaves nothing."""
+    ids = send(torch.from_numpy(proposal.ids), p.device)
+    taken = send(torch.from_numpy(proposal.probs), p.device)
+    left = (p * weight).index_add_(0, ids, -taken).clamp_(min=0.0)
+    return torch.where(left.any(), left, p)
+
+
+def _picked(weights: torch.Tensor, u: float) -> torch.Tensor:
+    """Return the token [] at `u` in [0, 1) of cumulated weights [V]; never one that has none."""
+    sums = weights.cumsum(0)
+    index = (sums <= sums[-1] * u).sum()
+    ids = torch.arange(len(weights), device=weights.device)
+    # u * sum may round up to the sum itself.
+    return torch.minimum(index, torch.where(weights > 0, ids, 0).amax())
+
+
+def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    """Return ids of different numbers as one table [n, most], filled up with zeros."""
+    table = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
+    for into, row in zip(table, rows, strict=True):
+        into[: len(row)] = row
+    return torch.from_numpy(table)

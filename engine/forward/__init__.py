@@ -1,0 +1,1 @@
+"""One forward signature, and every way to run it."""

@@ -1,0 +1,60 @@
+"""From a backend's name to a backend with its cache, on all ranks of a model."""
+
+from functools import partial
+
+from engine.checkpoint.files import one_line
+from engine.checkpoint.model import LoadedModel
+from engine.errors import ModelError, kind_of
+from engine.forward.compiled import CompiledBackend
+from engine.forward.forward import Backend, HuggingFaceBackend, Layers
+from engine.forward.fused import FusedBackend
+from engine.forward.graphs import GraphBackend
+from engine.layout.lanes import Lanes
+from engine.tensor_parallel.backend import LeadingBackend
+from engine.tensor_parallel.calls import MakeBackend
+
+
+def make_backend(
+    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...], layers: Layers
+) -> Backend:
+    """Make a backend, on all ranks if this is the first of several.
+
+    name                reference, fused, compiled or graphs
+    row_counts, layers  what it makes programs or graphs for, as for `Executor`
+
+    Raises:
+        ModelError: it does not cover the model, or its cache does not fit into memory.
+    """
+    make = partial(_make_backend, name, loaded, lanes, row_counts, layers)
+    if loaded.rank is None or loaded.rank.followers is None:
+        return make()
+    if name == "compiled":
+        raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
+    call = MakeBackend(name, lanes, row_counts, layers)
+    return LeadingBackend(loaded.rank.followers, loaded.rank, loaded.device, call, make)
+
+
+def _make_backend(
+    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...], layers: Layers
+) -> Backend:
+    assert name in ("compiled", "fused", "graphs", "reference")
+    try:
+        if name == "compiled":
+            return CompiledBackend(loaded, lanes, row_counts, layers)
+        if name == "graphs":
+            return GraphBackend(loaded, lanes, row_counts, layers)
+        if name == "fused":
+            return FusedBackend(loaded, lanes)
+        return HuggingFaceBackend(loaded, lanes.total)
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
+        raise kind_of(error)(
+            f"{loaded.name}: no cache of {lanes.total} slots on {loaded.device} "
+            f"({one_line(error)}); try a shorter maximum length, or another model"
+        ) from error

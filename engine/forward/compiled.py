@@ -1,0 +1,348 @@
+"""The compiled backend, for CPUs: the fused forward as one program, made by torch.compile at load.
+
+The whole pass, norms, rotary embedding, attention and all, becomes C++ with the weights packed into
+the blocks of inductor's own kernels. What is saved is the time between operators, and what they
+write for each other to read: half of a pass of a small target. It costs a C++ compiler, up to half
+a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
+for.
+
+All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
+which is timed: on some processors a program of nine rows takes five times one of one. The hidden
+states that are said at load are part of every program, all others are handed out by `fused`.
+
+Compiled programs are found again in torch's cache: what it writes must not differ by chance.
+
+Inductor keeps what g++ has made under a hash of the source. But the source names each constant by
+the address that it happens to have, and so no process finds what another one has compiled. A
+program is handed its constants whenever it is called, so that any model of the same shape can use
+it: its shape is name enough. Besides, the template of a kernel is parsed anew for every matrix
+product; once will do.
+
+Both reach into torch, whose version is pinned; where it has changed, they leave it alone.
+"""
+
+import functools
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.checkpoint.files import one_line
+from engine.checkpoint.model import LoadedModel
+from engine.errors import ModelError
+from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward.fused import FusedBackend, qkv_of
+from engine.forward.linear import stack
+from engine.forward.masks import Masks
+from engine.layout.lanes import Lanes, Span
+
+# -- code cache ------------------------------------------------------------------------------------
+
+
+def make_source_repeatable() -> None:
+    """Let programs of the same shape have the same source in every process. May be repeated."""
+    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.graph import GraphLowering
+
+    parse = getattr(KernelTemplate, "_template_from_string", None)
+    if parse is not None and not hasattr(parse, "cache_info"):
+        KernelTemplate._template_from_string = staticmethod(functools.cache(parse))  # type: ignore[method-assign]
+    allocate: Any = getattr(GraphLowering, "allocate_non_dup_const_name", None)
+    if allocate is None or hasattr(allocate, "__wrapped__"):
+        return
+
+    @functools.wraps(allocate)
+    def allocate_by_shape(graph: Any, name: str | None, data: torch.Tensor) -> str:
+        made: str = allocate(graph, name, data)
+        graph.constant_reprs[made] = f"{data.dtype} {tuple(data.shape)} {data.layout}"
+        return made
+
+    patched: Any = GraphLowering
+    patched.allocate_non_dup_const_name = allocate_by_shape
+
+
+# -- compiled --------------------------------------------------------------------------------------
+
+_SETTINGS: dict[str, Any] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",
+    "cpp_wrapper": True,
+}
+_Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+"""logits [n, V], and features as in `Output`"""
+_TIMED_SLOTS = 256
+_NUM_TIMED = 10
+
+
+class CompiledBackend(Backend):
+    """See `Backend`."""
+
+    name = "compiled"
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        lanes: Lanes,
+        row_counts: Sequence[int],
+        layers: Layers = (),
+    ) -> None:
+        """Make nothing yet: each program is made when a pass first has so many rows.
+
+        layers  whose hidden states the programs hand out
+
+        Raises ModelError if this backend does not cover the model, or cannot compile here.
+        """
+        if loaded.device.type != "cpu":
+            raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
+        self._fused = FusedBackend(loaded, lanes)
+        self._name = loaded.name
+        self._num_lanes = lanes.count
+        self._masks = Masks(loaded.dtype)
+        self.cache = self._fused.cache
+        # One tensor a layer: what is written to a view of an input is copied back whole.
+        self._caches = list(self.cache.unbind())
+        self.row_counts = tuple(row_counts)
+        self._layers = layers
+        pass_ = _Pass(loaded, self._fused, layers).eval()
+        self._program = _compiled(pass_)
+        self._made: set[int] = set()  # numbers of rows for which there is a program
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """Keep the programs that are faster than `fused`.
+
+        The programs have weights of their own. What they do not run uses the model's, or, where a
+        program is given up or there are several lanes, packed ones: as much memory as one program.
+        """
+        if not timed:
+            return
+        packed = self._fused.packed()
+        kept = [
+            count
+            for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
+            if self._is_faster(packed, (fewer + 1 + count) // 2, count)
+        ]
+        if len(kept) < len(self.row_counts) or self._num_lanes > 1:
+            self._fused = packed
+            self.row_counts = tuple(kept)
+
+    def _is_faster(self, packed: FusedBackend, num_rows: int, count: int) -> bool:
+        """Whether the program of `count` rows beats a fused pass of `num_rows`, which it fills."""
+        num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
+        program = _rows(count)
+        self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
+        taken_s = _seconds(self, program, num_visible)
+        return taken_s < _seconds(packed, _rows(num_rows), num_visible)
+
+    def forward(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        layers: Layers = (),
+    ) -> Output:
+        """See `Backend.forward`."""
+        if keep is not None or not self._has_program(spans) or layers not in ((), self._layers):
+            return self._fused.forward(
+                rows, spans, num_visible=num_visible, keep=keep, layers=layers
+            )
+        num_rows = rows.shape[1]
+        inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
+        if num_rows not in self._made:
+            self._made.add(num_rows)
+            logits, features = self._compile(*inputs)
+        else:
+            with torch.no_grad():
+                logits, features = self._program(*inputs, self._caches)
+        return Output(logits, features if layers else None)
+
+    def _has_program(self, spans: Spans) -> bool:
+        """Programs see the first lane alone."""
+        return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
+
+    def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Make the program for so many rows, and run it."""
+        # Contexts grow; everything else is fixed.
+        torch._dynamo.mark_dynamic(inputs[-1], 3)
+        try:
+            # The settings count when the program is traced, so they are set for all of it.
+            with (
+                torch.compiler.set_stance("default"),
+                torch._inductor.config.patch(_SETTINGS),
+                torch.no_grad(),
+            ):
+                return self._program(*inputs, self._caches)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise ModelError(
+                f"{self._name}: torch.compile fails ({one_line(error)}); use the backend fused"
+            ) from error
+        finally:
+            # What no program fits must not stop a text for half a minute: it runs uncompiled.
+            torch.compiler.set_stance("eager_on_recompile")
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Backend.move`."""
+        self._fused.move(sources, targets)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        self._fused.copy(source, target, length)
+
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        self._fused.wipe(first, length)
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        return self._fused.not_finite(first, length)
+
+
+def _rows(num_rows: int) -> torch.Tensor:
+    """A chain of so many rows at the start of a text, as in `Backend.forward`."""
+    where = torch.arange(num_rows)
+    bits = (2 << where) - 1
+    return torch.stack((where, where, where, torch.zeros_like(where), bits))
+
+
+def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
+    """The best of some passes."""
+    best = math.inf
+    for _ in range(_NUM_TIMED):
+        started = time.perf_counter()
+        backend.forward(rows, (Span(0, rows.shape[1]),), num_visible=num_visible)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _compiled(module: torch.nn.Module) -> _Program:
+    # They take seconds to import, which only whoever compiles has to pay.
+    import torch._dynamo
+    import torch._inductor.select_algorithm
+
+    torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
+    make_source_repeatable()
+    # A process runs one model. What was made for another one, to time it, would count as ours.
+    torch._dynamo.reset()
+    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False)
+    return compiled
+
+
+class _Pass(torch.nn.Module):
+    """One pass of the llama family over a slot cache, written for a compiler: plain operators.
+
+    Everything that never changes is a parameter or a buffer, and so becomes part of the program.
+    """
+
+    def __init__(self, loaded: LoadedModel, fused: FusedBackend, wanted: Layers) -> None:
+        super().__init__()
+        model = loaded.model.model
+        config = model.config
+        attention = model.layers[0].self_attn
+        self.num_heads = int(config.num_attention_heads)
+        self.num_kv_heads = int(config.num_key_value_heads)
+        self.dim = int(attention.head_dim)
+        self.scale = float(attention.scaling)
+        self.wanted = wanted
+        self.head = loaded.model.lm_head
+        self.last_norm = model.norm
+        # Not the head's own, if they are tied: what is packed may have no other use.
+        self.embeddings = torch.nn.Parameter(
+            model.embed_tokens.weight.detach().clone(), requires_grad=False
+        )
+        self.layers = model.layers
+        self.register_buffer("rotations", fused.rotations)
+        self.qkv = torch.nn.ModuleList(_stacked(qkv_of(layer)) for layer in model.layers)
+        self.gate_up = torch.nn.ModuleList(
+            _stacked([layer.mlp.gate_proj, layer.mlp.up_proj]) for layer in model.layers
+        )
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        caches: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return logits [n, V], and the features that are wanted.
+
+        mask    [1, 1, n, num_visible], added to the scores
+        caches  a layer each, [2 kv_heads, slots, dim]
+        """
+        assert isinstance(self.rotations, torch.Tensor)
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self.embeddings)
+        states = {}
+        for number, layer in enumerate(self.layers):
+            states[number] = hidden
+            qkv = self.qkv[number](_rms_norm(layer.input_layernorm, hidden))
+            out = self._attend(layer.self_attn, qkv, cos, sin, slots, mask, caches[number])
+            hidden = hidden + layer.self_attn.o_proj(out)
+            gate_up = self.gate_up[number](_rms_norm(layer.post_attention_layernorm, hidden))
+            gate, up = gate_up.chunk(2, dim=-1)
+            hidden = hidden + layer.mlp.down_proj(F.silu(gate) * up)
+        states[LAST] = _rms_norm(self.last_norm, hidden)
+        return self.head(states[LAST]), features_of(states, self.wanted)
+
+    def _attend(
+        self,
+        attention: Any,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> torch.Tensor:
+        num_rows, heads, kv_heads = qkv.shape[0], self.num_heads, self.num_kv_heads
+        apart = qkv.view(num_rows, heads + 2 * kv_heads, self.dim)
+        turned = apart[:, : heads + kv_heads]
+        if hasattr(attention, "q_norm"):
+            query = _rms_norm(attention.q_norm, turned[:, :heads])
+            turned = torch.cat((query, _rms_norm(attention.k_norm, turned[:, heads:])), dim=1)
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * cos + torch.cat((second, first), dim=-1) * sin
+        written = torch.cat((turned[:, heads:], apart[:, heads + kv_heads :]), dim=1)
+        cache.index_copy_(1, slots, written.transpose(0, 1))
+        keys, values = cache[:, : mask.shape[-1]].chunk(2, dim=0)
+        group = heads // kv_heads
+        query = turned[:, :heads].reshape(num_rows, kv_heads, group, self.dim).transpose(0, 1)
+        query = query.reshape(kv_heads, num_rows * group, self.dim)
+        if num_rows > 1:
+            mask = mask.repeat_interleave(group, dim=2)
+        if num_rows == 1:
+            # Spelt out, both products become loops that read each key and value once.
+            scores = (query.float()[:, :, None] * keys.float()[:, None]).sum(-1)
+            weights = (scores * self.scale + mask[0]).softmax(-1)
+            out = (weights[:, :, :, None] * values.float()[:, None]).sum(2).to(qkv.dtype)
+        else:
+            out = F.scaled_dot_product_attention(
+                query[None], keys[None], values[None], attn_mask=mask, scale=self.scale
+            )
+        out = out.view(kv_heads, num_rows, group, self.dim)
+        return out.transpose(0, 1).reshape(num_rows, heads * self.dim)
+
+
+def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
+    return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
+    """Return one layer with the weights of several, one below the other."""
+    weight, bias = stack(parts)
+    made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
+    return made

@@ -1,0 +1,368 @@
+"""The fast backend for the llama family: few operators, packed weights, its own slot cache.
+
+It computes what transformers' llama, mistral, qwen2 and qwen3 compute, operator by operator where
+that matters (norms and softmax in float32, tables of the model's own rotary embedding), with
+
+    query, key and value as one matrix product, gate and up as another, packed where that pays
+    rotary embedding of queries and keys at once, in place
+    keys and values of a pass written by one copy per layer
+    attention with the query heads of a group side by side, as rows over one key head
+
+At first it uses the model's weights where they are, so that it can be held to the model;
+`take_over` then replaces them, matrix by matrix. No Python integer that goes into an operator
+changes from one decode pass to the next but `num_visible`, so that passes can be captured.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.checkpoint.model import LoadedModel
+from engine.device import send
+from engine.errors import ModelError
+from engine.forward.flex_attention import Shape
+from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward.kv_cache import first_not_finite
+from engine.forward.lane_attention import LaneAttention, Plan, Seen
+from engine.forward.linear import Packer, Product, lies_in, unpacked
+from engine.forward.masks import Masks, from_words
+from engine.forward.operators import FORMS, Form, at_once, of_pairs, quickest, rms_norm
+from engine.layout.lanes import Lanes
+from engine.layout.slots import NUM_TREE_SLOTS
+from engine.tensor_parallel.split import joined, summed
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One decoder layer. The products are replaced by `take_over`.
+
+    head_norm  over queries and keys [n, heads, dim], qwen3 only
+    cache      [2 kv_heads, num_slots, dim]: keys, then values
+    """
+
+    module: Any
+    before_attention: Product
+    qkv: Product
+    head_norm: Product | None
+    out: Product
+    before_mlp: Product
+    gate_up: Product
+    down: Product
+    cache: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Memory for passes of n rows and views of it, made once: a view costs as much as an operator.
+
+    heads     [n, (heads + 2 kv_heads) * dim]: what `qkv` has computed
+    turned    [n, heads + kv_heads, dim]: its queries and keys
+    halves    the second and the first half of `turned`, along dim
+    swapped   like `turned`
+    written   [2 kv_heads, n, dim]: its keys and values
+    apart     [n, kv_heads, group, dim]: its queries
+    """
+
+    heads: torch.Tensor
+    turned: torch.Tensor
+    halves: tuple[torch.Tensor, torch.Tensor]
+    swapped: torch.Tensor
+    written: torch.Tensor
+    apart: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers need to know of one pass; tensors on the device.
+
+    cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
+    slots     [n] int64
+    """
+
+    rows: _Rows
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slots: torch.Tensor
+    plan: Plan
+
+
+class FusedBackend(Backend):
+    """See `Backend`."""
+
+    name = "fused"
+
+    def __init__(self, loaded: LoadedModel, lanes: Lanes) -> None:
+        """Raises ModelError if this backend does not cover the model."""
+        why = why_not_fused(loaded.model)
+        if why is not None:
+            raise ModelError(f"{loaded.name}: the fused engine has no {why}; use the reference")
+        model = loaded.model.model
+        attention = model.layers[0].self_attn
+        self._rank = loaded.rank
+        self._device = loaded.device
+        self._vocab_size = loaded.vocab_size
+        self._dim = int(attention.head_dim)
+        self._num_heads = len(attention.q_proj.weight) // self._dim  # of this rank
+        self._num_kv_heads = len(attention.k_proj.weight) // self._dim
+        self._group = self._num_heads // self._num_kv_heads
+        shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
+        self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+        self.rotations = _rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
+        self._embeddings = model.embed_tokens.weight.detach()
+        form = of_pairs if loaded.device.type == "cpu" else at_once
+        self._layers = [
+            self._layer(module, cache, form)
+            for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
+        ]
+        self._masks = Masks(loaded.dtype)
+        self._made: dict[int, _Rows] = {}
+        scale = float(attention.scaling)
+        self._attention = LaneAttention(self.cache, lanes, self._group, scale)
+        self._last_norm_module = model.norm
+        self._last_norm = _norm(model.norm, form)
+        self._head_module = loaded.model.lm_head
+        self._head = self._whole(unpacked([self._head_module]))
+
+    def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
+        attention, mlp = module.self_attn, module.mlp
+        return _Layer(
+            module=module,
+            before_attention=_norm(module.input_layernorm, form),
+            qkv=unpacked(qkv_of(module)),
+            head_norm=self._head_norm(attention, form),
+            out=summed(unpacked([attention.o_proj]), self._rank),
+            before_mlp=_norm(module.post_attention_layernorm, form),
+            gate_up=unpacked([mlp.gate_proj, mlp.up_proj]),
+            down=summed(unpacked([mlp.down_proj]), self._rank),
+            cache=cache,
+        )
+
+    def _whole(self, head: Product) -> Product:
+        """The logits of all words, of a head that may know only those of this rank."""
+        return joined(head, self._rank, self._vocab_size)
+
+    def _head_norm(self, attention: Any, form: Form) -> Product | None:
+        if not hasattr(attention, "q_norm"):
+            return None
+        q, k = attention.q_norm, attention.k_norm
+        weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
+        return rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon), form)
+
+    def packed(self) -> "FusedBackend":
+        """The same with weights of its own over the same cache; the model stays as it is."""
+        twin = copy(self)
+        twin._made = {}
+        twin._attention = self._attention.twin()
+        twin._layers = [replace(layer) for layer in self._layers]
+        twin._take_over(Packer(), leave=True)
+        twin._choose_forms()
+        return twin
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """Replace the model's weights by this backend's own; the model cannot be run any more.
+
+        One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
+        embeddings stay, if the head is packed beside it. `timed` as in `Backend.take_over`.
+        """
+        self._take_over(Packer(timed=timed), leave=False)
+        if timed and self._device.type == "cpu":
+            self._choose_forms()
+
+    def _take_over(self, packer: Packer, *, leave: bool) -> None:
+        for layer in self._layers:
+            module = layer.module
+            layer.qkv = packer.take(qkv_of(module), leave=leave)
+            out = packer.take([module.self_attn.o_proj], leave=leave)
+            layer.out = summed(out, self._rank)
+            gate_up = [module.mlp.gate_proj, module.mlp.up_proj]
+            layer.gate_up = packer.take(gate_up, leave=leave)
+            down = packer.take([module.mlp.down_proj], leave=leave)
+            layer.down = summed(down, self._rank)
+        tied = lies_in(self._head_module.weight, self._embeddings)
+        self._head = self._whole(packer.take([self._head_module], leave=leave or tied))
+
+    def _choose_forms(self) -> None:
+        """Find the fastest forms of what is no product."""
+        self._attention.choose_forms()
+        self._choose_norms()
+
+    def _choose_norms(self) -> None:
+        """Find the fastest form of the norms, for one row: most passes have no more."""
+        row, last = self._embeddings[:1], self._last_norm_module
+        form = FORMS[quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)]
+        self._last_norm = _norm(last, form)
+        for layer in self._layers:
+            layer.before_attention = _norm(layer.module.input_layernorm, form)
+            layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
+            layer.head_norm = self._head_norm(layer.module.self_attn, form)
+
+    def forward(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        *,
+        num_visible: int,
+        keep: torch.Tensor | None = None,
+        layers: Layers = (),
+    ) -> Output:
+        """See `Backend.forward`."""
+        with torch.inference_mode():
+            if self._device.type == "cpu":
+                several = [span.num_rows for span in spans] if len(spans) > 1 else ()
+                mask = self._masks.build(rows, num_visible, tuple(several))
+            else:
+                rows = send(rows, self._device)
+                mask = from_words(rows[3:], num_visible, self.cache.dtype)
+            return self.compute(rows, spans, mask, keep, layers)
+
+    def compute(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        mask: torch.Tensor | None,
+        keep: torch.Tensor | None = None,
+        layers: Layers = (),
+    ) -> Output:
+        """The pass itself, once everything is on the device.
+
+        rows, spans  as in `Backend.forward`, but on the device
+        mask  [1, 1, n, num_visible], added to the scores; None: attention is split over the keys
+              and goes by the words of the rows (`make_split`)
+        keep, layers  as in `Backend.forward`
+        """
+        ids, positions, slots = rows.unbind()[:3]
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self._embeddings)
+        made = self._rows(len(ids))
+        if mask is None:
+            plan = self._attention.plan_split(made.apart, spans, rows[3:])
+        else:
+            plan = self._attention.plan(made.apart, spans, mask)
+        step = _Pass(made, cos, sin, slots, plan)
+        states: dict[int, torch.Tensor] = {}
+        for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):
+            if number in layers:
+                states[number] = hidden.clone()  # which grows in place
+            hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
+            gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        if LAST in layers:
+            hidden = states[LAST] = self._last_norm(hidden)
+        features = features_of(states, layers)
+        if keep is not None:
+            hidden = hidden.index_select(0, send(keep, self._device))
+        if not len(hidden):  # the packed head takes no empty rows
+            return Output(hidden.new_empty(0, self._vocab_size), features)
+        if LAST not in layers:  # only of the rows that are asked for
+            hidden = self._last_norm(hidden)
+        return Output(self._head(hidden), features)
+
+    def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
+        """Return memory for the features of so many rows."""
+        return self.cache.new_empty(num_rows, len(layers) * self._embeddings.shape[1])
+
+    def make_split(self, shape: Shape) -> None:
+        """See `LaneAttention.make_split`."""
+        self._attention.make_split(shape)
+
+    def _attend(
+        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _Pass
+    ) -> torch.Tensor:
+        """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
+        rows = step.rows
+        rows.heads.copy_(layer.qkv(hidden))
+        if layer.head_norm is not None:
+            rows.turned.copy_(layer.head_norm(rows.turned))
+        torch.cat(rows.halves, dim=-1, out=rows.swapped)
+        rows.turned.mul_(step.cos).addcmul_(rows.swapped, step.sin)
+        layer.cache.index_copy_(1, step.slots, rows.written)
+        return self._attention.attend(step.plan, seen)
+
+    def _rows(self, num_rows: int) -> _Rows:
+        made = self._made.get(num_rows)
+        if made is None:
+            made = self._make_rows(num_rows)
+            if num_rows <= NUM_TREE_SLOTS:
+                self._made[num_rows] = made
+        return made
+
+    def _make_rows(self, num_rows: int) -> _Rows:
+        num_queries, num_keys = self._num_heads, self._num_kv_heads
+        heads = self.cache.new_empty(num_rows, num_queries + 2 * num_keys, self._dim)
+        turned = heads[:, : num_queries + num_keys]
+        first, second = turned.chunk(2, dim=-1)
+        return _Rows(
+            heads=heads.view(num_rows, -1),
+            turned=turned,
+            halves=(second, first),
+            swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
+            written=heads[:, num_queries:].transpose(0, 1),
+            apart=heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim),
+        )
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Backend.move`."""
+        with torch.inference_mode():
+            read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self._device)
+            self.cache.index_copy_(2, written, self.cache.index_select(2, read))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See `Backend.copy`."""
+        with torch.inference_mode():
+            self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
+
+    def wipe(self, first: int, length: int) -> None:
+        """See `Backend.wipe`."""
+        with torch.inference_mode():
+            self.cache.narrow(2, first, length).zero_()
+
+    def not_finite(self, first: int, length: int) -> int | None:
+        """See `Backend.not_finite`."""
+        with torch.inference_mode():
+            return first_not_finite(self.cache.unbind(), first, length)
+
+
+def why_not_fused(model: Any) -> str | None:
+    """Return what of `model` this backend does not cover, or None."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"forward for {config.model_type}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"{config.hidden_act} activation"
+    linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    expected = 7 * len(model.model.layers) + 1
+    if len(linears) != expected or any(type(part) is not torch.nn.Linear for part in linears):
+        return "forward for linear layers of other kinds (quantised, adapted)"
+    if any(part.weight.dtype != model.dtype for part in linears):
+        return "forward for weights of several types"
+    return None
+
+
+def qkv_of(module: Any) -> list[torch.nn.Linear]:
+    """Return the projections of a layer whose outputs lie side by side, in their order."""
+    attention = module.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
+    """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half.
+
+    They come from the model's own rotary embedding, whatever its scaling, in the model's type.
+    """
+    positions = torch.arange(num_positions, device=loaded.device)
+    with torch.inference_mode():
+        one = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
+        cos, sin = model.rotary_emb(one, position_ids=positions[None])
+        first, second = sin.chunk(2, dim=-1)
+        return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
+
+
+def _norm(module: Any, form: Form) -> Product:
+    """Return the norm of one of the model's norm layers."""
+    return rms_norm(module.weight.detach(), float(module.variance_epsilon), form)

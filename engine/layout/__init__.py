@@ -1,0 +1,1 @@
+"""Which slot of a cache holds which token, and what was there before (pure)."""

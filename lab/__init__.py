@@ -1,0 +1,1 @@
+"""Measures, trains and explains; the product never imports it."""

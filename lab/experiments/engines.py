@@ -1,0 +1,312 @@
+"""What writes the texts of an experiment: warm pairs of ours, and peers in their processes."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.api.config import PairConfig
+from coordinator.api.launch import LaunchConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted, has_ended, kill
+from coordinator.text.metrics import origins
+from coordinator.text.session import Emit
+from coordinator.text.stream import Reader, Stream
+from lab.experiments.description import Arm
+from proto.errors import ConfigurationError, NodeError
+from proto.messages import Role
+
+PEER_LIMIT_S = 600.0  # for a peer to start, or to write a text
+# The module of each peer, and what has to be installed for it.
+PEERS = {
+    "huggingface": ("lab.experiments.peers.huggingface", ("transformers",)),
+    "llamacpp": ("lab.experiments.peers.llamacpp", ("llama_cpp", "gguf")),
+    "vllm": ("lab.experiments.peers.vllm", ("vllm",)),
+}
+OF_ONE_MODE = {"vllm"}  # peers that draft in one way as long as they live
+ACCEPTED = "draft:"  # of an origin
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text as its reader saw it.
+
+    emitted  (seconds since it was asked for, tokens that came then)
+    figures  `Metrics`; None: of a peer
+    """
+
+    tokens: tuple[int, ...]
+    emitted: tuple[tuple[float, int], ...]
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, Any] | None = None
+
+
+class Engine(Protocol):
+    """A pair or a peer.
+
+    hosts  where its processes are, by role
+    """
+
+    hosts: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its messages so far."""
+
+    def write(
+        self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
+    ) -> list[Written]:
+        """A text for each prompt, all at once. Raises NodeError and others of the project."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+def host_of(arm: Arm) -> Hashable:
+    """Arms with equal ones share an engine."""
+    if arm.work.peer:
+        config, work = arm.pair, arm.work
+        way = (work.mode, work.peer_k) if work.peer in OF_ONE_MODE else ()
+        models = config.target, config.drafter, config.dtype, config.target_device
+        return work.peer, *models, *way
+    return arm.pair, arm.launch
+
+
+def is_there(arm: Arm) -> bool:
+    """Whether what an arm needs is installed."""
+    if not arm.work.peer:
+        return True
+    return all(importlib.util.find_spec(name) for name in PEERS[arm.work.peer][1])
+
+
+class Warm:
+    """Engines that are kept, at most so many: the one that was used longest ago is ended first."""
+
+    def __init__(self, most: int, connect_ray: ConnectRay | None) -> None:
+        self._most = most
+        self._connect_ray = connect_ray
+        self._engines: OrderedDict[Hashable, Engine] = OrderedDict()
+
+    def of(self, arm: Arm) -> tuple[Engine, bool]:
+        """The engine of an arm, and whether it was just started. Raises as that does."""
+        key = host_of(arm)
+        is_new = key not in self._engines
+        if is_new:
+            while len(self._engines) >= self._most:
+                self._engines.popitem(last=False)[1].close()
+            self._engines[key] = self._started(arm)
+        self._engines.move_to_end(key)
+        return self._engines[key], is_new
+
+    def drop(self, arm: Arm) -> None:
+        """End the engine of an arm: it is not as it was."""
+        engine = self._engines.pop(host_of(arm), None)
+        if engine is not None:
+            engine.close()
+
+    def close(self) -> None:
+        """End all."""
+        with contextlib.ExitStack() as stack:
+            for engine in self._engines.values():
+                stack.callback(engine.close)
+        self._engines.clear()
+
+    def _started(self, arm: Arm) -> Engine:
+        if arm.work.peer:
+            return PeerEngine(arm)
+        return PairEngine(arm.pair, arm.launch, self._connect_ray)
+
+
+class PairEngine:
+    """A pair of ours."""
+
+    def __init__(
+        self,
+        config: PairConfig,
+        launch: LaunchConfig,
+        connect_ray: ConnectRay | None,
+        *,
+        traced: bool = False,
+    ) -> None:
+        if launch.ray:
+            if connect_ray is None:
+                raise ConfigurationError("ray works with `python -m coordinator` only")
+            devices = {Role.TARGET: config.target_device}
+            if config.has_draft_model:
+                devices[Role.DRAFTER] = config.drafter_device
+            wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=config.ranks)
+            make = partial(connect_ray, wanted)
+            self._pair = Pair(config, make_launcher=make, traced=traced)
+        else:
+            self._pair = Pair(config, make_launcher=Launcher, traced=traced)
+        roles = [role for role in Role if self._pair.service.registry.ready(role)]
+        hellos = {role: self._pair.hello(role) for role in roles}
+        self.hosts: Mapping[str, str] = {
+            role.value: f"{hello.host} {hello.device} {hello.backend}"
+            for role, hello in hellos.items()
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all messages so far, heartbeats left out."""
+        return self._pair.service.num_bytes
+
+    def write(
+        self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
+    ) -> list[Written]:
+        """Raises NodeError also where a text had to do without its drafter."""
+        before = self._pair.simulated()
+        started = time.monotonic()
+        came: dict[Stream, list[float]] = {}
+        lock = threading.Lock()
+
+        def notify(stream: Stream) -> None:
+            now = time.monotonic()
+            with lock:
+                came.setdefault(stream, []).append(now - started)
+
+        reader = Reader(started, notify)
+        streams = [
+            self._pair.generate(
+                prompt,
+                arm.speculation,
+                arm.sampling.model_copy(update={"seed": seed}),
+                reader=reader,
+            )[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        written = []
+        for stream in streams:
+            emits = list(stream)
+            written.append(self._written(stream, emits, came[stream], before))
+        return written
+
+    def _written(
+        self, stream: Stream, emits: Sequence[Emit], came: Sequence[float], before: Any
+    ) -> Written:
+        assert stream.result is not None
+        metrics = self._pair.marked(stream.result.metrics, before)
+        if metrics.drafter_lost_at is not None:
+            raise NodeError("the drafter was lost during a text")
+        sources = Counter(
+            origin.removeprefix(ACCEPTED)
+            for emit in emits
+            for origin in origins(emit)
+            if origin.startswith(ACCEPTED)
+        )
+        return Written(
+            tuple(token for emit in emits for token in emit.tokens),
+            tuple((at, len(emit.tokens)) for at, emit in zip(came, emits, strict=False)),
+            dict(sources),
+            dataclasses.asdict(metrics),
+        )
+
+    def write_trace(self, path: Path) -> None:
+        """Of all since the last one; of a pair that is traced. Raises OutputError."""
+        self._pair.write_trace(path)
+
+    def close(self) -> None:
+        """End the nodes."""
+        self._pair.close()
+
+
+class PeerEngine:
+    """Somebody else's engine in a process of its own: a module of `peers`."""
+
+    num_bytes = 0  # it says nothing of them
+
+    def __init__(self, arm: Arm) -> None:
+        """It runs on the target's GPU, or on all cores. Raises NodeError."""
+        config = arm.pair
+        device = config.target_device if config.target_device.startswith("cuda") else "cpu"
+        self._name = arm.work.peer
+        module = PEERS[self._name][0]
+        self._command = [
+            *(sys.executable, "-m", module),
+            *(config.target, config.drafter, config.dtype, device),
+        ]
+        if self._name in OF_ONE_MODE:
+            self._command += [arm.work.mode, str(arm.work.peer_k or 0)]
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            process_group=0,
+        )
+        self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer()['ready']}"}
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        too_late = threading.Timer(PEER_LIMIT_S, kill, (self._process,))
+        too_late.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            too_late.cancel()
+        if not line:
+            self.close()
+            raise NodeError(f"{self._name} ended; `{' '.join(self._command[1:])}` says why")
+        record: dict[str, Any] = json.loads(line)
+        return record
+
+    def write(
+        self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
+    ) -> list[Written]:
+        """One after the other."""
+        return [
+            self._one(arm.sampling, arm.work.mode, arm.work.peer_k, prompt, seed)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+    def _one(
+        self,
+        sampling: SamplingParams,
+        mode: str,
+        setting: int | None,
+        prompt: tuple[int, ...],
+        seed: int,
+    ) -> Written:
+        assert self._process.stdin is not None
+        request = {
+            "mode": mode,
+            "prompt": list(prompt),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "setting": setting,
+            "seed": seed,
+        }
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise NodeError(f"{self._name} has ended") from error
+        answer = self._answer()
+        emitted = tuple(zip(answer["times"], answer["counts"], strict=True))
+        return Written(tuple(answer["tokens"]), emitted)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        deadline = time.monotonic() + 5.0
+        while not has_ended(self._process):
+            if time.monotonic() > deadline:
+                kill(self._process)
+            time.sleep(0.01)
+        if self._process.stdout is not None:
+            self._process.stdout.close()

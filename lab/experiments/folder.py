@@ -1,0 +1,197 @@
+"""The folder of an experiment: what it is (`experiment.json`) and what came of it (`rows.jsonl`).
+
+experiment.json   the arms and what they are compared with; machine and versions of each run
+rows.jsonl        a row for each text (`rows.py`)
+summary.csv, *.png, report.html, answers/   made of these two
+"""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from lab.experiments.rows import RowFile
+from lab.records import NO_OTHERS, from_json
+from proto.errors import ConfigurationError, OutputError, shown
+from proto.system import cannot_read, cannot_write
+
+FILE, ROWS = "experiment.json", "rows.jsonl"
+SUMMARY, REPORT, ANSWERS, TRACES = "summary.csv", "report.html", "answers", "traces"
+PICTURES = (
+    *("speedup.png", "along_x.png", "categories.png", "acceptance.png", "tokens_per_pass.png"),
+    "predicted.png",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRecord:
+    """An arm, as its results need it.
+
+    settings       all that its table says, and what goes for all arms
+    baseline       the arm that it is compared with; empty: none (it is one itself)
+    is_same_text   its tokens must be those of the baseline, one by one
+    num_devices    that it uses
+    all_devices    the arm that is plain decoding on as many devices; empty: there is none
+    swept_from     the arms that it is one setting of, of which only the fastest is measured
+    """
+
+    __pydantic_config__ = NO_OTHERS
+    name: str
+    settings: dict[str, Any]
+    baseline: str = ""
+    is_same_text: bool = False
+    swept_from: str = ""
+    num_devices: int = 1
+    all_devices: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Once that the command was run: where, when (UTC) and with what.
+
+    load  of others before it began, in cores
+    """
+
+    __pydantic_config__ = NO_OTHERS
+    at: str
+    machine: str
+    versions: dict[str, str]
+    commit: str
+    load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an experiment is. The digest is of all that decides its rows.
+
+    x     the setting that a picture has on its x axis; empty: none
+    runs  in order
+    """
+
+    __pydantic_config__ = NO_OTHERS
+    title: str
+    question: str
+    digest: str
+    x: str
+    prompts: str
+    num_prompts: int
+    repetitions: int
+    max_tokens: int
+    arms: tuple[ArmRecord, ...]
+    runs: tuple[RunRecord, ...] = field(default=())
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError."""
+        return from_json(cls, text)
+
+
+class Folder:
+    """Where one process writes an experiment. A context manager: it is locked meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it, or go on in it. Raises ConfigurationError, OutputError."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise OutputError(f"cannot make the folder {path}: {cannot_write(error)}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"another experiment is being written to {path}; choose another --out"
+            ) from error
+
+    def open(self, header: Header) -> tuple[Header, RowFile]:
+        """What was done of this experiment: with the runs so far, and its rows.
+
+        Nothing is written yet, but it is known that it could be. Raises ConfigurationError,
+        OutputError.
+        """
+        earlier = read_header(self.path) if (self.path / FILE).exists() else None
+        if earlier is None and (self.path / ROWS).exists():
+            raise ConfigurationError(f"{self.path} has rows without {FILE}; choose another --out")
+        if earlier is not None and earlier.digest != header.digest:
+            raise ConfigurationError(
+                f"{self.path} holds another experiment ({shown(earlier.title)}), or this one with "
+                "other settings or prompts; choose another --out, or remove it"
+            )
+        rows = RowFile(self.path / ROWS)
+        self._check_writable()
+        return dataclasses.replace(header, runs=earlier.runs if earlier else ()), rows
+
+    def begin(self, header: Header, run: RunRecord) -> Header:
+        """One more run of it. Raises OutputError."""
+        header = dataclasses.replace(header, runs=(*header.runs, run))
+        write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
+        return header
+
+    def _check_writable(self) -> None:
+        """Raises OutputError if there is no writing here, or of results, which come hours later."""
+        trial = self.path / f".{FILE}.new"
+        try:
+            trial.write_bytes(b" ")  # where a disk is full, a file without bytes can still be made
+            trial.unlink()
+            if (self.path / ROWS).exists():
+                (self.path / ROWS).open("ab").close()
+            for name in (ANSWERS, TRACES):
+                _check_folder(self.path / name)
+        except OSError as error:
+            where = self.path if error.filename in (None, str(trial)) else error.filename
+            raise OutputError(f"cannot write to {where}: {cannot_write(error)}") from error
+        for name in (FILE, SUMMARY, REPORT, *PICTURES):
+            if (self.path / name).is_dir():  # any file is replaced
+                raise OutputError(
+                    f"{self.path / name} is a folder, and a file has to be written there; remove "
+                    "it, or choose another --out"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+
+def _check_folder(path: Path) -> None:
+    """Raises OSError if something has this name that is no folder, or cannot be written to."""
+    if path.is_dir():
+        trial = path / ".new"
+        trial.write_bytes(b" ")
+        trial.unlink()
+    elif path.exists() or path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "It is no folder", str(path))
+
+
+def read_header(folder: Path) -> Header:
+    """Of an experiment that was begun. Raises ConfigurationError."""
+    path = folder / FILE
+    try:
+        return Header.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not an experiment of this version") from error
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file so that it is there as a whole or not at all. Raises OutputError."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise OutputError(f"cannot write {path}: {cannot_write(error)}") from error

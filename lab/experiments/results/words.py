@@ -1,0 +1,346 @@
+"""What came of an experiment, in sentences: the answer, and what to be wary of.
+
+What arms are called in pictures and tables, and which of them are points of one line.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.cluster.link import parse_links
+from lab.experiments.folder import ArmRecord, Header
+from lab.experiments.results.ratios import MIN_PROMPTS
+from lab.experiments.results.summary import Summary, overall
+from lab.experiments.rows import Row
+from proto.messages import Role
+from proto.policies import POLICIES
+
+# -- names -----------------------------------------------------------------------------------------
+
+SHORT = {
+    "num_speculative_tokens=": "K=",
+    "temperature=": "T=",
+    "link=drafter:": "",
+    "link=": "",
+    "drafter:": "",
+    "simulate_target_ms=": "target=",
+    "simulate_draft_ms=": "draft=",
+    "policy_option=": "",
+    "texts_at_once=": "texts=",
+}
+COST_RATIO = "cost_ratio"
+COSTS = ("simulate_target_ms", "simulate_draft_ms")
+AXES = {"link": "one-way hop, ms", COST_RATIO: "target pass, in draft steps"}
+
+
+def shortened(name: str) -> str:
+    """Without the words that say nothing new to whoever knows the settings."""
+    for long, short in SHORT.items():
+        name = name.replace(long, short)
+    return name.strip()
+
+
+def clipped(name: str, num_columns: int) -> str:
+    """At most so long: arms begin and end differently, so what is cut is in the middle."""
+    if len(name) <= num_columns:
+        return name
+    end = (num_columns - 1) // 2
+    return f"{name[: num_columns - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
+
+
+def family(arm: ArmRecord) -> str:
+    """Its policy, or the peer and what that does: what a colour stands for."""
+    peer = arm.settings.get("peer")
+    if peer:
+        return f"{peer} {arm.settings.get('mode', 'plain')}"
+    return str(arm.settings.get("policy", "auto"))
+
+
+def is_plain(arm: ArmRecord) -> bool:
+    """Whether it drafts nothing."""
+    if arm.settings.get("peer"):
+        return bool(arm.settings.get("mode", "plain") == "plain")
+    row = POLICIES.get(arm.settings.get("policy", "auto"))
+    return row is not None and not row.drafts
+
+
+def baseline_words(header: Header) -> str:
+    """What a speed-up of 1 is."""
+    bases = {arm.baseline for arm in header.arms if arm.baseline}
+    if all(is_plain(arm) for arm in header.arms if arm.name in bases):
+        return "plain decoding"
+    return shortened(bases.pop()) if len(bases) == 1 else "the baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Arms that differ in what is on the x axis, in its order.
+
+    points  x and name of each arm
+    """
+
+    label: str
+    family: str
+    points: tuple[tuple[float | str, str], ...]
+
+
+def x_of(header: Header, arm: ArmRecord) -> float | str | None:
+    """Where it is on the x axis; None: it does not say."""
+    if header.x == COST_RATIO:
+        target, draft = (arm.settings.get(name) or 0.0 for name in COSTS)
+        return target / draft if target and draft else None
+    value = arm.settings.get(header.x)
+    if header.x == "link":
+        links = parse_links(value.split() if isinstance(value, str) else value or ())
+        return links[Role.DRAFTER].hop_s * 1e3 if Role.DRAFTER in links else 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None if value is None else str(value)
+    return value
+
+
+def series(header: Header, measured: Sequence[str]) -> list[Series]:
+    """The lines of a picture over `header.x`, of arms that are compared with another.
+
+    Arms are on one line if all other settings are the same. What was swept does not count: the
+    best number of drafts is another at another distance.
+    """
+    if not header.x:
+        return []
+    ignored = _swept(header.arms)
+    on_x = {header.x, *(COSTS if header.x == COST_RATIO else ())}
+    groups: dict[tuple[tuple[str, str], ...], list[ArmRecord]] = defaultdict(list)
+    for arm in header.arms:
+        if arm.name in measured and arm.baseline:
+            skip = on_x | ignored.get(arm.swept_from, set())
+            key = sorted(
+                (name, str(value)) for name, value in arm.settings.items() if name not in skip
+            )
+            groups[tuple(key)].append(arm)
+    told = _told_apart([dict(key) for key in groups])
+    return [
+        Series(
+            _label(arms[0], told),
+            family(arms[0]),
+            _in_order((x, arm.name) for arm in arms if (x := x_of(header, arm)) is not None),
+        )
+        for arms in groups.values()
+    ]
+
+
+def _swept(arms: Sequence[ArmRecord]) -> dict[str, set[str]]:
+    """The settings that a sweep chose, by what was swept."""
+    values: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for arm in arms:
+        if arm.swept_from:
+            for name, value in arm.settings.items():
+                values[arm.swept_from][name].add(str(value))
+    return {
+        group: {name for name, found in named.items() if len(found) > 1}
+        for group, named in values.items()
+    }
+
+
+def _told_apart(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings that are not the same in all, but for those that make a family."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [
+        name
+        for name in names
+        if name not in ("policy", "peer", "mode") and len({one.get(name) for one in settings}) > 1
+    ]
+
+
+def _label(arm: ArmRecord, told: Sequence[str]) -> str:
+    own = (f"{name}={arm.settings[name]}" for name in told if name in arm.settings)
+    return shortened(" ".join((family(arm), *own)))
+
+
+def _in_order(points: Iterable[tuple[float | str, str]]) -> tuple[tuple[float | str, str], ...]:
+    """By number; words, and numbers beside words, stay in the order of the arms."""
+    found = list(points)
+    if any(isinstance(x, str) for x, _ in found):
+        return tuple((str(x), name) for x, name in found)
+    return tuple(sorted(found))
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+BUSY_CORES = 0.25  # used by others: from there on figures may not be those of a quiet machine
+MAX_ANSWERS = 12
+SIMULATED = (
+    *("simulate_target_ms", "simulate_draft_ms"),
+    *("simulate_target_ms_per_row", "simulate_draft_ms_per_row", "link"),
+)
+
+
+def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
+    """Which arm is fastest, beside each baseline, and whether the texts are the same."""
+    whole = overall(summaries)
+    rivals: dict[str, list[Summary]] = defaultdict(list)
+    baselines = {arm.name: arm.baseline for arm in header.arms}
+    for one in whole:
+        if one.speedup is not None:
+            rivals[baselines[one.arm]].append(one)
+    words = baseline_words(header)
+    found = [
+        _fastest(arms, words if len(rivals) == 1 else shortened(base))
+        for base, arms in list(rivals.items())[:MAX_ANSWERS]
+    ]
+    if len(rivals) > MAX_ANSWERS:
+        found.append(f"The other {len(rivals) - MAX_ANSWERS} comparisons are in the table.")
+    if not rivals:
+        found.append(_without_ratios(whole))
+    return [*found, _equality(whole)]
+
+
+def _fastest(arms: Sequence[Summary], base: str) -> str:
+    """Of arms with the same baseline; those that cannot be told from the first are named."""
+    ranked = sorted(arms, key=_mean, reverse=True)
+    first = ranked[0]
+    ratio = first.speedup
+    assert ratio is not None
+    assert first.tokens_per_second is not None
+    speed = f"{first.tokens_per_second.median:.3g} tokens/s"
+    if len(arms) > 1:
+        sentence = f"Of {len(arms)} arms {shortened(first.arm)} is the fastest: "
+    else:
+        sentence = f"{shortened(first.arm)}: "
+    sentence += f"{ratio.mean:.2f} times {base}"
+    if ratio.low is not None:
+        sentence += f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    else:
+        sentence += " (a single cell: nothing is known of the spread)"
+    sentence += f", {speed}."
+    if ratio.low is not None and ratio.low <= 1 <= (ratio.high or 0):
+        sentence += f" That is not told apart from {base}."
+    near = [shortened(one.arm) for one in ranked[1:] if _overlap(one, first)]
+    if near:
+        sentence += f" Its interval overlaps that of {_listed(near)}."
+    return sentence
+
+
+def _mean(summary: Summary) -> float:
+    return 0.0 if summary.speedup is None else summary.speedup.mean
+
+
+def _overlap(one: Summary, other: Summary) -> bool:
+    a, b = one.speedup, other.speedup
+    if a is None or b is None:
+        return False
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return False
+    return a.low <= b.high and b.low <= a.high
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    shown = list(names[:most]) + ([f"{len(names) - most} others"] if len(names) > most else [])
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _without_ratios(whole: Sequence[Summary]) -> str:
+    speeds = {one.arm: one.tokens_per_second.median for one in whole if one.tokens_per_second}
+    if not speeds:
+        return "There is nothing to compare: no text that counts was measured."
+    best = max(speeds, key=lambda arm: speeds[arm])
+    return (
+        f"There are no pairs to compare. {shortened(best)} wrote most tokens a second, "
+        f"{speeds[best]:.3g} (median)."
+    )
+
+
+def _equality(whole: Sequence[Summary]) -> str:
+    compared = sum(one.num_compared for one in whole)
+    different = sum(one.num_different for one in whole)
+    if not compared:
+        return "No arm had to write the tokens of its baseline, so none was checked for that."
+    if not different:
+        return f"All {compared} texts that must be those of the baseline are, token by token."
+    return f"{different} of {compared} texts that must be those of the baseline are not."
+
+
+def warnings(header: Header, rows: Sequence[Row], summaries: Sequence[Summary]) -> list[str]:
+    """What takes weight from the figures, a sentence per kind."""
+    whole = overall(summaries)
+    return [
+        *_simulated(header, {one.arm for one in whole}),
+        *_missing(header, whole),
+        *(line for line in map(_kind, _kinds(whole)) if line),
+        *_load(header, [row for row in rows if row.stage == "main"]),
+    ]
+
+
+def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
+    """What is wrong, and with how much of each arm."""
+    ratios = {one.arm: one.speedup for one in whole if one.speedup is not None}
+    yield (
+        "Void texts, which are in no speed",
+        {one.arm: f"{one.void_share:.0%}; {one.void}" for one in whole if one.void_share},
+    )
+    yield (
+        "Texts that are not those of the baseline",
+        {
+            one.arm: f"{one.num_different} of {one.num_compared}"
+            for one in whole
+            if one.num_different
+        },
+    )
+    yield (
+        "Texts that lost their drafter, and measure the target alone from there on",
+        {
+            one.arm: f"{one.num_drafters_lost} of {one.num_texts}"
+            for one in whole
+            if one.num_drafters_lost
+        },
+    )
+    yield (
+        "Cells without a counterpart in the baseline, which are in no speed-up",
+        {arm: f"{ratio.num_unpaired}" for arm, ratio in ratios.items() if ratio.num_unpaired},
+    )
+    yield (
+        f"Speed-ups of fewer than {MIN_PROMPTS} cells, with too narrow an interval or none",
+        {arm: f"of {ratio.num_units}" for arm, ratio in ratios.items() if ratio.is_rough},
+    )
+    yield (
+        f"Intervals about these prompts and no others, since they are fewer than {MIN_PROMPTS}",
+        {
+            arm: f"of {ratio.num_units}"
+            for arm, ratio in ratios.items()
+            if ratio.unit == "cells" and not ratio.is_rough
+        },
+    )
+
+
+def _kind(kind: tuple[str, dict[str, str]]) -> str:
+    words, arms = kind
+    named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]
+    return f"{words}: {_listed(named, most=8)}." if named else ""
+
+
+def _simulated(header: Header, measured: Collection[str]) -> Iterable[str]:
+    arms = [arm for arm in header.arms if arm.name in measured]
+    names = [name for name in SIMULATED if any(arm.settings.get(name) for arm in arms)]
+    number = sum(any(arm.settings.get(name) for name in names) for arm in arms)
+    if names:
+        yield (
+            f"{number} of {len(arms)} arms rehearse other hardware ({_listed(names)}): their "
+            "figures are not of this machine as it is."
+        )
+
+
+def _missing(header: Header, whole: Sequence[Summary]) -> Iterable[str]:
+    there = {one.arm for one in whole}
+    absent = [arm.name for arm in header.arms if arm.name not in there and not arm.swept_from]
+    if absent:
+        yield f"Not measured yet: {_listed([shortened(name) for name in absent])}."
+
+
+def _load(header: Header, rows: Sequence[Row]) -> Iterable[str]:
+    busy = [row.load for row in rows if row.load > BUSY_CORES]
+    if busy:
+        yield (
+            f"During {len(busy)} of {len(rows)} texts others used more than {BUSY_CORES} cores, "
+            f"{max(busy):.2f} at most."
+        )
+    for run in header.runs:
+        if run.load > BUSY_CORES:
+            yield f"Before the run of {run.at} others used {run.load:.2f} cores."

@@ -1,0 +1,146 @@
+"""Writes the results of an experiment beside its rows.
+
+The texts of an arm in the form in which Spec-Bench keeps answers, so that its own evaluation
+reads them (pure).
+
+A line per question: {question_id, category, model_id, answer_id, tstamp, choices}. A choice is the
+question answered once: `turns`, `decoding_steps`, `new_tokens` and `wall_time` have an entry per
+turn of the conversation, `accept_lengths` has the tokens of every pass of all turns in a row. Its
+evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a question, the
+mean of all accept_lengths the mean accepted tokens.
+"""
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.experiments.folder import ANSWERS, REPORT, SUMMARY, Header, write_whole
+from lab.experiments.results.pictures import draw_all
+from lab.experiments.results.report import device_table, page, table, to_csv
+from lab.experiments.results.summary import sound, summarize
+from lab.experiments.results.words import answers, warnings
+from lab.experiments.rows import Row, file_name, with_void_arms
+from proto.errors import OutputError
+from proto.system import cannot_write
+
+# -- answers ---------------------------------------------------------------------------------------
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def spec_bench_answers(header: Header, rows: Sequence[Row], arm: str, decode: Decode) -> str:
+    """JSON Lines, in the order of the prompts; a choice per time that a question was answered.
+
+    What is void has no times, so it is no answer here.
+    """
+    mine = sound([row for row in rows if row.arm == arm and row.stage == "main"])
+    questions: dict[str, list[Row]] = defaultdict(list)
+    # A cell may have several prompts, written at once: each answered its own question.
+    for row in sorted(mine, key=lambda row: (row.repetition, row.text, row.prompt, row.turn)):
+        questions[row.prompt_id or str(row.prompt)].append(row)
+    return "".join(
+        json.dumps(_question(header, asked, decode), ensure_ascii=False) + "\n"
+        for asked in questions.values()
+    )
+
+
+def _question(header: Header, rows: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    first = rows[0]
+    answers: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        answers[row.repetition, row.text, row.prompt].append(row)
+    name = f"{header.digest} {first.arm} {first.prompt_id or first.prompt}"
+    return {
+        "question_id": int(first.prompt_id) if first.prompt_id.isdecimal() else first.prompt_id,
+        "category": first.category,
+        "answer_id": uuid.uuid5(uuid.NAMESPACE_OID, name).hex,  # the same whenever it is written
+        "model_id": first.arm,
+        "choices": [_choice(index, turns, decode) for index, turns in enumerate(answers.values())],
+        "tstamp": min(map(_began, rows)),
+    }
+
+
+def _choice(index: int, turns: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    return {
+        "index": index,
+        "turns": [decode(row.tokens) for row in turns],
+        "decoding_steps": [len(row.accept_lengths) for row in turns],
+        "new_tokens": [len(row.tokens) for row in turns],
+        "wall_time": [row.wall_s for row in turns],
+        "accept_lengths": [length for row in turns for length in row.accept_lengths],
+    }
+
+
+def _began(row: Row) -> float:
+    """Seconds since 1970."""
+    at = datetime.fromisoformat(row.at)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is written besides the summary and the pictures.
+
+    decoders   by arm: tokens into the text of an answer
+    predicted  tokens a second by arm, as the predictor says; None: it was not asked
+    report     a page with everything
+    command    that makes the same experiment again, for the page
+    traces     where traces are, in words; empty: nowhere
+    """
+
+    decoders: Mapping[str, Decode]
+    predicted: Mapping[str, float] | None
+    report: bool
+    command: str
+    traces: str
+
+
+def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wanted) -> str:
+    """Returns what a person reads in the terminal. Raises OutputError."""
+    rows = with_void_arms(rows)
+    summaries = summarize(header, rows)
+    write_whole(folder / SUMMARY, to_csv(summaries))
+    pictures = draw_all(header, rows, summaries, wanted.predicted)
+    for name, picture in pictures.items():
+        write_whole(folder / name, picture)
+    _write_answers(folder / ANSWERS, header, rows, wanted.decoders)
+    made = [SUMMARY, *pictures]
+    if wanted.report:
+        text = page(header, rows, summaries, pictures, wanted.traces, command=wanted.command)
+        write_whole(folder / REPORT, text)
+        made.append(REPORT)
+    return "\n".join(
+        [
+            table(summaries),
+            *([f"\n{devices}\n"] if (devices := device_table(summaries)) else []),
+            *answers(header, summaries),
+            *warnings(header, rows, summaries),
+            f"{folder}: {', '.join(made)}",
+            *([wanted.traces] if wanted.traces else []),
+        ]
+    )
+
+
+def _write_answers(
+    folder: Path, header: Header, rows: Sequence[Row], decoders: Mapping[str, Decode]
+) -> None:
+    """Of sets with categories and numbered questions, an arm each. Raises OutputError."""
+    if not any(row.category and row.prompt_id.isdecimal() for row in rows):
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {cannot_write(error)}") from error
+    for arm in dict.fromkeys(
+        row.arm for row in rows if row.stage == "main" and row.arm in decoders
+    ):
+        text = spec_bench_answers(header, rows, arm, decoders[arm])
+        write_whole(folder / f"{file_name(arm)}.jsonl", text)

@@ -1,0 +1,99 @@
+"""Measures what the plan of the kit says, with a Python that has all it needs.
+
+    python3 lab/gpu_kit/start.py [--part N]... [--limit-s S] [--small] [--out FOLDER]
+
+is what a bare machine runs (`start.py`): it makes such a Python first. Running it again goes on
+with what is left.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from coordinator.launching.launcher import ROOT
+from lab.gpu_kit.driver import RESULTS, Settings, run, words, write_report
+from lab.gpu_kit.plan import CALL_LIMIT_S, PARTS
+from proto.errors import SlipstreamError
+
+KIT = "gpu-kit"
+SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
+
+
+def settings_of(options: argparse.Namespace, started: float) -> Settings:
+    """Of the command line; what the machine calls OUT is where results are wanted."""
+    usual = ROOT / (f"{RESULTS}-small" if options.small else RESULTS)
+    out = options.out or Path(os.environ.get("OUT") or usual)
+    device = options.device or ("cpu" if options.small else "cuda:0")
+    brought = next(options.kit.glob("prompts.*"), SHIPPED)
+    return Settings(
+        parts=frozenset(options.part or ()),
+        out=out.absolute(),
+        work=options.work.absolute(),
+        device=device,
+        is_small=options.small,
+        prompts=(options.prompts or brought).absolute(),
+        limit_s=options.limit_s,
+        started=started,
+        earlier=usual.absolute(),
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="lab/gpu_kit/start.py", description="The measurements of a GPU machine."
+    )
+    found.add_argument(
+        *("--part", "-p"),
+        type=int,
+        choices=PARTS,
+        action="append",
+        help="only this part; may be given several times",
+    )
+    found.add_argument(
+        "--limit-s", type=float, default=CALL_LIMIT_S, help="of this call (default %(default)s)"
+    )
+    found.add_argument("--out", type=Path, help=f"of the results; default: $OUT, or {RESULTS}")
+    found.add_argument(
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "slipstream-gpu-kit",
+        help="of models and the like, 18 GB (default %(default)s)",
+    )
+    found.add_argument("--device", help="default: cuda:0; with --small: cpu")
+    found.add_argument("--small", action="store_true", help="rehearse on a CPU, all tiny")
+    found.add_argument("--prompts", type=Path, help="default: what the kit brings")
+    found.add_argument("--kit", type=Path, default=ROOT / KIT, help="what `make gpu-kit` made")
+    found.add_argument("--report-only", action="store_true", help="measure nothing")
+    return found
+
+
+def main() -> int:
+    """Run it; returns the exit status: 1 if something failed or is left."""
+    started = time.monotonic()
+    options = parser().parse_args()
+    settings = settings_of(options, started)
+    try:
+        if options.report_only:
+            sys.stdout.write(write_report(settings.out))
+            return 0
+        outcome = run(settings, _say)
+        _say("\n" + write_report(settings.out))
+    except SlipstreamError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    command = ["python3", "lab/gpu_kit/start.py", *sys.argv[1:]]
+    _say(words(outcome, settings, command))
+    return 1 if outcome.failed or outcome.left else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

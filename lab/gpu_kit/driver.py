@@ -1,0 +1,238 @@
+"""Runs the steps that are left, each a process with a limit; writes the report after each."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from coordinator.launching.launcher import ROOT
+from lab.experiments.folder import write_whole
+from lab.gpu_kit import report
+from lab.gpu_kit.plan import MODULES, Machine, Outcome, Step, limit_s, wanted, why_skipped
+from lab.gpu_kit.recorder import FILE, Recorder, read
+from lab.gpu_kit.rows import Row
+from proto.errors import ConfigurationError, OutputError
+from proto.system import cannot_write
+
+ASK_LIMIT_S, END_S = 120.0, 15.0
+LOG, PAGE, TABLES = "log.txt", "report.html", "report.txt"
+RESULTS = "gpu-results"  # in the working tree: where results lie, or those of earlier calls
+# Of the host's name lookups and hubs: nothing of the kit may ask the network.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one call.
+
+    parts    which; empty: all
+    out      folder of the results
+    work     folder of what is large and can be made anew
+    limit_s  of the whole call, from `started` (monotonic) on
+    earlier  folder of results of earlier calls, to go on with if `out` is empty
+    """
+
+    parts: Collection[int]
+    out: Path
+    work: Path
+    device: str
+    is_small: bool
+    prompts: Path
+    limit_s: float
+    started: float
+    earlier: Path
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the call's time."""
+        return self.limit_s - (time.monotonic() - self.started)
+
+
+def run(settings: Settings, say: Say) -> Outcome:
+    """Run what is left of the parts that are wanted. Raises ConfigurationError, OutputError."""
+    _take_over_earlier(settings, say)
+    rows_file = settings.out / FILE
+    machine, name = _ask(settings)
+    say(name)
+    if others := {row.machine for row in read(rows_file)} - {name}:
+        raise ConfigurationError(
+            f"{settings.out} holds results of another machine ({', '.join(sorted(others))}); "
+            "choose another --out, or remove it"
+        )
+    for step in wanted(settings.parts, read(rows_file)):
+        _run_one(step, settings, machine, name, say)
+        write_report(settings.out)
+    write_report(settings.out)
+    return Outcome.of(read(rows_file), settings.parts)
+
+
+def write_report(out: Path) -> str:
+    """The page and the tables of what is there; returns the tables. Raises OutputError."""
+    rows = read(out / FILE)
+    text = report.as_text(rows)
+    write_whole(out / TABLES, text)
+    write_whole(out / PAGE, report.as_page(rows))
+    return text
+
+
+def _take_over_earlier(settings: Settings, say: Say) -> None:
+    """What earlier calls have left in the working tree, if the results go elsewhere now."""
+    out, earlier = settings.out, settings.earlier
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if earlier != out and (earlier / FILE).exists() and not (out / FILE).exists():
+            shutil.copytree(earlier, out, dirs_exist_ok=True)
+            say(f"goes on with what {earlier} has")
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {cannot_write(error)}") from error
+
+
+def _ask(settings: Settings) -> tuple[Machine, str]:
+    """What this machine can, and its name. Raises ConfigurationError."""
+    command = [sys.executable, "-m", f"{MODULES}versions", "--ask", settings.device]
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"torch was not loaded in {ASK_LIMIT_S:.0f} s") from error
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or ["no reason was given"]
+        raise ConfigurationError(
+            f"this Python cannot run the kit ({lines[-1]}); use lab/gpu_kit/start.py"
+        )
+    said = json.loads(ended.stdout.strip().splitlines()[-1])
+    no_gpu = said["why_no_gpu"]
+    if not no_gpu and settings.is_small and not settings.device.startswith("cuda"):
+        no_gpu = "a rehearsal on the CPU"
+    if no_gpu and settings.device.startswith("cuda"):
+        raise ConfigurationError(f"{no_gpu}; --small rehearses the kit on a CPU")
+    no_mps = no_gpu or said["why_no_mps"]
+    return Machine(no_gpu, no_mps), said["name"]
+
+
+def _run_one(step: Step, settings: Settings, machine: Machine, name: str, say: Say) -> None:
+    """A step, or the reason why it is not run."""
+    title = f"part {step.part}, {step.name}"
+    record = Recorder(settings.out / FILE, step.name, name)
+    if reason := why_skipped(step, machine):
+        say(f"{title}: skipped, {reason}")
+        if _last(settings.out, step) != ("skipped", reason):
+            record.skipped("", reason)
+        return
+    most_s = limit_s(step, settings.left_s, is_small=settings.is_small)
+    if most_s is None:
+        say(f"{title}: left for the next call ({max(0.0, settings.left_s):.0f} s are left)")
+        return
+    say(f"{title}: {step.title} (at most {most_s:.0f} s)")
+    started = time.monotonic()
+    problem = _run_process(step, settings, name, most_s)
+    took_s = time.monotonic() - started
+    if problem:
+        Recorder(settings.out / FILE, step.name, name).failed("", problem)
+    say(f"{title}: {problem or 'done'} ({took_s:.0f} s)")
+
+
+def _last(out: Path, step: Step) -> tuple[str, str] | None:
+    """State and note of the last row of a step as a whole."""
+    mine: list[Row] = [row for row in read(out / FILE) if row.step == step.name and not row.cell]
+    return (mine[-1].state, mine[-1].note) if mine else None
+
+
+def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> str:
+    """What went wrong, in one line; empty: nothing."""
+    command = [
+        *(sys.executable, "-m", f"{MODULES}{step.module}", *step.arguments),
+        *("--step", step.name, "--out", str(settings.out), "--work", str(settings.work)),
+        *("--device", settings.device, "--prompts", str(settings.prompts)),
+        *("--machine", name, "--limit-s", f"{most_s:.0f}"),
+        *(["--small"] if settings.is_small else []),
+    ]
+    with (settings.out / LOG).open("ab") as log:
+        log.write(f"\n== {step.name}\n".encode())
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=_environment(os.environ, is_small=settings.is_small),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it can be ended with all that it has started
+        )
+        tail = _Tail(process, log)
+        try:
+            status = process.wait(most_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"ended after its {most_s:.0f} s; what was measured is kept"
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            tail.finish()
+    return "" if status == 0 else tail.last or f"ended with status {status}"
+
+
+def _environment(given: Mapping[str, str], *, is_small: bool) -> dict[str, str]:
+    """Of a step. A rehearsal keeps to one thread: others may need the cores."""
+    threads = {"OMP_NUM_THREADS": "1"} if is_small else {}
+    return {**given, **OFFLINE, **threads, "PYTHONUNBUFFERED": "1"}
+
+
+class _Tail:
+    """Passes on what a process prints, to a log and to a person; keeps the last line."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
+        assert process.stdout is not None
+        self.last = ""
+        self._lines = process.stdout
+        self._log = log
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        for line in self._lines:
+            self._log.write(line)
+            self._log.flush()
+            text = line.decode(errors="replace").rstrip()
+            self.last = text or self.last
+            sys.stdout.write(f"  {text}\n")
+            sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Everything has been said, or somebody who lives on holds the pipe."""
+        self._thread.join(END_S)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a step and all that it has started: its nodes notice, then nobody is asked."""
+    for insist in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, insist)
+            process.wait(END_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def words(outcome: Outcome, settings: Settings, command: Sequence[str]) -> str:
+    """Where a run stands, in a few lines for people."""
+    lines = [f"{len(outcome.done)} steps are done, in {settings.out}"]
+    for state, names in (("skipped", outcome.skipped), ("failed", outcome.failed)):
+        if names:
+            lines.append(f"{state}: {', '.join(names)}")
+    if outcome.left or outcome.failed:
+        left = ", ".join((*outcome.failed, *outcome.left))
+        lines.append(f"left: {left}; the same command goes on: {' '.join(command)}")
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""`make gpu-kit`: one folder with what a machine without a network lacks: wheels and prompts.
+
+    python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
+
+The embedded pair and the tests travel as they are, in the working tree, and so does this folder,
+which git ignores. The wheels are of the versions that are installed here, which are the pinned
+ones. Left to the machine is torch with all that comes with it, numpy included; left out is what
+only Ray and pictures need.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Collection, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from coordinator.launching.launcher import ROOT
+from lab.experiments.prompt_sets import read
+from lab.gpu_kit.__main__ import KIT, SHIPPED
+from proto.errors import ConfigurationError, SlipstreamError
+
+PYTHONS = ("3.12", "3.11")
+# With torch, or for Ray, downloads and pictures only.
+LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
+# What installs the others where there is no pip, and what runs the tests.
+ALSO = ("pip", "pytest")
+GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
+PLATFORMS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC))
+REQUIREMENTS, WHEELS = "requirements.txt", "wheels"
+LIMIT_S = 900.0
+
+
+def brought(roots: Sequence[str], left_out: Collection[str], python: str) -> dict[str, str]:
+    """Versions by name of what is needed under that Python, and is installed here.
+
+    Raises ConfigurationError: something is not installed here.
+    """
+    found: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = list(_applying(roots, (), python))
+    while waiting:
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        key = name, frozenset(one.extras)
+        if name in left_out or key in seen:
+            continue
+        seen.add(key)
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError as error:
+            raise ConfigurationError(f"{name} is not installed; run `make setup`") from error
+        found[name] = installed.version
+        waiting += _applying(installed.requires or (), one.extras, python)
+    return found
+
+
+def _applying(
+    requires: Sequence[str], extras: Collection[str], python: str
+) -> Iterator[Requirement]:
+    """Those that apply under that Python to a package with these extras."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    for text in requires:
+        one = Requirement(text)
+        cases = [environment | {"extra": extra} for extra in ("", *extras)]
+        if one.marker is None or any(map(one.marker.evaluate, cases)):
+            yield one
+
+
+def roots() -> list[str]:
+    """What the project depends on, and what its tests need besides."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    return [*project["dependencies"], *ALSO]
+
+
+def download(versions: dict[str, str], python: str, folder: Path) -> None:
+    """The wheels for Linux on x86-64. Raises ConfigurationError."""
+    command = [*(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")]
+    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    command += [part for name in PLATFORMS for part in ("--platform", f"{name}_x86_64")]
+    command += ["--disable-pip-version-check", "--dest", str(folder)]
+    command += [f"{name}=={version}" for name, version in sorted(versions.items())]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"the wheels did not come in {LIMIT_S:.0f} s") from error
+    if ended.returncode:
+        lines = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
+        raise ConfigurationError(f"pip: {(lines or ['it failed'])[-1].removeprefix('ERROR: ')}")
+
+
+def pack(out: Path, prompts: Path, pythons: Sequence[str], also: Sequence[str]) -> str:
+    """Make the folder anew; returns what is in it. Raises SlipstreamError."""
+    left_out = set(LEFT_OUT) - {canonicalize_name(name) for name in also}
+    number = len(read(prompts, None))
+    if out.exists() and any(out.iterdir()) and not (out / REQUIREMENTS).exists():
+        raise ConfigurationError(f"{out} is not empty and no kit; name another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as unfinished:
+        lines: set[str] = set()
+        for python in pythons:
+            versions = brought(roots(), left_out, python)
+            download(versions, python, Path(unfinished))
+            lines |= {
+                f'{name}=={version} ; python_version == "{python}"'
+                for name, version in versions.items()
+            }
+        shutil.rmtree(out / WHEELS, ignore_errors=True)
+        shutil.copytree(unfinished, out / WHEELS)
+    for old in out.glob("prompts.*"):
+        old.unlink()
+    shutil.copyfile(prompts, out / f"prompts{prompts.suffix}")
+    (out / REQUIREMENTS).write_text("\n".join(sorted(lines)) + "\n")
+    return _words(out, number, pythons)
+
+
+def _words(out: Path, num_prompts: int, pythons: Sequence[str]) -> str:
+    wheels = list((out / WHEELS).iterdir())
+    kit, tree = size(out.rglob("*")), size(_tree())
+    return (
+        f"{out}: {kit / 2**20:.1f} MiB, {len(wheels)} wheels for Python {' and '.join(pythons)}, "
+        f"{num_prompts} prompts\n"
+        f"git ignores it: take it along. With the working tree ({tree / 2**20:.1f} MiB) "
+        f"{(kit + tree) / 2**20:.1f} MiB travel.\n"
+        "there: python3 lab/gpu_kit/start.py --part 1   (then 2, 3, 4; docs/gpu.md)"
+    )
+
+
+def size(files: Iterator[Path]) -> int:
+    """Bytes of all of them."""
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _tree() -> Iterator[Path]:
+    """What git knows, and what it does not ignore; nothing where there is no git."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return iter(())
+    return (ROOT / name for name in ended.stdout.split("\0") if name)
+
+
+def main() -> int:
+    """Returns the exit status."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / KIT)
+    parser.add_argument("--prompts", type=Path, default=SHIPPED)
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="default: both")
+    parser.add_argument("--also", nargs="*", default=[], choices=LEFT_OUT, metavar="NAME")
+    options = parser.parse_args()
+    try:
+        said = pack(options.out, options.prompts, options.python or PYTHONS, options.also)
+    except SlipstreamError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"{said}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,417 @@
+"""The report: the same tables as a page that needs nothing else, and in 80 columns (pure).
+
+What was expected before anything had run on a GPU, to be put beside what is measured (pure).
+
+From a reading of the code and the data sheet of an H200 (4.8 TB/s), 2 us for a small kernel in a
+graph; good for 30 % or so. On another GPU they say little.
+
+The tables of the report, made of rows (pure): what is in them, not how they look.
+"""
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lab.gpu_kit.plan import PLAN, Step
+from lab.gpu_kit.rows import Figure, Row, latest
+
+# -- estimates -------------------------------------------------------------------------------------
+
+NUM_LAYERS = 37  # of the target that the kit makes
+MS_PER_US = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One expectation, and where the measurement of it is found.
+
+    low, high  between which it was expected; equal: one number was said
+    factor     from the figure to the unit of the estimate
+    """
+
+    what: str
+    unit: str
+    low: float
+    high: float
+    step: str
+    cell: str
+    figure: str
+    factor: float = 1.0
+
+
+ESTIMATES = (
+    Estimate(
+        "memory, read and written in a copy", "TB/s", 4.8, 4.8, "models", "copy", "GB_s", 1e-3
+    ),
+    Estimate(
+        *("target pass, 5 rows, 500 tokens", "ms", 5.2, 5.2),
+        *("passes-target", "graphs 500|5 rows", "pass_ms"),
+    ),
+    Estimate(
+        *("draft step (said of 24 layers; here 16)", "ms", 1.25, 1.25),
+        *("passes-drafter", "graphs 500|1 row", "pass_ms"),
+    ),
+    Estimate(
+        *("attention of a target pass, 512 slots", "ms", 0.26, 0.26),
+        *("attention", "8b 5x512|default", "steady_us", NUM_LAYERS * MS_PER_US),
+    ),
+    Estimate(
+        *("attention of a target pass, 32k slots", "ms", 5.0, 10.0),
+        *("attention", "8b 5x32768|default", "steady_us", NUM_LAYERS * MS_PER_US),
+    ),
+    Estimate(
+        *("the same, where keys are split (flex)", "ms", 1.0, 1.0),
+        *("attention", "8b 5x32768|flex", "steady_us", NUM_LAYERS * MS_PER_US),
+    ),
+    Estimate(
+        *("cuDNN's attention, first time in a shape", "ms", 400.0, 400.0),
+        *("attention", "8b 5x512|cudnn", "first_ms"),
+    ),
+    Estimate("greedy choice, eager", "ms", 0.08, 0.08, "choice", "greedy|1 row", "eager_ms"),
+    Estimate("sampled choice, eager", "ms", 0.2, 0.2, "choice", "T=0.8|1 row", "eager_ms"),
+    Estimate(
+        *("a row sorted on the host (top-p)", "ms", 27.0, 27.0),
+        *("choice", "on the host, T=0.8 top-p=0.95|1 row", "eager_ms"),
+    ),
+    Estimate(
+        *("plain decoding, a token", "ms", 5.6, 6.2),
+        *("texts", "ar cuda:0 T=0.0", "ms_per_token"),
+    ),
+    Estimate(
+        *("sync over plain decoding, K = 4", "x", 1.2, 1.2),
+        *("texts", "sync cuda:0 T=0.0", "speedup"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An estimate with its measurement; None: there is none."""
+
+    estimate: Estimate
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over expected: 1 within the range that was expected."""
+        one, value = self.estimate, self.measured
+        if value is None:
+            return None
+        nearest = min(max(value, one.low), one.high)
+        return value / nearest
+
+
+def compare(rows: Iterable[Row]) -> list[Compared]:
+    """Every estimate with what was measured of it."""
+    figures = {
+        (row.step, row.cell, name): value
+        for row in latest(rows)
+        for name, value in row.figures.items()
+    }
+    found = []
+    for one in ESTIMATES:
+        value = figures.get((one.step, one.cell, one.figure))
+        is_number = isinstance(value, int | float)
+        found.append(Compared(one, value * one.factor if is_number else None))  # type: ignore[operator]
+    return found
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+NOTHING = "-"
+COLUMN = "|"  # in the name of a cell
+# Figures that are the same for every column, or say little in a table: not shown there.
+SHOWN = {
+    "attention": ("steady_us", "first_ms", "largest_error"),
+    "passes-target": ("pass_ms", "first_ms"),
+    "passes-drafter": ("pass_ms", "first_ms"),
+    "choice": ("eager_ms", "captured_ms"),
+}
+TITLES = {
+    "steady_us": "us of a call in a graph",
+    "first_ms": "ms of the first in a shape",
+    "largest_error": "largest error against float64",
+    "pass_ms": "ms of a pass (median)",
+    "eager_ms": "ms, as the engine does it",
+    "captured_ms": "ms, as one CUDA graph",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as text; the first column names the line."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A step of the plan: what is said of it, its tables, and lines on what did not run."""
+
+    title: str
+    said: str
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def sections(rows: Iterable[Row]) -> list[Section]:
+    """Of every step, in the order of the plan."""
+    last = latest(rows)
+    by_step = {step.name: [row for row in last if row.step == step.name] for step in PLAN}
+    return [_section(step, by_step[step.name]) for step in PLAN]
+
+
+def _section(step: Step, rows: Sequence[Row]) -> Section:
+    whole = next((row for row in rows if not row.cell), None)
+    cells = [row for row in rows if row.cell]
+    match whole:
+        case None:
+            said = "begun, not ended" if cells else "not run yet"
+        case Row(state="done"):
+            said = f"done in {number(whole.figures.get('took_s', 0.0))} s"
+        case _:
+            said = f"{whole.state}: {whole.note}"
+    measured = [row for row in cells if row.state == "measured"]
+    is_crossed = any(COLUMN in row.cell for row in measured)
+    tables = tuple(_crossed(step, measured)) if is_crossed else tuple(_plain(measured))
+    return Section(f"{step.part}. {step.title}", said, tables, tuple(_notes(cells)))
+
+
+def _notes(cells: Sequence[Row]) -> Iterator[str]:
+    """Why cells have no figures: a line per reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in cells:
+        if row.state != "measured":
+            reasons.setdefault((row.state, row.note), []).append(row.cell.replace(COLUMN, " "))
+    for (state, note), names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more} {state}: {note}"
+
+
+def _plain(rows: Sequence[Row]) -> Iterator[Table]:
+    """A line per cell, a column per figure."""
+    names = tuple(dict.fromkeys(name for row in rows for name in row.figures))
+    if rows:
+        lines = tuple(
+            (row.cell, *(number(row.figures.get(name, NOTHING)) for name in names)) for row in rows
+        )
+        yield Table("", ("", *names), lines)
+
+
+def _crossed(step: Step, rows: Sequence[Row]) -> Iterator[Table]:
+    """A table per figure: what stands before the mark down, what stands behind it across."""
+    down = tuple(dict.fromkeys(row.cell.partition(COLUMN)[0] for row in rows))
+    across = tuple(dict.fromkeys(row.cell.partition(COLUMN)[2] for row in rows))
+    by_cell = {row.cell: row.figures for row in rows}
+    for name in SHOWN.get(step.name, tuple(rows[0].figures)):
+        if not any(name in figures for figures in by_cell.values()):
+            continue
+        lines = tuple(
+            (line, *(number(by_cell.get(f"{line}|{one}", {}).get(name, NOTHING)) for one in across))
+            for line in down
+        )
+        kept = tuple(line for line in lines if set(line[1:]) != {NOTHING})
+        yield Table(TITLES.get(name, name), ("", *across), kept)
+
+
+def expectations(rows: Iterable[Row]) -> Table:
+    """Every estimate beside what was measured."""
+    lines = tuple(_expected(one) for one in compare(rows))
+    return Table("", ("", "expected", "measured", "unit", "ratio"), lines)
+
+
+def _expected(one: Compared) -> tuple[str, ...]:
+    low, high = one.estimate.low, one.estimate.high
+    expected = number(low) if low == high else f"{number(low)}-{number(high)}"
+    measured = NOTHING if one.measured is None else number(one.measured)
+    ratio = NOTHING if one.ratio is None else f"{one.ratio:.2f}"
+    return one.estimate.what, expected, measured, one.estimate.unit, ratio
+
+
+def number(value: Figure) -> str:
+    """Three digits that say something; a text as it is."""
+    if isinstance(value, str):
+        return value
+    size = abs(value)
+    if value == int(value) and size < 1e6:
+        return f"{int(value)}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.01 else f"{value:.1e}"
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+WIDTH = 80
+NAME_MOST = 40  # columns of the first column
+GAP = 2
+TITLE = "What the GPU machine showed"
+INTRO = (
+    "Expected is what was estimated before anything had run on a GPU: for one H200, good for 30 %. "
+    "A ratio above 1 is slower than expected where the unit is a time."
+)
+ON_GPU = "CUDA"  # in the name of a machine (`steps/versions.py`)
+REHEARSAL = "A rehearsal on a CPU: its figures say nothing, but that all steps run."
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --faint: #777; --bad: #c33; --good: #285; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .2rem }
+h3 { font-size: .9rem; font-weight: 600; margin: .9rem 0 .2rem }
+p { margin: .2rem 0 .5rem } .said { color: var(--faint) } .failed { color: var(--bad) }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .15rem .7rem; border-bottom: 1px solid var(--line); text-align: right }
+td:first-child, th:first-child { text-align: left; padding-left: 0; min-width: 8rem }
+.words :is(td, th) { text-align: left } td.text { overflow-wrap: anywhere }
+th { font-weight: 600; font-size: .85rem }
+ul { margin: .3rem 0; padding-left: 1.2rem } li { color: var(--faint) }
+"""
+_IS_NUMBER = re.compile(r"[-\d.,e+]+")
+
+
+def machine_of(rows: Iterable[Row]) -> str:
+    """What was measured on; empty: nothing was."""
+    return next((row.machine for row in rows if row.machine), "")
+
+
+def is_rehearsal(rows: Iterable[Row]) -> bool:
+    """Whether it was measured without a GPU."""
+    machine = machine_of(rows)
+    return machine != "" and ON_GPU not in machine
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """Everything in lines of at most 80 columns."""
+    lines = [TITLE, "=" * len(TITLE), *_wrapped(machine_of(rows)), *_wrapped(_when(rows)), ""]
+    lines += (
+        _wrapped(REHEARSAL)
+        if is_rehearsal(rows)
+        else [
+            *(*_wrapped(INTRO), ""),
+            *_table(expectations(rows)),
+        ]
+    )
+    for section in sections(rows):
+        lines += ["", section.title, "-" * len(section.title), *_wrapped(section.said)]
+        for table in section.tables:
+            lines += [""] + ([table.title] if table.title else [])
+            lines += _table(table)
+        if section.notes:
+            lines += ["", *(line for note in section.notes for line in _wrapped(note, "* "))]
+    return "\n".join(lines) + "\n"
+
+
+def _when(rows: Sequence[Row]) -> str:
+    times = sorted(row.at for row in latest(rows) if row.at)
+    return f"{times[0]} to {times[-1]}" if times else "nothing was measured yet"
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    indent = " " * len(mark)
+    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=indent)
+
+
+def _table(table: Table) -> Iterator[str]:
+    """Columns that do not fit go below, under the same names of lines."""
+    widths = [
+        max(len(line[index]) for line in (table.columns, *table.lines))
+        for index in range(len(table.columns))
+    ]
+    if len(widths) == 2 and sum(widths) + GAP > WIDTH:
+        yield from _pairs(table, widths[0])
+        return
+    first = min(widths[0], NAME_MOST)
+    for chosen in _fitting(widths, first):
+        lines = (table.columns, *table.lines)
+        for line in lines:
+            cells = [f"{line[index]:>{widths[index]}}" for index in chosen]
+            yield (" " * GAP).join([f"{_cut(line[0], first):<{first}}", *cells])[:WIDTH].rstrip()
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width - 3]}..."
+
+
+def _fitting(widths: Sequence[int], first: int) -> Iterator[list[int]]:
+    """Groups of columns that fit beside the first one."""
+    chosen: list[int] = []
+    used = first
+    for index in range(1, len(widths)):
+        if chosen and used + GAP + widths[index] > WIDTH:
+            yield chosen
+            chosen, used = [], first
+        chosen.append(index)
+        used += GAP + widths[index]
+    if chosen:
+        yield chosen
+
+
+def _pairs(table: Table, first: int) -> Iterator[str]:
+    """Names and long texts."""
+    for name, value in table.lines:
+        wrapped = textwrap.wrap(value, max(20, WIDTH - first - GAP)) or [""]
+        for number, part in enumerate(wrapped):
+            yield f"{name if number == 0 else '':<{first}}{' ' * GAP}{part}"[:WIDTH].rstrip()
+
+
+def as_page(rows: Sequence[Row]) -> str:
+    """One page, without scripts and without anything that must be fetched."""
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>{TITLE}</title><style>{STYLE}</style>",
+        f"<h1>{TITLE}</h1>",
+        f"<p>{_safe(machine_of(rows))}</p>",
+        f'<p class="said">{_safe(_when(rows))}</p>',
+        *_html_expectations(rows),
+        *(part for section in sections(rows) for part in _html_section(section)),
+        "</html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _html_expectations(rows: Sequence[Row]) -> Iterator[str]:
+    if is_rehearsal(rows):
+        yield f"<p>{_safe(REHEARSAL)}</p>"
+        return
+    yield f"<h2>Expected and measured</h2><p>{_safe(INTRO)}</p>"
+    yield _html_table(expectations(rows))
+
+
+def _html_section(section: Section) -> Iterator[str]:
+    kind = "failed" if section.said.startswith("failed") else "said"
+    yield f"<h2>{_safe(section.title)}</h2>"
+    yield f'<p class="{kind}">{_safe(section.said)}</p>'
+    for table in section.tables:
+        if table.title:
+            yield f"<h3>{_safe(table.title)}</h3>"
+        yield _html_table(table)
+    if section.notes:
+        yield "<ul>" + "".join(f"<li>{_safe(note)}</li>" for note in section.notes) + "</ul>"
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{_safe(name)}</th>" for name in table.columns)
+    lines = "".join(
+        "<tr>" + "".join(_html_cell(cell) for cell in line) + "</tr>" for line in table.lines
+    )
+    kind = ' class="words"' if table.columns[1:] == ("value",) else ""
+    return f'<div class="scroll"><table{kind}><tr>{head}</tr>{lines}</table></div>'
+
+
+def _html_cell(text: str) -> str:
+    kind = "" if _IS_NUMBER.fullmatch(text) else ' class="text"'
+    return f"<td{kind}>{_safe(text)}</td>"
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

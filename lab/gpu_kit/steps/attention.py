@@ -1,0 +1,209 @@
+"""Masked attention over a slot cache, by kernel: the first call in a shape, later ones, the error.
+
+The operands are those of a pass of the engine: the query heads of a group side by side over their
+key head, a mask that shows a prefix and a chain behind it. A cell is named after the shape of the
+model, tokens x slots and the kernel; rows of the kernel are tokens times the heads of a group.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engine.device import torch_device
+from engine.forward.masks import from_words
+from lab.gpu_kit.steps.context import Context, in_a_graph, run_step, say, seconds, typical
+
+CALLS, COUNT = 20, 20  # calls in one graph; replays of it
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of a model's attention."""
+
+    num_kv: int
+    group: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Of one call. query [1, kv, n * group, dim], keys and values [1, kv, slots, dim], mask
+    [1, 1, n * group, slots]; words [2, n] say what each token sees, as in `forward/masks.py`."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor
+    words: torch.Tensor
+    group: int
+
+
+Kernel = Callable[[Operands], torch.Tensor]
+
+HEADS = {"8b": Heads(8, 4, 128), "0.5b": Heads(8, 2, 64)}
+NUM_TOKENS = (1, 5, 17)  # 4 to 68 rows with the heads of a group
+NUM_SLOTS = (256, 512, 4096, 32768)
+OF_FLEX = {("8b", 5, 512), ("8b", 5, 32768), ("0.5b", 1, 512)}  # each is compiled: it takes long
+SMALL = ({"8b": Heads(2, 4, 32)}, (1, 5), (256, 512))
+
+
+def default(operands: Operands) -> torch.Tensor:
+    """Torch's own choice."""
+    return F.scaled_dot_product_attention(
+        operands.query, operands.keys, operands.values, attn_mask=operands.mask
+    )
+
+
+def only(backend: SDPBackend) -> Kernel:
+    """One kernel of torch's, or an error."""
+
+    def run(operands: Operands) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return default(operands)
+
+    return run
+
+
+def products(operands: Operands) -> torch.Tensor:
+    """Two matrix products and a softmax in float32."""
+    scale = operands.query.shape[-1] ** -0.5
+    scores = torch.baddbmm(
+        operands.mask[0], operands.query[0], operands.keys[0].transpose(1, 2), alpha=scale
+    )
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(operands.query.dtype)
+    return torch.bmm(weights, operands.values[0])[None]
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "default": default,
+    "cudnn": only(SDPBackend.CUDNN_ATTENTION),
+    "flash": only(SDPBackend.FLASH_ATTENTION),
+    "efficient": only(SDPBackend.EFFICIENT_ATTENTION),
+    "math": only(SDPBackend.MATH),
+    "products": products,
+}
+
+
+def flex(operands: Operands) -> Kernel:
+    """FlexAttention for this shape, compiled: it reads the mask's words and no mask."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    words, group = operands.words, operands.group
+    num_rows, num_slots = operands.query.shape[2], operands.keys.shape[2]
+
+    def is_visible(
+        _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
+    ) -> torch.Tensor:
+        token = row // group
+        behind = slot - words[0, token]
+        bit = (words[1, token] >> behind.clamp(0, 63)) & 1
+        return (behind < 0) | ((behind < 64) & (bit == 1))
+
+    device = str(operands.query.device)
+    blocks = create_block_mask(is_visible, None, None, num_rows, num_slots, device=device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def run(given: Operands) -> torch.Tensor:
+        out = compiled(given.query, given.keys, given.values, block_mask=blocks)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    return run
+
+
+def operands(
+    heads: Heads, num_tokens: int, num_slots: int, device: torch.device, dtype: torch.dtype
+) -> Operands:
+    """Drawn, and the same every time; rows of a token lie side by side."""
+    generator = torch.Generator().manual_seed(num_tokens * num_slots)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(1, heads.num_kv, *shape, generator=generator).to(device, dtype)
+
+    prefix = num_slots - num_tokens
+    chain = [(2 << token) - 1 for token in range(num_tokens)]
+    words = torch.tensor([[prefix] * num_tokens, chain], device=device)
+    mask = from_words(words, num_slots, dtype).repeat_interleave(heads.group, dim=2)
+    num_rows = num_tokens * heads.group
+    keys, values = drawn(num_slots, heads.dim), drawn(num_slots, heads.dim)
+    return Operands(drawn(num_rows, heads.dim), keys, values, mask, words, heads.group)
+
+
+def expected(operands: Operands) -> torch.Tensor:
+    """The same in float64, on the CPU."""
+    query, keys, values, mask = (
+        one.double().cpu()
+        for one in (operands.query, operands.keys, operands.values, operands.mask)
+    )
+    scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5 + mask
+    return torch.matmul(scores.softmax(-1), values)
+
+
+def measure(context: Context) -> None:
+    """All shapes by all kernels; a kernel that refuses a shape is a row that says why."""
+    device = torch_device(context.device)
+    for shape, given in _shapes(context, device):
+        with torch.inference_mode():
+            want = expected(given)
+            for name, kernel in _kernels(context, shape, given):
+                cell = f"{shape}|{name}"
+                if not context.record.has(cell):
+                    _measure(context, cell, kernel, given, want)
+
+
+def _shapes(context: Context, device: torch.device) -> Iterator[tuple[str, Operands]]:
+    dtype = torch.bfloat16 if context.is_on_gpu else torch.float32
+    heads_of, tokens, slots = SMALL if context.is_small else (HEADS, NUM_TOKENS, NUM_SLOTS)
+    for model, heads in heads_of.items():
+        for num_slots in slots:
+            for num_tokens in tokens:
+                made = operands(heads, num_tokens, num_slots, device, dtype)
+                yield f"{model} {num_tokens}x{num_slots}", made
+
+
+def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[str, Kernel]]:
+    yield from KERNELS.items()
+    model, _, size = shape.partition(" ")
+    num_tokens, _, num_slots = size.partition("x")
+    if (model, int(num_tokens), int(num_slots)) not in OF_FLEX:
+        return
+    if not context.is_on_gpu:
+        context.record.skipped(f"{shape}|flex", "it is compiled for GPUs only here")
+        return
+    try:
+        yield "flex", flex(given)
+    except (ImportError, RuntimeError) as error:
+        context.record.failed(f"{shape}|flex", _line(error))
+
+
+def _measure(
+    context: Context, cell: str, kernel: Kernel, given: Operands, want: torch.Tensor
+) -> None:
+    device = given.query.device
+    try:
+        found: list[torch.Tensor] = []
+        first_s = seconds(lambda: found.append(kernel(given)), device)
+        error = (found[0].double().cpu() - want).abs().max().item()
+        if context.is_on_gpu:
+            steady_s = in_a_graph(lambda: kernel(given), device, calls=CALLS, count=COUNT)
+        else:
+            steady_s = typical(lambda: kernel(given), device, count=COUNT)
+    except (RuntimeError, AssertionError) as failure:
+        context.record.failed(cell, _line(failure))
+        return
+    context.record.measured(
+        cell, steady_us=steady_s * 1e6, first_ms=first_s * 1e3, largest_error=error
+    )
+    say(f"{cell}: {steady_s * 1e6:.1f} us, first {first_s * 1e3:.1f} ms, error {error:.1e}")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(run_step(measure))

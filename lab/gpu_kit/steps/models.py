@@ -1,0 +1,95 @@
+"""The embedded pair in larger shapes, made once for all steps; and what a copy reaches.
+
+A model whose texts may be long is made beside each: the same weights with another limit in its
+config.json. What it says beyond the source's limit is noise, and takes the time of the shape.
+"""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from engine.device import torch_device
+from lab.gpu_kit.steps.context import Context, run_step, say
+from lab.measure.gpu import (
+    LARGE,
+    Models,
+    Scale,
+    copy_bandwidth,
+    free_memory,
+    make_models,
+)
+from lab.testbeds.inflate import Shape
+
+# The source's own shapes, with a layer more.
+SMALL = Scale(Shape(384, 1024, 9, 6, 3, 64), Shape(128, 384, 3, 4, 2, 32), 1 << 26)
+LONGEST = 33_024  # tokens: 32,768 and a tree
+LONGEST_SMALL = 2048
+
+
+def models_in(context: Context) -> Models:
+    """Folders of the pair, made if they are not there: a lost machine has lost them too.
+
+    Raises ValueError: there is no room, or this device is not there.
+    """
+    scale = SMALL if context.is_small else LARGE
+    folder = context.work / "models"
+    made = Models(folder / "target", folder / "drafter")
+    if not (made.drafter / "config.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _check_room(context)
+        unfinished = folder.with_name("unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a step that was ended
+        started = time.monotonic()
+        new = make_models(unfinished, scale, context.device)
+        for new_one in (new.target, new.drafter):
+            new_one.rename(unfinished / new_one.name.partition("-")[0])
+        unfinished.rename(folder)
+        say(f"the pair was made in {time.monotonic() - started:.0f} s")
+    return made
+
+
+def long_model(context: Context, folder: Path) -> Path:
+    """The model of `folder` for texts of tens of thousands of tokens. Raises ValueError."""
+    longest = LONGEST_SMALL if context.is_small else LONGEST
+    beside = folder.with_name(f"{folder.name}-long")
+    beside.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        link = beside / path.name
+        if path.name != "config.json" and not link.exists():
+            link.symlink_to(path)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = max(longest, config["max_position_embeddings"])
+    (beside / "config.json").write_text(json.dumps(config, indent=1))
+    return beside
+
+
+def _check_room(context: Context) -> None:
+    context.work.mkdir(parents=True, exist_ok=True)
+    needed, free = (1 if context.is_small else 18) * 10**9, shutil.disk_usage(context.work).free
+    if free < needed:
+        raise ValueError(
+            f"the models need {needed / 1e9:.0f} GB and {free / 1e9:.0f} GB are free on the disk "
+            f"of {context.work}; name another folder with --work"
+        )
+
+
+def measure(context: Context) -> None:
+    """How long the pair takes to be made, and how fast the device copies."""
+    started = time.monotonic()
+    made = models_in(context)
+    took_s = time.monotonic() - started
+    for role, folder in (("target", made.target), ("drafter", made.drafter)):
+        num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        context.record.measured(role, GB=num_bytes / 1e9, both_made_s=took_s)
+    free_memory()
+    if not context.record.has("copy"):
+        scale = SMALL if context.is_small else LARGE
+        rate = copy_bandwidth(str(torch_device(context.device)), scale.copied_bytes)
+        context.record.measured("copy", GB_s=rate / 1e9)
+        say(f"{context.device} copies {rate / 1e9:,.0f} GB/s, read and written")
+
+
+if __name__ == "__main__":
+    sys.exit(run_step(measure))

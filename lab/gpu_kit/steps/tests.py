@@ -1,0 +1,74 @@
+"""The tests that only a GPU can show, each a row as soon as it has ended."""
+
+import sys
+import time
+
+import pytest
+
+from coordinator.launching.launcher import ROOT
+from lab.gpu_kit.steps.context import Context, run_step
+
+FILES = {"engine": "tests/gpu/test_engine_on_gpu.py", "pair": "tests/gpu/test_pair_on_gpu.py"}
+RAN = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
+REASON_LEN = 300
+
+
+class Watcher:
+    """A plugin of pytest's: writes rows, and leaves out what has passed before."""
+
+    def __init__(self, context: Context) -> None:
+        self._record = context.record
+        self._started = time.monotonic()
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Deselect what has passed."""
+        left = [item for item in items if not self._record.has(_cell(item.nodeid))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = left
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be read has no tests: that must be seen."""
+        if report.failed:
+            self._record.failed(_cell(report.nodeid), _reason(report))
+        elif report.skipped:
+            self._record.skipped(_cell(report.nodeid), _reason(report))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A row per test."""
+        cell = _cell(report.nodeid)
+        if report.failed:
+            self._record.failed(cell, _reason(report))
+        elif report.skipped:
+            self._record.skipped(cell, _reason(report))
+        elif report.when == "call":
+            self._record.measured(cell, result="passed", took_s=report.duration)
+
+
+def _cell(node_id: str) -> str:
+    """The name of a test, without its file, as words."""
+    return node_id.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+
+
+def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """The line that says what is wrong."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return " ".join(text.split())[-REASON_LEN:]
+
+
+def measure(context: Context) -> None:
+    """Run one file. Raises ValueError if pytest itself fails."""
+    status = pytest.main(
+        ["-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / FILES[context.which])],
+        plugins=[Watcher(context)],
+    )
+    if status not in RAN:
+        raise ValueError(f"pytest ended with status {int(status)}; log.txt says why")
+
+
+if __name__ == "__main__":
+    sys.exit(run_step(measure))

@@ -1,0 +1,270 @@
+"""Whole texts: the experiment `gpu` (or `gpu_mps`), and what its rows say of each arm.
+
+The coordinator and the target keep to the first cores where the machine has enough of them, so
+that a drafter on the CPU has its own.
+
+NVIDIA's multi-process service for the time of a measurement: a daemon of our own.
+
+Its pipe lies in a folder of ours, so processes that do not ask for it are not touched, and the
+compute mode of the GPU stays as it is.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+
+from coordinator.launching.launcher import PIPE, ROOT
+from lab.experiments.command import NO_TABLES
+from lab.experiments.description import Experiment
+from lab.experiments.engines import host_of
+from lab.experiments.folder import FILE, ROWS, Header, read_header
+from lab.experiments.rows import Row, read
+from lab.gpu_kit.steps.context import Context, run_step, say
+from lab.gpu_kit.steps.models import models_in
+from lab.gpu_kit.steps.versions import MPS_DAEMON
+from proto.errors import ConfigurationError
+
+# -- mps -------------------------------------------------------------------------------------------
+
+START_S, END_S, ASK_S = 20.0, 10.0, 5.0
+
+
+@contextmanager
+def mps(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of processes that share a GPU; the daemon ends with it.
+
+    Raises ConfigurationError: the daemon does not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+    }
+    for name in ("pipe", "log"):
+        (folder / name).mkdir(exist_ok=True)
+    log = folder / "daemon.txt"
+    try:
+        with log.open("wb") as file:
+            # In the foreground: a child of ours, that can be ended by its id.
+            daemon = subprocess.Popen(
+                *([MPS_DAEMON, "-f"],),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+    except OSError as error:
+        raise ConfigurationError(f"{MPS_DAEMON} does not start: {error.strerror}") from error
+    try:
+        _wait_for(daemon, environment, log)
+        yield environment
+    finally:
+        _ask("quit", environment)
+        _end(daemon)
+
+
+def _wait_for(daemon: "subprocess.Popen[bytes]", environment: dict[str, str], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if daemon.poll() is not None:
+            break
+        if _ask("get_server_list", environment):
+            return
+        time.sleep(0.2)
+    lines = log.read_text(errors="replace").strip().splitlines() or ["no reason was given"]
+    raise ConfigurationError(f"{MPS_DAEMON} does not start: {lines[-1]}")
+
+
+def _ask(command: str, environment: dict[str, str]) -> bool:
+    """Whether the daemon took a command."""
+    try:
+        ended = subprocess.run(
+            *([MPS_DAEMON],),
+            input=f"{command}\n".encode(),
+            env=environment,
+            capture_output=True,
+            timeout=ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0
+
+
+def _end(daemon: "subprocess.Popen[bytes]") -> None:
+    ways: list[Callable[[], object]] = [daemon.poll, daemon.terminate, daemon.kill]
+    for insist in ways:
+        insist()
+        try:
+            daemon.wait(END_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+DRAFTER_CORES = range(4, 12)  # of the arms of `gpu` that draft on the CPU
+PAIR_S = 60.0  # for a pair of 8 B and 0.5 B to be loaded, checked and warm: expected, not measured
+TOKEN_S = {"cuda": 0.007, "cpu": 0.03}  # likewise, by the drafter's device
+SUMMARY_S = 10.0  # of the step's time, for what is done after the experiment
+END_S = 20.0  # for the experiment's processes to end
+REHEARSAL = """\
+title = "A rehearsal of the GPU experiment on a CPU"
+repetitions = 1
+warm_pairs = 1
+
+[fixed]
+max_tokens = 12
+limit = 2
+
+[[arms]]
+policy = ["ar", "sync", "tree"]
+"""
+
+
+def measure(context: Context) -> None:
+    """Run what is left of it. Raises ValueError: the time was up, or it failed."""
+    models = models_in(context)
+    name = "texts" if context.which == "gpu" else "texts-mps"
+    folder, packed = context.work / name, context.out / f"{name}.tar.gz"
+    _unpack(packed, folder)
+    file = context.which
+    if context.is_small:
+        file = str(context.work / "rehearsal.toml")
+        Path(file).write_text(REHEARSAL)
+    command = [*(sys.executable, "-m", "coordinator", "experiment", file, "--out", str(folder))]
+    command += [*("--models", str(context.work), "--prompts", str(context.prompts))]
+    command += [*("--set", f"target={models.target}", "--set", f"drafter={models.drafter}")]
+    with _environment(context) as environment:
+        problem = _run(command, environment, context.limit_s - SUMMARY_S - END_S)
+    _summarise(context, folder)
+    if folder.exists():
+        with tarfile.open(packed, "w:gz") as archive:
+            archive.add(folder, name)
+    if problem:
+        raise ValueError(problem)
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    """What an earlier call has kept, where this machine has not. Raises ValueError."""
+    if packed.exists() and not folder.exists():
+        try:
+            with tarfile.open(packed) as archive:
+                archive.extractall(folder.parent, filter="data")
+        except (OSError, tarfile.TarError) as error:
+            raise ValueError(f"{packed} cannot be unpacked ({error}); remove it") from error
+
+
+@contextlib.contextmanager
+def _environment(context: Context) -> Iterator[Mapping[str, str]]:
+    if context.which == "gpu_mps":
+        with mps(context.work / "mps") as environment:
+            yield environment
+    else:
+        yield {**os.environ, PIPE: ""}  # or the coordinator would start one where a GPU is shared
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
+    """What went wrong, in one line; empty: nothing."""
+    cores = os.sched_getaffinity(0)
+    is_wide = cores >= set(range(max(DRAFTER_CORES) + 1))
+    own = cores - set(DRAFTER_CORES) if is_wide else cores
+    os.sched_setaffinity(0, own)  # of the children; the drafter pins itself to others
+    try:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+    finally:
+        os.sched_setaffinity(0, cores)
+    last = ""
+    try:
+        _, errors = process.communicate(timeout=max(1.0, limit_s))
+        lines = errors.decode(errors="replace").strip().splitlines()
+        for line in lines:
+            say(line)
+        last = lines[-1] if lines else "no reason was given"
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=END_S)
+            return "the time was up; the same command goes on with the texts that are left"
+        process.kill()
+        process.communicate()
+        return "the time was up, and the experiment had to be killed; the same command goes on"
+    # Every text is there: only its tables and pictures want what this machine need not have.
+    is_complete = process.returncode == 0 or NO_TABLES in last
+    return "" if is_complete else f"the experiment failed: {last}"
+
+
+def _summarise(context: Context, folder: Path) -> None:
+    """A row per arm of what is there."""
+    if not (folder / ROWS).exists() or not (folder / FILE).exists():
+        return
+    header, rows = read_header(folder), read(folder / ROWS)
+    for arm in header.arms:
+        mine = [row for row in rows if row.arm == arm.name and row.stage == "main"]
+        if mine:
+            found = figures(mine, _ratios(header, rows, mine))
+            context.record.measured(called(arm.settings), **found)
+
+
+def usual_s(experiment: Experiment) -> float:
+    """Seconds that an experiment with the pair in large shapes takes, about."""
+    arms = experiment.arms
+    description = experiment.description
+    texts_s = {
+        arm.name: arm.sampling.max_tokens * TOKEN_S[arm.pair.drafter_device.partition(":")[0]]
+        for arm in arms
+    }
+    pairs = {host_of(arm): texts_s[arm.name] for arm in arms}
+    warm_s = sum(PAIR_S + description.warm_prompts * text_s for text_s in pairs.values())
+    counted = sum(texts_s[arm.name] * (arm.work.limit or 1) for arm in arms)
+    return warm_s + description.repetitions * counted
+
+
+def called(settings: Mapping[str, object]) -> str:
+    """An arm as the report calls it."""
+    device = settings.get("drafter_device") or "default"
+    return f"{settings['policy']} {device} T={settings.get('temperature', 0.0)}"
+
+
+def figures(rows: Sequence[Row], ratios: Sequence[float]) -> dict[str, float]:
+    """Of the texts of one arm; `ratios` are those to plain decoding, prompt by prompt."""
+    found = {
+        "tokens_s": median(row.tokens_per_second for row in rows),
+        "ms_per_token": median(1e3 * (row.wall_s - row.ttft_s) / _later(row) for row in rows),
+        "first_ms": median(1e3 * row.ttft_s for row in rows),
+        "tokens_pass": fmean(fmean(row.accept_lengths) for row in rows),
+        "texts": float(len(rows)),
+    }
+    return found | ({"speedup": median(ratios)} if ratios else {})
+
+
+def _later(row: Row) -> int:
+    """Tokens that come after the first pass."""
+    return max(1, len(row.tokens) - row.accept_lengths[0])
+
+
+def _ratios(header: Header, rows: Sequence[Row], mine: Sequence[Row]) -> list[float]:
+    baseline = next(arm.baseline for arm in header.arms if arm.name == mine[0].arm)
+    plain = {
+        (row.prompt, row.repetition): row.tokens_per_second
+        for row in rows
+        if row.arm == baseline and row.stage == "main"
+    }
+    return [
+        row.tokens_per_second / plain[row.prompt, row.repetition]
+        for row in mine
+        if (row.prompt, row.repetition) in plain
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(run_step(measure))

@@ -1,0 +1,143 @@
+"""Times the reference and the fused (or compiled) forward in one run, turn by turn.
+
+    taskset -c 0 python -m lab.measure.forwards [--seconds 4] [--context 180] [--compiled]
+    taskset -c 0 python -m lab.measure.forwards --lanes
+
+Prints one line per model, type and number of rows: milliseconds of a pass (quartiles; processor
+time of the thread, so that other processes count as little as they can) and the ratio of the
+medians. The two take turns of some passes each, as they would run, and not pass by pass: then
+each would find the other's weights in the cache and its own gone. With `--lanes`: rows per second
+of the fused target with one row in each of 1, 2, 4 and 8 lanes, against one lane, in both types;
+the aim is 4 x at 8 lanes.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import torch
+
+from engine.checkpoint.model import load_model
+from engine.executor import Executor
+from engine.layout.slots import NUM_TREE_SLOTS, Feed
+from engine.loading import make_executor
+
+PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))
+ROW_COUNTS = (1, 2, 4, 5, 8, 16)
+LANE_COUNTS = (1, 2, 4, 8)
+PROGRAMS = (1, 9)  # of the compiled backend, as the target has them
+TURN = 25
+WARM = 5  # passes at the start of a turn that do not count
+
+
+def chain(num_rows: int, start: int, lane: int = 0) -> Feed:
+    """A chain behind a text of `start` tokens."""
+    where = tuple(range(start, start + num_rows))
+    masks = tuple((2 << i) - 1 for i in range(num_rows))
+    return Feed(tuple(token(i) for i in where), where, where, start, masks, lane)
+
+
+def token(position: int) -> int:
+    """Some text that does not repeat itself."""
+    return position * position % 4093
+
+
+def prefill(executor: Executor, length: int, lane: int = 0) -> None:
+    """Put a text of `length` tokens into a lane."""
+    where = tuple(range(length))
+    executor.run(Feed(tuple(token(i) for i in where), where, where, 0, None, lane), ())
+
+
+def turn(executor: Executor, *feeds: Feed) -> list[float]:
+    """Run some passes; return the seconds of those that count."""
+    asks = [range(len(feed.tokens)) for feed in feeds]
+    seconds = []
+    for _ in range(TURN):
+        started = time.thread_time()
+        executor.run_together(feeds, asks)
+        seconds.append(time.thread_time() - started)
+    return seconds[WARM:]
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile in milliseconds."""
+    ordered = sorted(seconds)
+    return (
+        1e3 * ordered[len(ordered) // 4],
+        1e3 * ordered[len(ordered) // 2],
+        1e3 * ordered[3 * len(ordered) // 4],
+    )
+
+
+def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> None:
+    """Print the lines of one model."""
+    executors = []
+    for backend in ("reference", fast):
+        started = time.thread_time()
+        loaded = load_model(name, dtype=dtype)
+        capacity = loaded.max_model_len + NUM_TREE_SLOTS
+        executors.append(make_executor(loaded, capacity, backend=backend, row_counts=PROGRAMS))
+        prefill(executors[-1], context)
+        print(f"{name} {dtype} {backend}: ready in {time.thread_time() - started:.2f} s")
+    one_row = [1.0, 1.0]
+    for num_rows in ROW_COUNTS:
+        feed = chain(num_rows, context)
+        spent: list[list[float]] = [[], []]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for executor, times in zip(executors, spent, strict=True):
+                times += turn(executor, feed)
+        rows = [quartiles(times) for times in spent]
+        if num_rows == 1:
+            one_row = [row[1] for row in rows]
+        cells = [
+            f"{mid:7.3f} [{low:.3f}, {high:.3f}] = {mid / one:.2f} of 1 row"
+            for (low, mid, high), one in zip(rows, one_row, strict=True)
+        ]
+        ratio = rows[0][1] / rows[1][1]
+        print(f"  {num_rows:2} rows  reference {cells[0]}  {fast} {cells[1]}  x {ratio:.2f}")
+
+
+def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
+    """Print the lines of one model with several texts in a pass."""
+    loaded = load_model(name, dtype=dtype)
+    capacity = loaded.max_model_len + NUM_TREE_SLOTS
+    executor = make_executor(loaded, capacity, num_lanes=max(LANE_COUNTS))
+    for lane in range(max(LANE_COUNTS)):
+        prefill(executor, context + lane, lane)
+    spent: dict[int, list[float]] = {count: [] for count in LANE_COUNTS}
+    end = time.monotonic() + seconds * len(LANE_COUNTS)
+    while time.monotonic() < end:
+        for count, times in spent.items():
+            times += turn(executor, *(chain(1, context + lane, lane) for lane in range(count)))
+    one = quartiles(spent[1])[1]
+    for count, times in spent.items():
+        low, mid, high = quartiles(times)
+        print(
+            f"{name} {dtype} {count} lanes  {mid:7.3f} [{low:.3f}, {high:.3f}] ms  "
+            f"{1e3 * count / mid:5.0f} rows/s  x {count * one / mid:.2f}"
+        )
+
+
+def main() -> None:
+    """Compare both models of the embedded pair, or the one that is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="*", metavar="MODEL:DTYPE")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per line")
+    parser.add_argument("--context", type=int, default=180, help="tokens before the rows")
+    parser.add_argument("--compiled", action="store_true", help="in place of fused")
+    parser.add_argument("--lanes", action="store_true", help="several texts in a pass")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    named = [tuple(item.rsplit(":", 1)) for item in options.model]
+    if options.lanes:
+        for name, dtype in named or (("models/target", "bfloat16"), ("models/target", "float32")):
+            lanes(name, dtype, options.context, options.seconds)
+        return
+    for name, dtype in named or PAIR:
+        fast = "compiled" if options.compiled else "fused"
+        compare(name, dtype, options.context, options.seconds, fast)
+
+
+if __name__ == "__main__":
+    main()

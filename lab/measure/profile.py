@@ -1,0 +1,102 @@
+"""`python -m coordinator profile`: where the time of each process goes, as a table."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.api.config import (
+    PairConfig,
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.cli.flags import SIMULATION, Flags, with_settings
+from coordinator.cli.writers import WIDTH, Progress, simulation
+from lab.experiments.surroundings import machine
+from lab.lossless.command import TextPrompt, prompts_of
+from lab.measure import shares
+from lab.measure.shares import Profile
+
+WORDS = {
+    "model": "model",
+    "choose": "noise and choice",
+    "prepare": "masks, tensors",
+    "move": "cache rows",
+    "decide": "tree, decisions",
+    "decode": "reading messages",
+    "send": "sending messages",
+    "wait": "waiting",
+}
+
+
+@with_settings
+def profile(
+    *,
+    pair: Annotated[
+        PairConfig,
+        Flags(
+            *("target", "drafter", "drafter_home", "heads", "target_device", "drafter_device"),
+            *("dtype", "backend", "busy_poll_us"),
+            *SIMULATION,
+            max_num_seqs=1,
+            drafter_restarts=0,
+        ),
+    ],
+    speculation: Annotated[
+        SpeculationConfig,
+        Flags("policy", "num_speculative_tokens", "window", "adaptive", "also_ngram"),
+    ],
+    request: Annotated[SamplingParams, Flags("temperature", "max_tokens", max_tokens=256)],
+    prompt: TextPrompt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+) -> None:
+    """Say where the time of each process goes while texts are written."""
+    speculation.check(pair)
+    request = request.model_copy(update={"seed": 1, "ignore_eos": True})
+    with Progress(Console(stderr=True)) as progress:
+        started = Pair(pair, with_drafter=speculation.drafts, say=progress.say)
+    with started as running:
+        found = shares.profile(running, prompts_of(running, prompt), speculation, request)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found)))
+        return
+    typer.echo(f"machine: {machine()}\n")
+    Console(width=WIDTH).print(_table(found))
+    typer.echo(
+        f"{speculation.policy}: {found.num_tokens} tokens in {found.num_passes} passes, "
+        f"{found.tokens_per_second:.0f} tokens/s,\n{found.tokens_per_pass:.2f} tokens a pass; "
+        f"in no model: {found.no_model_ms:.3f} ms a pass (median),\n"
+        f"of it {found.host_ms:.3f} on the target's host"
+    )
+    if found.simulated is not None:
+        typer.echo(simulation(found.simulated))
+    if found.num_without_drafter:
+        num_lost = found.num_without_drafter
+        typer.echo(f"the drafter was lost: {num_lost} texts were without it, at least in part")
+    for share in found.shares:
+        if share.num_uncaptured:
+            typer.echo(
+                f"{share.process}: {share.num_uncaptured} of {share.number} had more rows than any "
+                "CUDA graph, and ran kernel by kernel"
+            )
+
+
+def _table(found: Profile) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for share in found.shares:
+        table.add_column(f"{share.process}\nms/{share.unit}", justify="right")
+        table.add_column("\n%", justify="right")
+    totals = [sum(share.ms.values()) for share in found.shares]
+    for phase, words in WORDS.items():
+        cells = []
+        for share, total in zip(found.shares, totals, strict=True):
+            cells += [f"{share.ms[phase]:.3f}", f"{share.ms[phase] / total:.0%}"]
+        table.add_row(words, *cells)
+    ends = [cell for total in totals for cell in (f"{total:.3f}", "")]
+    table.add_row("together", *ends)
+    return table

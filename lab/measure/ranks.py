@@ -1,0 +1,124 @@
+"""Record how a pair's drafter ranks what its target says, for `plan --trace`.
+
+    python -m lab.measure.ranks PROMPTS --out FILE [--temperature T] [--target ...]
+
+The target writes each text by itself, with the noise of a seed; then the drafter reads it, and
+ranks at every position what may come next, with the same noise, as it would have while drafting.
+Only counts: it may run on a busy machine. One JSON object a line (`rehearsal.acceptance.read`).
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from coordinator.api.config import PairConfig
+from coordinator.api.prompts import Tokenization
+from engine.choice.coupling import choose, rank_scored
+from engine.choice.sampling import Sampling
+from engine.errors import EngineError
+from engine.executor import Executor
+from engine.layout.slots import SlotMap
+from engine.loading import Engine, load_engine
+from lab.experiments.prompt_sets import read
+from proto.errors import ConfigurationError, SlipstreamError
+from proto.system import check_writable
+from rehearsal.acceptance import NUM_RANKS, Position, shares, written
+
+CHUNK = 256
+FIRST_SEED = 1000  # likewise
+
+
+def load(model: str, options: argparse.Namespace) -> Engine:
+    """An engine with room for one text."""
+    return load_engine(
+        model,
+        revision=None,
+        dtype=options.dtype,
+        device=options.device,
+        max_len=options.max_prompt_tokens + options.max_tokens,
+        fixed_rows=None,
+        warm_rows=(1,),
+        say=lambda _: None,
+    )
+
+
+def text_of(
+    target: Executor, prompt: Sequence[int], sampling: Sampling, seed: int, num_tokens: int
+) -> list[int]:
+    """What the target writes after a prompt, with this noise."""
+    text, slots = list(prompt), SlotMap[int](target.capacity)
+    while len(text) < len(prompt) + num_tokens:
+        missing = text[slots.prefix_len : slots.prefix_len + CHUNK]
+        logits = target.run(slots.feed_prefix(missing), (len(missing) - 1,))
+        if slots.prefix_len == len(text):
+            text += choose(logits, sampling, seed, 0, (len(text),))
+    return text[len(prompt) :]
+
+
+def positions_of(
+    drafter: Engine, prompt: Sequence[int], said: Sequence[int], sampling: Sampling, seed: int
+) -> Iterator[Position]:
+    """How the drafter ranks each token of a text."""
+    text, slots = [*prompt, *said[:-1]], SlotMap[int](drafter.executor.capacity)
+    ends = [*range(0, len(text), CHUNK), len(text)]
+    for start, end in pairwise(ends):
+        ask = range(max(0, len(prompt) - 1 - start), end - start)
+        logits = drafter.executor.run(slots.feed_prefix(text[start:end]), ask)
+        if not ask:
+            continue
+        at = [start + row + 1 for row in ask]
+        ids, scores = rank_scored(
+            logits, sampling, seed, 0, at, NUM_RANKS, num_valid=drafter.vocab_size
+        )
+        for position, ranked, row in zip(at, ids, scores, strict=True):
+            token = said[position - len(prompt)]
+            yield Position(ranked.index(token) if token in ranked else None, tuple(row))
+
+
+def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
+    """All texts. Raises SlipstreamError, EngineError."""
+    tokenization = Tokenization.of_model(options.target, None)
+    if tokenization is None:
+        raise ConfigurationError(f"{options.target} has no tokenizer.json")
+    target, drafter = load(options.target, options), load(options.drafter, options)
+    sampling, texts = Sampling(temperature=options.temperature), []
+    for index, prompt in enumerate(read(options.prompts, options.num_prompts)):
+        ids = tokenization.encode(prompt.turns[0])[: options.max_prompt_tokens]
+        seed = FIRST_SEED + index
+        said = text_of(target.executor, ids, sampling, seed, options.max_tokens)
+        texts.append(tuple(positions_of(drafter, ids, said, sampling, seed)))
+    return texts
+
+
+def main() -> int:
+    """Write the file; returns the exit status."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    defaults = PairConfig()
+    parser.add_argument("prompts", type=Path, help="one prompt per line, or JSON Lines")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--target", default=defaults.target)
+    parser.add_argument("--drafter", default=defaults.drafter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default=defaults.dtype)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--num-prompts", type=int, help="default: all")
+    parser.add_argument("--max-prompt-tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    options = parser.parse_args()
+    try:
+        check_writable(options.out, "--out")
+        texts = record(options)
+        options.out.write_text("".join(written(text) + "\n" for text in texts), encoding="utf-8")
+    except (OSError, ValueError, EngineError, SlipstreamError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    found = ", ".join(f"{share:.3f}" for share in shares(tuple(texts)))
+    print(f"{len(texts)} texts of {options.max_tokens} tokens; by rank: {found}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

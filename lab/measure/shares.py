@@ -1,0 +1,141 @@
+"""Where the time of each process goes, from figures that its loop keeps at all times."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from coordinator.api.config import (
+    SpeculationConfig,
+)
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.text.metrics import Metrics, Simulated
+from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.messages import Role
+from proto.stopwatch import Phase
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One process while texts were written.
+
+    unit    what `number` counts: passes or draft steps, those of prefills included
+    num_uncaptured  of them, those that no captured CUDA graph had room for
+    ms      by phase, for one of them; `wait` is what was left of the time
+    """
+
+    process: str
+    unit: str
+    number: int
+    num_uncaptured: int
+    ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What some texts cost.
+
+    no_model_ms  median time per pass in which no model is known to have been at work
+    host_ms      what the target's host took of it
+    num_without_drafter  texts that went without their drafter, or lost it on the way
+    simulated    of the hardware, while these texts were written; None: nothing
+    """
+
+    tokens_per_second: float
+    num_tokens: int
+    num_passes: int
+    tokens_per_pass: float
+    no_model_ms: float
+    host_ms: float
+    num_without_drafter: int
+    simulated: Simulated | None
+    shares: list[Share]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The stopwatches at one moment: microseconds by phase, and forwards."""
+
+    times_us: dict[str, tuple[int, ...]]
+    forwards: dict[str, int]
+    uncaptured: dict[str, int]
+    simulated: Simulated | None
+
+
+def profile(
+    pair: Pair,
+    prompts: Sequence[tuple[int, ...]],
+    speculation: SpeculationConfig,
+    request: SamplingParams,
+) -> Profile:
+    """Write a text first, which is not counted, then one for each prompt."""
+    _write(pair, prompts[0], speculation, request)
+    before = _read(pair)
+    texts = [_write(pair, prompt, speculation, request) for prompt in prompts]
+    after = _read(pair)
+    num_passes = sum(text.num_target_passes for text in texts)
+    elapsed_s = sum(text.elapsed_s for text in texts)
+    num_tokens = sum(text.num_tokens for text in texts)
+    return Profile(
+        tokens_per_second=num_tokens / elapsed_s,
+        num_tokens=num_tokens,
+        num_passes=num_passes,
+        tokens_per_pass=1 + sum(text.num_accepted_tokens for text in texts) / num_passes,
+        no_model_ms=median(text.no_model_ms_per_pass for text in texts),
+        host_ms=median(text.host_ms_per_pass for text in texts),
+        num_without_drafter=sum(text.drafter_lost_at is not None for text in texts),
+        simulated=after.simulated
+        and before.simulated
+        and after.simulated.since(before.simulated, elapsed_s * 1e3),
+        shares=[
+            _share(name, before, after, elapsed_s, num_passes)
+            for name in before.times_us
+            if name in after.times_us
+        ],
+    )
+
+
+def _write(
+    pair: Pair, prompt: tuple[int, ...], speculation: SpeculationConfig, request: SamplingParams
+) -> Metrics:
+    stream, _ = pair.generate(prompt, speculation, request)
+    for _ in stream:
+        pass
+    assert stream.result is not None
+    return stream.result.metrics
+
+
+def _read(pair: Pair) -> _Reading:
+    """Nodes tell theirs with every heartbeat, so what has just ended is known after one more."""
+    time.sleep(2.5 * HEARTBEAT_INTERVAL_S)
+    roles = (Role.TARGET, Role.DRAFTER)
+    nodes = {role.value: pair.service.registry.of(role) for role in roles}
+    # A drafter that failed while it loaded has done nothing that could be shared out.
+    there = {name: node for name, node in nodes.items() if node is not None and node.hello}
+    times_us = {name: node.times_us for name, node in there.items()}
+    times_us[COORDINATOR] = pair.service.watch.totals_us
+    return _Reading(
+        times_us,
+        {name: node.progress for name, node in there.items()},
+        {name: node.num_uncaptured for name, node in there.items()},
+        pair.simulated(),
+    )
+
+
+def _share(
+    name: str, before: _Reading, after: _Reading, elapsed_s: float, num_passes: int
+) -> Share:
+    number, unit = num_passes, "pass"
+    if name in after.forwards:
+        number = after.forwards[name] - before.forwards[name]
+        unit = "step" if name == Role.DRAFTER.value else "pass"
+    number = max(1, number)
+    pairs = zip(Phase, before.times_us[name], after.times_us[name], strict=True)
+    ms = {phase.name.lower(): (end - start) / 1e3 / number for phase, start, end in pairs}
+    ms["wait"] = 0.0
+    ms["wait"] = max(0.0, elapsed_s * 1e3 / number - sum(ms.values()))
+    num_uncaptured = after.uncaptured.get(name, 0) - before.uncaptured.get(name, 0)
+    return Share(name, unit, number, num_uncaptured, ms)

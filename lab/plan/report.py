@@ -1,0 +1,151 @@
+"""What is given to `plan` and what it says: a case of flags, a table, a record."""
+
+import dataclasses
+import math
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.cli.writers import WIDTH
+from lab.plan.command import MIN_TOKENS, Costs, Texts
+from proto.errors import ConfigurationError
+from proto.system import cannot_read, path_of
+from rehearsal.acceptance import Trace, chances, cut, drawn, read, shares
+from rehearsal.planning import (
+    DRAFTER_ROWS,
+    TARGET_ROWS,
+    Case,
+    Cell,
+    Plan,
+    roofline,
+)
+from rehearsal.planning import make_plan as make_plan
+from rehearsal.setting import Forwards, NodeCosts
+
+BYTES_PER_PARAMETER = 2.0  # bfloat16
+NUM_SHOWN = 4  # ranks
+
+
+def case_of(costs: Costs, texts: Texts) -> Case:
+    """What is to be rehearsed, the coordinator on the target's host. Raises ConfigurationError."""
+    target = _forwards(costs, "target", costs.target_ms, costs.verify_ms_per_token)
+    drafter = _forwards(costs, "draft", costs.draft_ms, costs.draft_ms_per_row)
+    return Case(
+        NodeCosts(target, costs.host_us / 1e6, timed_rows=TARGET_ROWS),
+        NodeCosts(drafter, costs.draft_host_us / 1e6, costs.hop_ms / 1e3, DRAFTER_ROWS),
+        _positions(texts),
+        texts.num_texts,
+    )
+
+
+def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwards:
+    """As they are, or by the roofline."""
+    names = ("params", "bytes", "bandwidth", "flops")
+    params, num_bytes, bandwidth, flops = (getattr(costs, f"{name}_{what}") for what in names)
+    if ms is not None and params is None:
+        return Forwards(((1, ms / 1e3),), row_ms / 1e3)
+    if ms is not None or params is None or bandwidth is None:
+        raise ConfigurationError(
+            f"say what a forward takes: either --{name}-ms, or --{name}-params and "
+            f"--{name}-bandwidth"
+        )
+    return roofline(params, num_bytes or BYTES_PER_PARAMETER * params, bandwidth, flops or math.inf)
+
+
+def _positions(texts: Texts) -> Trace:
+    """The texts: recorded, or as their chances say."""
+    if not texts.trace:
+        return drawn(chances(texts.acceptance), texts.num_texts, texts.num_tokens)
+    try:
+        with path_of(texts.trace).open(encoding="utf-8") as file:
+            recorded = cut(read(file), texts.num_texts, texts.num_tokens)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--trace: {texts.trace} cannot be read: {cannot_read(error)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--trace: {texts.trace} is no text, so no record") from error
+    if len(recorded[0]) < MIN_TOKENS:
+        raise ConfigurationError(
+            f"--trace: {texts.trace} has {len(recorded[0])} tokens for each of "
+            f"{texts.num_texts} texts, {MIN_TOKENS} are needed; record more"
+        )
+    return recorded
+
+
+def as_record(case: Case, made: Plan) -> dict[str, Any]:
+    """Everything, for a program; times in milliseconds."""
+    return {
+        "acceptance": shares(case.trace),
+        "target_ms": case.target.forward.of(1) * 1e3,
+        "draft_ms": case.drafter.forward.of(1) * 1e3,
+        "plain_tokens_per_second": made.plain.figures.tokens_per_second,
+        "pays": made.winner is not None,
+        "best": [_cell_record(made, cell) for cell in made.best],
+        "cells": [_cell_record(made, cell) for cell in made.cells],
+    }
+
+
+def _cell_record(made: Plan, cell: Cell) -> dict[str, Any]:
+    numbers = {"num_speculative_tokens": cell.k, "window": cell.window}
+    figures = dataclasses.asdict(cell.figures)
+    return {"policy": cell.policy, **numbers, "speedup": made.speedup(cell), **figures}
+
+
+def show(case: Case, made: Plan) -> None:
+    """The table, and what follows from it."""
+    typer.echo(_given(case) + "\n")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for words in ("K", "window", "tokens/s", "x plain", "tokens/pass"):
+        table.add_column(words, justify="right")
+    for words in ("target\nbusy", "drafter\nbusy"):
+        table.add_column(words, justify="right")
+    for cell in (made.plain, *made.best):
+        figures = cell.figures
+        table.add_row(
+            cell.policy,
+            *("-" if number is None else str(number) for number in (cell.k, cell.window)),
+            f"{figures.tokens_per_second:.4g}",
+            f"{made.speedup(cell):.2f}",
+            f"{figures.tokens_per_pass:.2f}",
+            f"{figures.target_busy:.0%}",
+            f"{figures.drafter_busy:.0%}",
+        )
+    Console(width=WIDTH).print(table)
+    typer.echo("\n" + conclusion(made))
+
+
+def _given(case: Case) -> str:
+    """The costs and the acceptance, in lines of at most 80 columns."""
+    target, drafter = case.target, case.drafter
+    ranks = ", ".join(f"{share:.2f}" for share in shares(case.trace)[:NUM_SHOWN])
+    passes = ", ".join(f"{target.forward.of(rows) * 1e3:.4g} of {rows}" for rows in (1, 5, 9))
+    number = len(case.trace)
+    texts = "a text" if number == 1 else f"{number} texts at once"
+    return (
+        f"target pass: ms {passes} rows; draft step: {drafter.forward.of(1) * 1e3:.4g} ms\n"
+        f"hop: {drafter.hop_s * 1e3:.4g} ms; host: {target.host_s * 1e6:.0f} us a pass, "
+        f"{drafter.host_s * 1e6:.0f} us a draft step\n"
+        f"the target says the drafter's choices, by rank: {ranks} ...\n"
+        f"{texts} of {len(case.trace[0])} tokens"
+    )
+
+
+def conclusion(made: Plan) -> str:
+    """What to do, in lines of at most 80 columns."""
+    winner = made.winner
+    if winner is None:
+        best = max(made.best, key=made.speedup)
+        return (
+            f"Speculation does not pay here: the best of it, {best.policy} with K = {best.k}, "
+            f"writes {made.speedup(best):.2f}\nof plain decoding. Use --policy "
+            f"{made.plain.policy}. (Where drafts do not pay, adaptive policies let\nthe drafter "
+            "rest, and come close to plain decoding.)"
+        )
+    flags = f"--policy {winner.policy} --num-speculative-tokens {winner.k}"
+    if winner.window is not None:
+        flags += f" --window {winner.window}"
+    return f"Best, {made.speedup(winner):.2f} x plain decoding:\n  {flags}"

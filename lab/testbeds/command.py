@@ -1,0 +1,273 @@
+"""`python -m coordinator testbed`: a model that costs what a large one costs, made of a small one.
+
+The small model is inflated (`inflate.py`): it says what it said, in the shape of a model
+whose weights are not at hand. Its vocabulary stays; where a shape goes by the name of a model, as
+many layers are added as the head of that model's vocabulary costs.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from coordinator.api.config import MODELS
+from proto.errors import ConfigurationError, OutputError
+
+if TYPE_CHECKING:  # torch is loaded when the command runs, and for no other command
+    from lab.testbeds.inflate import Shape
+
+NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LAYERS_IN_MEMORY, NUM_COPIES = 4, 2  # of a shard, while it is made and written
+BESIDES_BYTES = 10**9  # torch itself
+LOADING_COPIES = 3  # of the weights on a CPU, measured: as read, packed, and for the check
+MEMORY = Path("/proc/meminfo")
+
+Like = Literal["0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
+Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a model, by the names in its config.json; None: as in the source."""
+
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+
+
+LIKE: dict[Like, Sizes] = {
+    "0.5b": Sizes(1024, 16, 8192, 16, 8, 64),  # about as large as the smallest of each family
+    "llama-3.2-1b": Sizes(2048, 16, 8192, 32, 8, 64, 128_256),
+    "llama-3.2-3b": Sizes(3072, 28, 8192, 24, 8, 128, 128_256),
+    "llama-3.1-8b": Sizes(4096, 32, 14336, 32, 8, 128, 128_256),
+    "llama-3.1-70b": Sizes(8192, 80, 28672, 64, 8, 128, 128_256),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model that is to be made of another.
+
+    num_in_place  layers that stand for the head of a larger vocabulary
+    """
+
+    source: Path
+    folder: Path
+    shape: "Shape"
+    num_in_place: int
+    vocab_size: int
+    is_tied: bool
+    dtype: str
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all layers and what lies around them."""
+        num_ends = 1 if self.is_tied else 2
+        width = self.shape.hidden_size
+        return (
+            self.shape.num_layers * layer_parameters(self.shape)
+            + num_ends * self.vocab_size * width
+            + width
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk, and of the weights in memory."""
+        return self.num_parameters * NUM_BYTES[self.dtype]
+
+    @property
+    def making_bytes(self) -> int:
+        """Most memory that is needed to make it."""
+        shard = max(
+            LAYERS_IN_MEMORY * layer_parameters(self.shape),
+            2 * self.vocab_size * self.shape.hidden_size,
+        )
+        return NUM_COPIES * shard * NUM_BYTES[self.dtype] + BESIDES_BYTES
+
+    @property
+    def loading_bytes(self) -> int:
+        """Most memory of a node that loads it on a CPU."""
+        return LOADING_COPIES * self.num_bytes
+
+    @property
+    def words(self) -> str:
+        """What will be made, in a few lines for people."""
+        shape = self.shape
+        layers = f"{shape.num_layers} layers"
+        if self.num_in_place:
+            layers += f" ({self.num_in_place} of them in place of a larger head)"
+        return (
+            f"{self.folder}: {_short(self.num_parameters)} parameters in {self.dtype}\n"
+            f"  {layers},\n"
+            f"  {shape.hidden_size} wide, {shape.num_heads} heads of {shape.head_dim}, "
+            f"{shape.num_kv_heads} of them with keys\n"
+            f"  {_gb(self.num_bytes)} on disk; takes up to {_gb(self.making_bytes)} of memory "
+            f"to make,\n  and about {_gb(self.loading_bytes)} to load in a node on a CPU"
+        )
+
+
+def layer_parameters(shape: "Shape") -> int:
+    """Weights of one layer."""
+    attention = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    return shape.hidden_size * (attention + 3 * shape.intermediate_size + 2)
+
+
+def testbed(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for the models: a new or an empty one.")],
+    like: Annotated[
+        Like | None, typer.Option(help="The target's shape; sizes that are given replace its.")
+    ] = None,
+    drafter_like: Annotated[
+        Like | None, typer.Option(help="Make a drafter too. Default: the small one will do.")
+    ] = None,
+    target: Annotated[Path, typer.Option(help="What the target is made of.")] = MODELS / "target",
+    drafter: Annotated[Path, typer.Option(help="And the drafter.")] = MODELS / "drafter",
+    hidden_size: Size = None,
+    num_hidden_layers: Size = None,
+    intermediate_size: Size = None,
+    num_attention_heads: Size = None,
+    num_key_value_heads: Size = None,
+    head_dim: Size = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Of the weights. Default: the source's; float32 changes no text."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights that do nothing.", min=0)] = 0,
+) -> None:
+    """Make a model that costs what a large one costs, and says what a small one says."""
+    given = Sizes(
+        hidden_size,
+        num_hidden_layers,
+        intermediate_size,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+    )
+    if like is None and given == Sizes():
+        raise ConfigurationError(f"give --like ({', '.join(LIKE)}) or sizes as --hidden-size")
+    _check_folder(out)
+    plans = [_plan(target, out / "target", like, given, dtype)]
+    if drafter_like is not None:
+        plans.append(_plan(drafter, out / "drafter", drafter_like, Sizes(), dtype))
+    for plan in plans:
+        typer.echo(plan.words)
+    check_room(plans, out, typer.echo)
+    for plan in plans:
+        started = monotonic()
+        make(plan, seed)
+        typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
+    folders = [f"--{plan.folder.name} {plan.folder}" for plan in plans]
+    typer.echo(
+        " \\\n  ".join(["python -m coordinator generate", *folders, '"class Codec(codecs.Codec):"'])
+    )
+
+
+def _check_folder(out: Path) -> None:
+    """Raises ConfigurationError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out: {out} exists and is not empty; name another folder")
+
+
+def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: str | None) -> Plan:
+    """Raises ConfigurationError if the source cannot grow to this."""
+    from lab.testbeds.inflate import Shape, check_growth, read_config, shape_of
+
+    try:
+        config = read_config(source)
+        old, named = shape_of(config), LIKE[like] if like is not None else Sizes()
+        shape = Shape(
+            given.hidden_size or named.hidden_size or old.hidden_size,
+            given.intermediate_size or named.intermediate_size or old.intermediate_size,
+            given.num_hidden_layers or named.num_hidden_layers or old.num_layers,
+            given.num_attention_heads or named.num_attention_heads or old.num_heads,
+            given.num_key_value_heads or named.num_key_value_heads or old.num_kv_heads,
+            given.head_dim or named.head_dim or old.head_dim,
+        )
+        num_in_place = 0
+        if named.vocab_size is not None and given.num_hidden_layers is None:
+            missing = max(0, named.vocab_size - config.vocab_size) * shape.hidden_size
+            num_in_place = round(missing / layer_parameters(shape))
+            shape = replace(shape, num_layers=shape.num_layers + num_in_place)
+        check_growth(old, shape)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return Plan(
+        source,
+        folder,
+        shape,
+        num_in_place,
+        config.vocab_size,
+        bool(config.tie_word_embeddings),
+        dtype or str(config.dtype or "float32").removeprefix("torch."),
+    )
+
+
+def check_room(plans: list[Plan], out: Path, warn: Callable[[str], object]) -> None:
+    """Raises ConfigurationError if there is not enough disk or memory to make them."""
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    needed, free = sum(plan.num_bytes for plan in plans), shutil.disk_usage(above).free
+    if needed > free:
+        raise ConfigurationError(
+            f"--out: {_gb(needed)} are needed and {_gb(free)} are free on the disk of {above}; "
+            "name a folder on another one"
+        )
+    available = _available_bytes()
+    if available is None:
+        return
+    making = max(plan.making_bytes for plan in plans)
+    if making > available:
+        raise ConfigurationError(
+            f"to make it takes {_gb(making)} of memory, and {_gb(available)} are available; "
+            "choose a smaller shape"
+        )
+    if sum(plan.loading_bytes for plan in plans) > available:
+        warn(f"warning: {_gb(available)} of memory are available here; load it where there is more")
+
+
+def _available_bytes() -> int | None:
+    """Memory that is free or can be freed; None where nobody says so."""
+    if not MEMORY.exists():
+        return None
+    lines = (line.split() for line in MEMORY.read_text().splitlines())
+    return next((int(line[1]) << 10 for line in lines if line[0] == "MemAvailable:"), None)
+
+
+def make(plan: Plan, seed: int) -> None:
+    """Write one model; nothing of it is left where that fails.
+
+    Raises ConfigurationError, OutputError.
+    """
+    from safetensors import SafetensorError
+
+    from lab.testbeds.inflate import inflate
+
+    try:
+        inflate(plan.source, plan.folder, plan.shape, seed=seed, dtype=plan.dtype)
+    except BaseException as error:
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        match error:
+            case ValueError():
+                raise ConfigurationError(str(error)) from error
+            case OSError() | SafetensorError():
+                line = " ".join(str(error).split())
+                raise OutputError(
+                    f"cannot write {plan.folder}: {line}; is the disk full?"
+                ) from error
+        raise
+
+
+def _short(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

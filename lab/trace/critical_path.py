@@ -1,0 +1,302 @@
+"""The critical path of a text: what it waited for, moment by moment (pure).
+
+Theory of operation
+-------------------
+A text takes from when the coordinator sends its first `Open` to when its last verdict comes there.
+Each verdict follows from the one before on the target, so the path is what the target does from one
+verdict to the next; before the first it is the way of the `Open`, after the last that of the
+verdict. Every moment of it belongs to one share:
+
+    target       the target's model, its sampling, moves of its cache
+    drafter      the target waits for a draft, and its drafter's model is at work on it
+    wire         it waits, and what it waits for is on its way
+    host         all other work of the target, of the drafter it waits for, of the coordinator
+    waiting      it waits, and nobody works for it: a deadline, or a drafter that waits too
+    unexplained  there is no record of it
+
+What the target waits for is the last draft of the text that it reads before the pass begins (or the
+`Open`). Followed back, a draft is on its way, in the coordinator, on its way; before that its
+drafter was at work, or waited for a verdict, which is followed back likewise.
+
+What the target does for other texts is the target's share in each of them.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from coordinator.tracing.chrome import COORDINATOR_PID
+from lab.trace.reading import Busy, Message, Process, Text, Trace
+
+SHARES = ("target", "drafter", "wire", "host", "waiting", "unexplained")
+MODEL_CATEGORIES = {"model", "sampling", "move"}
+FOREVER_NS = 1 << 62
+
+Piece = tuple[int, int, str]  # [start_ns, end_ns) and the share it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """From one verdict of a text to the next.
+
+    shares_ns  by the names of SHARES; they add up to its length
+    tokens     that the verdict added; drafted, accepted: of its pass
+    """
+
+    start_ns: int
+    end_ns: int
+    shares_ns: dict[str, int]
+    tokens: int
+    drafted: int
+    accepted: int
+    rolled_back: int
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The critical path of one text. The last round ends where the last verdict arrives."""
+
+    text: int
+    policy: str
+    start_ns: int
+    end_ns: int
+    rounds: list[Round]
+
+    @property
+    def shares_ns(self) -> dict[str, int]:
+        """Of all rounds."""
+        return {name: sum(one.shares_ns[name] for one in self.rounds) for name in SHARES}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were written."""
+        return sum(one.tokens for one in self.rounds)
+
+
+def paths_of(trace: Trace) -> list[Path]:
+    """The critical path of every text of which anything was written."""
+    indexed = _Indexed(trace)
+    return [path for text in trace.texts if (path := indexed.path(text)) is not None]
+
+
+def overlap(trace: Trace) -> float | None:
+    """The share of the time of the target's model in which a drafter's was at work as well; None:
+    there is no drafter."""
+    models = {
+        role: [
+            (one.start_ns, one.end_ns)
+            for process in trace.of_role(role)
+            for one in process.busy
+            if one.category == "model"
+        ]
+        for role in ("target", "drafter")
+    }
+    total = sum(end - start for start, end in models["target"])
+    if not total or not models["drafter"]:
+        return None
+    drafting = _merged(models["drafter"])
+    ends = [end for _, end in drafting]
+    both = 0
+    for start, end in models["target"]:
+        for other in drafting[bisect_right(ends, start) :]:
+            if other[0] >= end:
+                break
+            both += min(end, other[1]) - max(start, other[0])
+    return both / total
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+class _Indexed:
+    """A trace, with its messages by where they go."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._processes = trace.processes
+        self._starts = {
+            pid: [one.start_ns for one in process.busy] for pid, process in trace.processes.items()
+        }
+        self._sent: dict[int, Message] = {}  # by number: from a node to the coordinator
+        self._to: dict[tuple[int, int], list[Message]] = {}  # by receiver and text, as read
+        self._verdicts: dict[int, list[Message]] = {}  # by text
+        self._opens: dict[int, list[Message]] = {}
+        for one in sorted(trace.messages, key=lambda one: one.received_ns):
+            if one.receiver != COORDINATOR_PID:
+                if one.kind in ("Draft", "Verdict", "Open"):
+                    self._to.setdefault((one.receiver, one.text), []).append(one)
+                if one.kind == "Open":
+                    self._opens.setdefault(one.text, []).append(one)
+                continue
+            self._sent[one.number] = one
+            if one.kind == "Verdict":
+                self._verdicts.setdefault(one.text, []).append(one)
+
+    def path(self, about: Text) -> Path | None:
+        """The path of a text."""
+        text, length = about.number, about.num_prompt_tokens
+        start_ns = min((one.sent_ns for one in self._opens.get(text, [])), default=None)
+        if start_ns is None:
+            return None
+        rounds: list[Round] = []
+        at_ns = start_ns
+        last: Message | None = None
+        for verdict in self._verdicts.get(text, []):
+            tokens = verdict.args["after"] + verdict.args["tokens"] - length
+            if tokens <= 0 or verdict.args["after"] > length or verdict.sent_ns < at_ns:
+                continue  # said again, or of a text that the coordinator did not take
+            rounds.append(_round(self._pieces(text, verdict, at_ns), verdict, at_ns, tokens))
+            at_ns, length, last = verdict.sent_ns, length + tokens, verdict
+        if last is None:
+            return None
+        tail = rounds.pop()
+        wire_ns = tail.shares_ns["wire"] + last.received_ns - last.sent_ns
+        shares_ns = {**tail.shares_ns, "wire": wire_ns}
+        rounds.append(replace(tail, end_ns=last.received_ns, shares_ns=shares_ns))
+        return Path(text, about.policy, start_ns, last.received_ns, rounds)
+
+    def _pieces(self, text: int, verdict: Message, start_ns: int) -> Iterator[Piece]:
+        """What the target did from `start_ns` until it sent a verdict, without a gap."""
+        target = self._processes[verdict.sender]
+        launched_ns = _last_launch_ns(target, verdict.sent_ns)
+        for start, end, busy in self._between(target, start_ns, verdict.sent_ns):
+            if busy is None:
+                yield start, end, "unexplained"
+            elif busy.category:
+                yield start, end, "target" if busy.category in MODEL_CATEGORIES else "host"
+            else:
+                yield from self._wait(text, target, start, end, launched_ns)
+
+    def _between(
+        self, process: Process, start_ns: int, end_ns: int
+    ) -> Iterator[tuple[int, int, Busy | None]]:
+        """What a process did from `start_ns` to `end_ns`: no category is waiting, None unknown."""
+        starts = self._starts[process.pid]
+        index = max(0, bisect_right(starts, start_ns) - 1)
+        at_ns = start_ns
+        for busy in process.busy[index:]:
+            if busy.start_ns >= end_ns:
+                break
+            if busy.end_ns <= at_ns:
+                continue
+            if busy.start_ns > at_ns:
+                yield from _gap(process, at_ns, busy.start_ns)
+            at_ns = max(at_ns, busy.start_ns)
+            yield at_ns, min(end_ns, busy.end_ns), busy
+            at_ns = min(end_ns, busy.end_ns)
+        if at_ns < end_ns:
+            yield from _gap(process, at_ns, end_ns)
+
+    def _wait(
+        self, text: int, target: Process, start_ns: int, end_ns: int, launched_ns: int
+    ) -> Iterator[Piece]:
+        """What the target waits for in [start_ns, end_ns)."""
+        awaited = self._last_read(target.pid, text, start_ns, launched_ns)
+        if awaited is None:
+            yield start_ns, end_ns, "waiting"
+            return
+        origin = self._sent.get(awaited.number)
+        left_ns = awaited.sent_ns if origin is None else origin.sent_ns
+        yield from _cut(self._way(awaited), max(start_ns, left_ns), end_ns)
+        until_ns = min(end_ns, left_ns)
+        if start_ns >= until_ns:
+            return
+        drafter = None if origin is None else self._processes.get(origin.sender)
+        if drafter is None:
+            # An Open begins at the coordinator; of a draft it should be known who sent it.
+            is_known = awaited.kind == "Open"
+            yield start_ns, until_ns, "waiting" if is_known else "unexplained"
+            return
+        for start, end, busy in self._between(drafter, start_ns, until_ns):
+            if busy is None:
+                yield start, end, "unexplained"
+            elif busy.category:
+                yield start, end, "drafter" if busy.category in MODEL_CATEGORIES else "host"
+            else:
+                yield from self._wait_of_drafter(text, drafter, start, end)
+
+    def _wait_of_drafter(
+        self, text: int, drafter: Process, start_ns: int, end_ns: int
+    ) -> Iterator[Piece]:
+        """What a drafter waits for that is waited for."""
+        awaited = self._first_read(drafter.pid, text, end_ns)
+        if awaited is None:
+            yield start_ns, end_ns, "waiting"
+        else:
+            yield from _cut(self._way(awaited), start_ns, end_ns)
+
+    def _way(self, message: Message) -> list[Piece]:
+        """Where a message was when: nobody worked at it before, and nobody after."""
+        origin = self._sent.get(message.number)
+        points = [message.sent_ns, message.received_ns]
+        names = ["waiting", "wire", "waiting"]
+        if origin is not None:
+            points = [origin.sent_ns, origin.received_ns, *points]
+            names = ["waiting", "wire", "host", "wire", "waiting"]
+        ends = [-FOREVER_NS, *points, FOREVER_NS]
+        return [
+            (start, end, name) for (start, end), name in zip(pairwise(ends), names, strict=True)
+        ]
+
+    def _last_read(self, pid: int, text: int, after_ns: int, until_ns: int) -> Message | None:
+        """The last message of a text that a process reads in (after_ns, until_ns]."""
+        messages = self._to.get((pid, text), [])
+        index = bisect_right(messages, until_ns, key=lambda one: one.received_ns) - 1
+        if index < 0 or messages[index].received_ns <= after_ns:
+            return None
+        return messages[index]
+
+    def _first_read(self, pid: int, text: int, from_ns: int) -> Message | None:
+        """The first message of a text that a process reads from then on."""
+        messages = self._to.get((pid, text), [])
+        index = bisect_left(messages, from_ns, key=lambda one: one.received_ns)
+        return messages[index] if index < len(messages) else None
+
+
+def _last_launch_ns(target: Process, sent_ns: int) -> int:
+    """When the pass began whose verdict was sent then."""
+    index = bisect_right(target.forwards, sent_ns, key=lambda one: one.end_ns) - 1
+    return target.forwards[index].start_ns if index >= 0 else sent_ns
+
+
+def _gap(process: Process, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, Busy | None]]:
+    """Nothing is in it: the process waited where it is recorded."""
+    at_ns = start_ns
+    for first, last in process.recorded:
+        low, high = max(at_ns, first), min(end_ns, last)
+        if low < high:
+            if at_ns < low:
+                yield at_ns, low, None
+            yield low, high, Busy(low, high, "", "wait")
+            at_ns = high
+    if at_ns < end_ns:
+        yield at_ns, end_ns, None
+
+
+def _cut(pieces: Sequence[Piece], start_ns: int, end_ns: int) -> Iterator[Piece]:
+    """What of the pieces lies in [start_ns, end_ns)."""
+    for start, end, name in pieces:
+        if max(start, start_ns) < min(end, end_ns):
+            yield max(start, start_ns), min(end, end_ns), name
+
+
+def _round(pieces: Iterable[Piece], verdict: Message, start_ns: int, tokens: int) -> Round:
+    shares = dict.fromkeys(SHARES, 0)
+    for start, end, name in pieces:
+        shares[name] += end - start
+    return Round(
+        start_ns,
+        verdict.sent_ns,
+        shares,
+        tokens,
+        verdict.args["drafted"],
+        verdict.args["accepted"],
+        verdict.args["rolled_back"],
+    )

@@ -1,0 +1,132 @@
+"""Measures the embedded models: the tables of models/README.md.
+
+    python -m lab.training.evaluate [--folder FOLDER] [--prompts PROMPTS.jsonl]
+
+Owns the figures and nothing of the training. The held-out tokens are those of `train prepare`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from lab.training.train import (
+    CONTEXT,
+    DEVICE,
+    DRAFTERS,
+    HERE,
+    SEED,
+    corpus_tokens,
+    generate,
+    load_written,
+    logits_of,
+    next_token_loss,
+)
+
+PROMPT_LEN, TEXT_LEN = 128, 128
+NUM_LOOP_PROMPTS = 10
+GRAM_LEN = 8  # tokens that a text hardly says twice unless it goes round in a circle
+
+
+@torch.inference_mode()
+def held_out_loss(model: LlamaForCausalLM) -> float:
+    """Nats per token over the held-out files, in windows of CONTEXT tokens."""
+    windows = corpus_tokens("held_out").unfold(0, CONTEXT + 1, CONTEXT).to(DEVICE)
+    return float(sum(next_token_loss(model, w[None]) for w in windows)) / len(windows)
+
+
+def held_out_prompts(num_prompts: int) -> Tensor:
+    """Int64[num_prompts, PROMPT_LEN], evenly spread."""
+    tokens = corpus_tokens("held_out")
+    starts = torch.linspace(0, len(tokens) - PROMPT_LEN, num_prompts).long()
+    return tokens[starts[:, None] + torch.arange(PROMPT_LEN)].to(DEVICE)
+
+
+@torch.inference_mode()
+def distributions(models: list[LlamaForCausalLM], temperature: float) -> list[Tensor]:
+    """Each model's log probabilities, [N, V], of the first one's own text at a temperature (0:
+    greedy, as at 1): TEXT_LEN tokens after each of 128 held-out prompts."""
+    temperatures = torch.full((128,), temperature, device=DEVICE)
+    text = generate(models[0], held_out_prompts(128), PROMPT_LEN + TEXT_LEN, temperatures)
+    batches = text.split(16)
+    logits = [torch.cat([logits_of(m, b)[:, PROMPT_LEN - 1 : -1] for b in batches]) for m in models]
+    return [(x.flatten(0, 1) / (temperature or 1.0)).log_softmax(dim=-1) for x in logits]
+
+
+def coupled_hits(logp: Tensor, logq: Tensor) -> Tensor:
+    """Float32[3]: how often the target's token is among the drafter's first one, two, three, all
+    taken with the same Gumbel noise."""
+    gumbel = -torch.empty_like(logp).exponential_().log()
+    drafts = (logq + gumbel).topk(3, dim=1).indices  # [N, 3], the best first
+    hits = drafts == (logp + gumbel).argmax(dim=1, keepdim=True)
+    return hits.float().mean(dim=0).cumsum(dim=0)
+
+
+def repeated_share(text: list[int]) -> float:
+    """The part of a text's runs of GRAM_LEN tokens that it has said before."""
+    grams = [tuple(text[start : start + GRAM_LEN]) for start in range(len(text) - GRAM_LEN + 1)]
+    return 1.0 - len(set(grams)) / len(grams)
+
+
+def looping(model: LlamaForCausalLM, prompts: list[list[int]]) -> tuple[float, int]:
+    """Mean repeated share of the greedy texts of `prompts`, and how many texts are over a half."""
+    shares = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt[-PROMPT_LEN:]], device=DEVICE)
+        length = ids.shape[1] + TEXT_LEN
+        text = generate(model, ids, length, torch.zeros(1, device=DEVICE))
+        shares.append(repeated_share(text[0, ids.shape[1] :].tolist()))
+    return sum(shares) / len(shares), sum(share > 0.5 for share in shares)
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    """The first NUM_LOOP_PROMPTS of a file of JSON lines with a field `prompt`."""
+    lines = path.read_text(encoding="utf-8").splitlines()[:NUM_LOOP_PROMPTS]
+    return [tokenizer.encode(json.loads(line)["prompt"]).ids for line in lines]
+
+
+def evaluate(folder: Path, prompts: Path | None) -> None:
+    """Print the figures of the models written in `folder`, a column for each drafter."""
+    torch.manual_seed(SEED)
+    names = ["target", *(name for name in DRAFTERS if (folder / name).exists())]
+    models = [load_written(folder / name) for name in names]
+    show("", *names[1:])
+    show("parameters (the target's first)", *(f"{m.num_parameters():,}" for m in models))
+    show("held-out nats per token", *(f"{held_out_loss(m):.3f}" for m in models))
+    logp, *drafters = distributions(models, temperature=0.0)
+    agreements = ((logp.argmax(dim=1) == q.argmax(dim=1)).float().mean() for q in drafters)
+    show("agreement, greedy", *(f"{agreement:.3f}" for agreement in agreements))
+    for temperature in (0.7, 1.0):
+        logp, *drafters = distributions(models, temperature)
+        rates = (torch.minimum(logp.exp(), q.exp()).sum(dim=1).mean() for q in drafters)
+        show(f"acceptance at {temperature}, ratio test", *(f"{rate:.3f}" for rate in rates))
+        hits = [coupled_hits(logp, q) for q in drafters]
+        for n in range(3):
+            label = f"acceptance at {temperature}, coupling, best of {n + 1}"
+            show(label, *(f"{best_of[n]:.3f}" for best_of in hits))
+    loop_prompts = {"held-out": held_out_prompts(NUM_LOOP_PROMPTS).tolist()}
+    if prompts is not None:
+        tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
+        loop_prompts[prompts.stem] = read_prompts(prompts, tokenizer)
+    for name, ids in loop_prompts.items():
+        share, num_loops = looping(models[0], ids)
+        show(f"repeated {GRAM_LEN}-grams, greedy, {name}", f"{share:.3f} ({num_loops} loop)")
+
+
+def show(label: str, *values: str) -> None:
+    print(f"{label:40}" + "".join(f"{value:>16}" for value in values), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures the embedded models.")
+    parser.add_argument("--folder", type=Path, default=HERE)
+    parser.add_argument("--prompts", type=Path, help="JSON lines with a field `prompt`")
+    evaluate(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

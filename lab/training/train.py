@@ -1,0 +1,382 @@
+"""Makes the embedded models: a small target and much smaller drafters for Python source.
+
+Owns the tokenizer and all training runs; `corpus` owns the text and `evaluate` the figures of
+models/README.md. It imports nothing of Slipstream: it writes ordinary Hugging Face folders.
+
+    python -m lab.training.train prepare                  corpus and tokenizer
+    python -m lab.training.train target --minutes 50      cross entropy on the corpus
+    python -m lab.training.train teach --minutes 5        its distributions, kept for the drafters
+    python -m lab.training.train drafter --minutes 12     distillation on them
+    python -m lab.training.train export                   models/target and models/drafter
+
+Work in progress lies under models/work/. `target` and `drafter` go on from their checkpoint: stop
+them at any time, start them again with the same or another budget.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lab.training.corpus import library_texts, package_texts
+
+HERE = Path(__file__).resolve().parents[3] / "models"
+WORK = HERE / "work"
+END_OF_TEXT = "<|endoftext|>"
+VOCAB_SIZE = 4096
+CONTEXT = 512  # tokens in a training window
+SEED = 20
+TOP_K = 64  # entries of the target's distribution that are kept for each position
+PROMPT_LEN = 64  # corpus tokens before the target's own text
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# On a CPU that has the instructions, 2.6 times as fast as float32; on another, 2.6 times as slow.
+HAS_BFLOAT16 = DEVICE.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+BFLOAT16 = torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_BFLOAT16)
+BATCH_SIZE = 32 if DEVICE.type == "cuda" else 8  # windows in a training step
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Shape of one of the models, and its peak learning rates: from nothing, from weights."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    lr_max: float
+    lr_restart: float
+
+    def new_model(self) -> LlamaForCausalLM:
+        torch.manual_seed(SEED)
+        config = LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=0,
+        )
+        return LlamaForCausalLM(config).to(DEVICE)
+
+    @property
+    def checkpoint(self) -> Path:
+        return WORK / f"{self.name}.pt"
+
+
+TARGET = Recipe("target", 384, 1024, 8, 6, 3, lr_max=1.5e-3, lr_restart=7e-4)
+DRAFTER = Recipe("drafter", 128, 384, 2, 4, 2, lr_max=4e-3, lr_restart=1e-3)
+SHALLOW_DRAFTER = Recipe("drafter-shallow", 128, 384, 1, 4, 2, lr_max=4e-3, lr_restart=1.5e-3)
+DRAFTERS = {recipe.name: recipe for recipe in (DRAFTER, SHALLOW_DRAFTER)}
+LossAt = Callable[[LlamaForCausalLM, int], Tensor]  # of a model at a step
+LossAfter = Callable[[int, float], Tensor]  # at a step, when this part of the budget is spent
+
+
+def prepare() -> None:
+    """Train the tokenizer on the library's training files and store the corpus as tokens."""
+    WORK.mkdir(exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library = library_texts(held_out=False)
+    tokenizer.train_from_iterator(library, trainer)
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.save(str(WORK / "tokenizer.json"))
+    store_corpus(tokenizer, library)
+
+
+def store_corpus(tokenizer: Tokenizer, library: list[str]) -> None:
+    """Store the library's training files and the other parts of the corpus as tokens."""
+    held_out = library_texts(held_out=True)
+    for name, texts in (
+        ("library", library),
+        ("held_out", held_out),
+        ("packages", package_texts()),
+    ):
+        encodings = tokenizer.encode_batch(texts)
+        tokens = np.concatenate([np.array([*e.ids, 0], dtype=np.uint16) for e in encodings])
+        np.save(WORK / f"{name}.npy", tokens)
+        print(f"{name}: {len(encodings)} files, {len(tokens):,} tokens")
+
+
+def corpus_tokens(name: str) -> Tensor:
+    """Int64[N] on the CPU: documents one after the other, each closed by the end-of-text token."""
+    return torch.from_numpy(np.load(WORK / f"{name}.npy").astype(np.int64))
+
+
+def corpus_parts() -> tuple[Tensor, ...]:
+    """The library's training files, of whose kind the held-out files are, and the packages'."""
+    return corpus_tokens("library"), corpus_tokens("packages")
+
+
+def batch_rows(step: int, num_windows: int, batch_size: int) -> tuple[int, np.ndarray]:
+    """The epoch of a step, and the windows of its batch; a function of the step alone, so that a
+    resumed run sees what an unbroken one would have seen."""
+    epoch, index = divmod(step, num_windows // batch_size)
+    order = np.random.default_rng([SEED, epoch]).permutation(num_windows)
+    return epoch, order[index * batch_size : (index + 1) * batch_size]
+
+
+def corpus_batch(tokens: Tensor, step: int, batch_size: int) -> Tensor:
+    """Int64[B, CONTEXT + 1] of a part of the corpus; the cuts between windows move from epoch to
+    epoch."""
+    num_windows = (len(tokens) - 1) // CONTEXT - 1
+    epoch, rows = batch_rows(step, num_windows, batch_size)
+    phase = int(np.random.default_rng([SEED, epoch, 1]).integers(CONTEXT))
+    starts = torch.from_numpy(rows * CONTEXT + phase)
+    return tokens[starts[:, None] + torch.arange(CONTEXT + 1)].to(DEVICE)
+
+
+def mixed_batch(parts: tuple[Tensor, ...], step: int) -> Tensor:
+    """Int64[BATCH_SIZE, CONTEXT + 1], the same number of windows from every part."""
+    return torch.cat([corpus_batch(tokens, step, BATCH_SIZE // len(parts)) for tokens in parts])
+
+
+def logits_of(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    """Float32[B, T, V] of Int64[B, T]."""
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits.float()
+
+
+def next_token_loss(model: LlamaForCausalLM, windows: Tensor) -> Tensor:
+    """Mean cross entropy in nats per token of windows [B, T + 1]."""
+    logits = logits_of(model, windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+@torch.inference_mode()
+def generate(model: LlamaForCausalLM, prompts: Tensor, length: int, temperature: Tensor) -> Tensor:
+    """Int64[B, length], the prompts [B, T] continued, each row at its own temperature [B] (zero is
+    greedy). An end of text is followed by the next document, as in the corpus."""
+    text, cache = prompts, None
+    while text.shape[1] < length:
+        new = text if cache is None else text[:, -1:]
+        output = model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, logits = output.past_key_values, output.logits[:, -1].float()
+        scores = logits - temperature[:, None] * torch.empty_like(logits).exponential_().log()
+        text = torch.cat([text, scores.argmax(dim=1, keepdim=True)], dim=1)
+    return text
+
+
+def replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Write beside `path` and rename, so that a reader never sees half a file."""
+    partial = path.with_name(f".partial-{path.name}")
+    write(partial)
+    os.replace(partial, path)
+
+
+def current_model(recipe: Recipe) -> LlamaForCausalLM:
+    """The model of the last checkpoint."""
+    model = recipe.new_model()
+    model.load_state_dict(torch.load(recipe.checkpoint, map_location=DEVICE)["model"])
+    return model.eval()
+
+
+def load_written(folder: Path) -> LlamaForCausalLM:
+    """A model of `export`, in float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
+
+
+def start_from(model: LlamaForCausalLM, folder: Path) -> None:
+    """Take over the weights in `folder`; a model of fewer layers takes the first ones."""
+    written = load_written(folder).state_dict()
+    model.load_state_dict({name: written[name] for name in model.state_dict()})
+
+
+def learning_rate(lr_max: float, step: int, progress: float) -> float:
+    """Warm-up over 50 steps, then flat, then from 40% of the time budget linearly to zero."""
+    return lr_max * min((step + 1) / 50, 1.0, (1.0 - progress) / 0.6)
+
+
+def computing_s() -> float:
+    """Seconds of computing so far: on a CPU the processor's time per thread, so that a machine busy
+    with other work makes a run longer and not worse (OMP_WAIT_POLICY=passive keeps it honest)."""
+    if DEVICE.type == "cuda":
+        return time.monotonic()
+    return time.process_time() / torch.get_num_threads()
+
+
+def optimizer_for(model: nn.Module, lr: float) -> torch.optim.AdamW:
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == ndim], "weight_decay": decay}
+        for ndim, decay in ((2, 0.1), (1, 0.0))
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) -> None:
+    """Train until the model has had `minutes` of computing in all its runs together; the first of
+    them begins with the weights in the folder `init`, if one is named."""
+    model = recipe.new_model()
+    if init is not None:
+        start_from(model, init)
+    lr_max = recipe.lr_max if init is None else recipe.lr_restart
+    model.compile()  # in place: the names of the parameters stay as they are
+    descend(model, recipe.checkpoint, lr_max, minutes, lambda step, _: loss_at(model, step))
+
+
+def descend(
+    model: nn.Module, checkpoint: Path, lr_max: float, minutes: float, loss_at: LossAfter
+) -> None:
+    """Train a model until it has had `minutes` of computing, those before `checkpoint` included."""
+    optimizer = optimizer_for(model, lr_max)
+    step, spent_s, budget_s = 0, 0.0, minutes * 60
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=DEVICE)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, spent_s = state["step"], state["spent_s"]
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"step": step, "spent_s": spent_s}
+        replace(checkpoint, lambda path: torch.save(state, path))
+
+    while spent_s < budget_s:
+        started = computing_s()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(lr_max, step, spent_s / budget_s)
+        with BFLOAT16:
+            loss = loss_at(step, spent_s / budget_s)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        spent_s += computing_s() - started
+        if step % 10 == 0:
+            print(f"{checkpoint.stem} {step=} {spent_s=:.0f} loss={loss.item():.3f}", flush=True)
+        if step % 50 == 0:
+            save()
+    save()
+
+
+def train_target(minutes: float, init: Path | None) -> None:
+    parts = corpus_parts()
+    train(TARGET, minutes, init, lambda m, step: next_token_loss(m, mixed_batch(parts, step)))
+
+
+def own_windows(model: LlamaForCausalLM, tokens: Tensor, minutes: float) -> Iterator[Tensor]:
+    """Batches [64, CONTEXT + 1] of the target's own text for about `minutes`, each from PROMPT_LEN
+    tokens of the corpus; half of the rows are greedy and half are sampled."""
+    temperature = (torch.arange(64, device=DEVICE) % 2).float()
+    begun_s = computing_s()
+    while computing_s() - begun_s < minutes * 60:
+        starts = torch.randint(len(tokens) - PROMPT_LEN, (64, 1))
+        prompts = tokens[starts + torch.arange(PROMPT_LEN)].to(DEVICE)
+        yield generate(model, prompts, CONTEXT + 1, temperature)
+
+
+@torch.inference_mode()
+@BFLOAT16
+def teach(minutes: float, init: Path | None) -> None:
+    """Store windows with the largest TOP_K probabilities of the target at each position, so that
+    the drafters' epochs need no pass of the target: its own text for a third of the time, then the
+    corpus as the target's training sees it."""
+    model, parts = load_written(init) if init else current_model(TARGET), corpus_parts()
+    own = own_windows(model, parts[0], minutes / 3)
+    stored: list[tuple[np.ndarray, ...]] = []
+    begun_s = computing_s()
+    for windows in chain(own, (mixed_batch(parts, step) for step in count())):
+        for batch in windows.split(BATCH_SIZE):
+            top = logits_of(model, batch[:, :-1]).log_softmax(dim=-1).topk(TOP_K, dim=-1)
+            rows = (batch.short(), top.indices.short(), top.values.half())
+            stored.append(tuple(tensor.cpu().numpy() for tensor in rows))
+        if computing_s() - begun_s > minutes * 60:
+            break
+    for name, arrays in zip(("windows", "ids", "logp"), zip(*stored, strict=True), strict=True):
+        np.save(WORK / f"teach_{name}.npy", np.concatenate(arrays))
+    print(f"teach: {len(stored) * BATCH_SIZE} windows")
+
+
+def distillation_loss(logits: Tensor, top_ids: Tensor, top_logp: Tensor, text: Tensor) -> Tensor:
+    """KL(p || q) and the total variation distance, which is the rejection rate, both with the
+    target's tail as one outcome, and a little cross entropy. Logits are [B, T, V], the target's
+    entries [B, T, K], the tokens that follow [B, T]."""
+    logq_all = logits.log_softmax(dim=-1)
+    logq = logq_all.gather(-1, top_ids)
+    p, q = top_logp.exp(), logq.exp()
+    p_tail, q_tail = ((1.0 - x.sum(dim=-1)).clamp_min(1e-5) for x in (p, q))
+    kl = (p * (top_logp - logq)).sum(dim=-1) + p_tail * (p_tail / q_tail).log()
+    distance = 1.0 - torch.minimum(p, q).sum(dim=-1) - torch.minimum(p_tail, q_tail)
+    cross_entropy = -logq_all.gather(-1, text[..., None]).squeeze(-1)
+    return (kl + distance + 0.1 * cross_entropy).mean()
+
+
+def train_drafter(minutes: float, init: Path | None, name: str) -> None:
+    windows, ids, logp = (np.load(WORK / f"teach_{n}.npy") for n in ("windows", "ids", "logp"))
+    loss_of = torch.compile(distillation_loss)
+
+    def loss_at(model: LlamaForCausalLM, step: int) -> Tensor:
+        rows = batch_rows(step, len(windows), BATCH_SIZE)[1]
+        text = torch.from_numpy(windows[rows].astype(np.int64)).to(DEVICE)
+        top_ids = torch.from_numpy(ids[rows].astype(np.int64)).to(DEVICE)
+        top_logp = torch.from_numpy(logp[rows].astype(np.float32)).to(DEVICE)
+        return loss_of(logits_of(model, text[:, :-1]), top_ids, top_logp, text[:, 1:])
+
+    train(DRAFTERS[name], minutes, init, loss_at)
+
+
+def export(folder: Path) -> None:
+    """Write the trained models as they stand, in bfloat16, each with the tokenizer."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(WORK / "tokenizer.json"),
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+    for recipe in filter(lambda r: r.checkpoint.exists(), (TARGET, *DRAFTERS.values())):
+        model = current_model(recipe).to(torch.bfloat16)
+        model.generation_config = GenerationConfig(eos_token_id=0)
+        partial = WORK / f"export-{recipe.name}"
+        model.save_pretrained(partial)
+        (partial / "model.safetensors").chmod(0o644)
+        tokenizer.save_pretrained(partial)
+        (folder / recipe.name).mkdir(parents=True, exist_ok=True)
+        for file in sorted(partial.iterdir()):
+            os.replace(file, folder / recipe.name / file.name)
+        partial.rmdir()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes the embedded models.")
+    commands = parser.add_subparsers(required=True)
+    commands.add_parser("prepare").set_defaults(run=prepare)
+    for name, run in (("target", train_target), ("teach", teach), ("drafter", train_drafter)):
+        command = commands.add_parser(name)
+        command.add_argument("--minutes", type=float, required=True)
+        command.add_argument("--init", type=Path, help="folder of written weights to begin with")
+        if run is train_drafter:
+            command.add_argument("--name", choices=DRAFTERS, default=DRAFTER.name)
+        command.set_defaults(run=run)
+    command = commands.add_parser("export")
+    command.add_argument("--folder", type=Path, default=HERE)
+    command.set_defaults(run=export)
+    arguments = vars(parser.parse_args())
+    arguments.pop("run")(**arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What things cost, how often drafts are right, and the prices made of both (pure)."""

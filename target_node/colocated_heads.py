@@ -1,0 +1,306 @@
+"""Heads on the target's node: a drafter's machine beside the target's, in one process (pure).
+
+Theory of operation
+-------------------
+Whether a head drafts on a device of its own or here, it is the same machine (`drafter_node`) with
+the same messages. Here they cross no wire:
+
+    Verdict, Features of the target's machine   go to the coordinator, and to the heads as well
+    Draft of the heads                          goes to the target's machine, as it is
+    Open                                        opens the text as the target has it, at both
+    Tick                                        the heads draft first, then the target verifies
+
+Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
+go on for as long as a step costs less than it saves (`price.step_pays`), or under a policy without
+prices until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads that
+are hardly ever right do not draft at all (`price.drafting_pays`), but for a step now and then,
+which would show that this has changed.
+
+What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads that fail
+(`HeadsFailed`) are not asked again, and hear nothing more; the target goes on alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drafter_node import events as drafter
+from drafter_node.drafting import Drafting
+from drafter_node.statistics import Known
+from node.economics.acceptance import FIRST_OF_HEADS
+from node.economics.price import drafting_pays, step_pays, token_s
+from node.events import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
+from node.follower import Follower
+from proto.messages import (
+    Close,
+    Draft,
+    Features,
+    Heartbeat,
+    Open,
+    Policy,
+    Rule,
+    SessionMark,
+    Verdict,
+    Welcome,
+)
+from target_node import events as target
+from target_node.statistics import Known as TargetKnown
+from target_node.verifying import Verifying
+
+TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
+
+
+@dataclass(frozen=True, slots=True)
+class ForHeads:
+    """Do this with the heads' model and cache."""
+
+    action: MoveRows | CopyPrefix | Wipe | drafter.Compute
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsFailed:
+    """It could not be done: the heads draft no more.
+
+    was_step  it was a Compute
+    """
+
+    was_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsDone:
+    """It is done; what a Compute has brought."""
+
+    proposed: drafter.Proposed | None = None
+
+
+Event = Arrived | Tick | target.Computed | HeadsDone | HeadsFailed
+Action = target.Action | ForHeads
+Targets = Follower[Verifying, target.Computed, target.Action]
+Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
+
+
+class Home:
+    """The follower of a target with heads; see `node.follower.Follower`.
+
+    known      figures of the heads
+    of_target  figures of the target, with how often whose drafts are right
+    layers     whose features the heads read
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        heads: Heads,
+        *,
+        known: Known,
+        of_target: TargetKnown,
+        layers: tuple[int, ...],
+    ) -> None:
+        self._targets = targets
+        self._heads = heads
+        self._known = known
+        self._costs = of_target.costs
+        self._acceptance = of_target.acceptance
+        self._layers = layers
+        self._told: set[int] = set()  # texts whose features somebody else wants as well
+        self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
+        self._is_busy = False  # a Compute has not come back
+        self._have_failed = False  # the heads; they are told and asked nothing more
+
+    @property
+    def texts(self) -> Mapping[int, Verifying]:
+        """The target's."""
+        return self._targets.texts
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """How far every open text is here."""
+        return self._targets.marks
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        match event:
+            case Tick():
+                return () if self._is_busy else self._tick(now)
+            case HeadsDone(proposed):
+                if proposed is None:
+                    return ()
+                self._is_busy = False
+                return self._of_heads(self._heads.handle(proposed, now), now)
+            case HeadsFailed(was_step):
+                self._have_failed = True
+                self._is_busy = self._is_busy and not was_step
+                return ()
+            case target.Computed():
+                self._is_busy = False
+                return self._of_target(self._targets.handle(event, now), now)
+            case Arrived(Open() as message):
+                return self._on_open(message, now)
+            case Arrived(message) if isinstance(message, Close | Heartbeat | Welcome):
+                if isinstance(message, Close):
+                    self._told.discard(message.session)
+                    self._drafted_at.pop(message.session, None)
+                said = self._of_target(self._targets.handle(event, now), now)
+                return (*said, *self._tell_heads(event, now))
+        return self._of_target(self._targets.handle(event, now), now)
+
+    # -- texts ------------------------------------------------------------------------------------
+
+    def _on_open(self, message: Open, now: float) -> Sequence[Action]:
+        session = message.session
+        if message.layers:
+            self._told.add(session)
+        else:
+            self._told.discard(session)
+        if not self._drafts_for(message):
+            return self._of_target(self._targets.handle(Arrived(message), now), now)
+        opened = replace(message, layers=self._layers)
+        actions = self._of_target(self._targets.handle(Arrived(opened), now), now)
+        text = self.texts.get(session)
+        if text is None or text.opened is not opened:
+            return actions  # it is not obeyed
+        return (*actions, *self._open_for_heads(text, now))
+
+    def _drafts_for(self, message: Open) -> bool:
+        """Whether the heads draft for a text: under a classical rule only where nobody else does.
+
+        A drafter that reads other features than they do has those to itself.
+        """
+        policy, is_coupled = message.policy, message.rule is Rule.COUPLED
+        if self._have_failed:
+            return False
+        if not policy.num_speculative_tokens or message.layers not in ((), self._layers):
+            return False
+        return is_coupled or not (policy.has_drafter or message.lookup is not None)
+
+    def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
+        """Tell the heads a text as the target has it."""
+        opened, tokens = text.opened, tuple(text.tree.text.tokens)
+        if len(tokens) >= opened.limits.max_len:
+            return ()
+        told = replace(
+            opened,
+            tokens=tokens,
+            policy=policy_at_home(opened.policy),
+            attempt=text.drafts.attempt,
+            lookup=None,
+            layers=(),
+        )
+        return self._tell_heads(Arrived(told), now)
+
+    def _tell_heads(self, event: Arrived | Tick, now: float) -> Sequence[Action]:
+        """What the heads answer."""
+        if self._have_failed:
+            return ()
+        return self._of_heads(self._heads.handle(event, now), now)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> Sequence[Action]:
+        """The heads draft, if that is worth it; else the target goes on."""
+        said: Sequence[Action] = ()
+        if self._is_heads_turn:
+            said = self._tell_heads(Tick(), now)
+            if self._is_busy:
+                return said
+        return (*said, *self._of_target(self._targets.handle(Tick(), now), now))
+
+    @property
+    def _is_heads_turn(self) -> bool:
+        if self._have_failed:
+            return False
+        return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
+
+    def _is_worth_drafting(self, text: Drafting) -> bool:
+        """Whether one more step for a text pays."""
+        if text.rests or not (tips := text.tips):
+            return False
+        served = self.texts.get(text.opened.session)
+        if served is None or served.finished:
+            return False
+        policy, step_s = served.opened.policy, self._known.steps.of(1)
+        if tips[0].key == text.tree.root:
+            return not policy.rest_after or self._drafting_pays(served, step_s)
+        if not policy.rest_after and policy.branches == 1:
+            return True  # up to its window
+        return step_pays(tips[0].chance, step_s, self._costs.pass_s)
+
+    def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
+        """Whether the heads are right often enough, or have not been tried for long."""
+        session, length = text.opened.session, len(text.tree.text)
+        num_texts = sum(not other.finished for other in self.texts.values())
+        passes = self._costs.passes(num_texts)
+        each_s = token_s(passes.of(num_texts), num_texts, passes)
+        p = self._acceptance.chance(FIRST_OF_HEADS)
+        drafted_at = self._drafted_at.get(session, length - TRY_AGAIN_AFTER)
+        # A text that is opened anew may be shorter than it was.
+        is_tried = 0 < length - drafted_at < TRY_AGAIN_AFTER
+        if is_tried and not drafting_pays(p, step_s, num_texts * each_s):
+            return False
+        self._drafted_at[session] = length
+        return True
+
+    # -- what they say ----------------------------------------------------------------------------
+
+    def _of_target(self, actions: Iterable[target.Action], now: float) -> Sequence[Action]:
+        """What of it is for others; the heads hear it as well."""
+        done: list[Action] = []
+        for action in actions:
+            match action:
+                case Send(Verdict() | Features() as message):
+                    session = message.session
+                    if isinstance(message, Verdict) or session in self._told:
+                        done.append(action)
+                    done += self._tell_heads(Arrived(message), now)
+                    continue
+                case target.Compute():
+                    self._is_busy = True
+            done.append(action)
+        return done
+
+    def _of_heads(self, actions: Iterable[drafter.Action], now: float) -> Sequence[Action]:
+        """What of it is for the target, or to be done."""
+        done: list[Action] = []
+        for action in actions:
+            match action:
+                case Send(Draft() as message):
+                    done += self._of_target(self._targets.handle(Arrived(message), now), now)
+                case Send() | Allocate() | WaitUntil():
+                    pass  # nothing is lost on the way, so nothing is repaired
+                case drafter.Compute():
+                    self._is_busy = True
+                    done.append(ForHeads(action))
+                case MoveRows() | CopyPrefix() | Wipe():
+                    done.append(ForHeads(action))
+        return done
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        self._targets.check()
+        if self._have_failed:
+            return
+        self._heads.check()
+        for session, text in self._heads.texts.items():
+            if session in self.texts and not self.texts[session].finished:
+                assert text.tree.text.tokens == self.texts[session].tree.text.tokens
+
+
+def policy_at_home(policy: Policy) -> Policy:
+    """How heads draft for a target that waits for them: at most what a pass verifies."""
+    return replace(
+        policy,
+        window=max(1, policy.num_speculative_tokens),
+        launch_min=0,
+        launch_hit=0,
+        group=1,
+        rest_after=0,
+    )

@@ -1,0 +1,97 @@
+"""What `ForHeads` means: heads beside the target's model, with what both need around them."""
+
+from drafter_node import events as drafter
+from drafter_node import worker as drafting
+from drafter_node.drafting import Drafting
+from drafter_node.scheduling import Schedule
+from drafter_node.statistics import Known
+from engine.checkpoint.files import one_line
+from engine.loading import Engine
+from node.economics.costs import PREFILL_CHUNKS, Passes
+from node.events import CopyPrefix, MoveRows, Wipe
+from node.follower import Follower
+from node.forwards import Forwards, SimulatedDevice
+from node.lanes import Lanes
+from node.loop import Loop
+from node.process import Heart
+from proto.links.transport import Connection
+from proto.messages import HEADS_SOURCE
+from proto.node_config import NodeConfig
+from target_node import events as target
+from target_node.colocated_heads import Event, ForHeads, HeadsDone, HeadsFailed, Home, Targets
+from target_node.statistics import Known as TargetKnown
+from target_node.worker import Worker
+
+Work = target.Compute | ForHeads
+
+
+class WithHeads:
+    """A target and its heads, on one device.
+
+    follower  of both
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        engine: Engine,
+        heads: Engine,
+        targets: Targets,
+        of_target: TargetKnown,
+        worker: Worker,
+        vocab_size: int,
+        heart: Heart,
+    ) -> None:
+        device = SimulatedDevice(config.heads_ms / 1e3, config.heads_ms_per_row / 1e3)
+        self._engine = engine
+        self._heart = heart
+        self._have_failed = False
+        self._targets = worker
+        self._executor = heads.executor
+        forwards = Forwards(heads.executor, heart, device)
+        self._heads = drafting.Worker(config, heads, forwards, vocab_size, lambda: False)
+        steps = Passes(device.at_least(heads.pass_s))
+        chunk = PREFILL_CHUNKS[heads.loaded.device.type]
+        about = drafting.about_head(heads)
+        known = Known(heads.max_len, HEADS_SOURCE, steps, chunk=chunk, **about)
+        count = engine.executor.lanes.count
+        lanes = Lanes(count, heads.executor.capacity, is_head=True)
+        together = min(heads.executor.num_lanes_per_pass, count)
+        schedule = Schedule(lanes, known, num_per_pass=together)
+        follower: Follower[Drafting, drafter.Proposed, drafter.Action] = Follower(lanes, schedule)
+        layers = drafting.layers_of(heads)
+        self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
+
+    def compute(self, action: Work) -> Event:
+        """Run a pass of the target, or do what is asked of the heads."""
+        if isinstance(action, target.Compute):
+            return self._targets.compute(action)
+        was_step = isinstance(action.action, drafter.Compute)
+        if self._have_failed:  # they were asked before that was known
+            return HeadsFailed(was_step)
+        try:
+            return self._of_heads(action)
+        except AssertionError:  # a mistake of ours
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever their code raises costs drafts alone)
+            self._have_failed = True
+            self._heart.trouble(f"its heads have failed, and draft no more: {one_line(error)}")
+            return HeadsFailed(was_step)
+
+    def _of_heads(self, wanted: ForHeads) -> HeadsDone:
+        match wanted.action:
+            case drafter.Compute() as steps:
+                return HeadsDone(self._heads.compute(steps))
+            case MoveRows(moves):
+                self._executor.move(*moves)
+            case CopyPrefix(source, to, length):
+                self._executor.copy_prefix(source, to, length)
+            case Wipe(lane, start):
+                self._executor.wipe(lane, start)
+            case _:
+                raise AssertionError(f"unknown action {wanted.action}")
+        return HeadsDone()
+
+    def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
+        """The loop of the node."""
+        return Loop(connection, heart, self._engine.executor, self.follower, self.compute)

@@ -1,0 +1,248 @@
+"""Choices as recordings, and steps of a draft in one of them: the same as kernel by kernel."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import engine.forward.graphs
+from engine.checkpoint.model import load_model
+from engine.choice.coupling import chain_choice, rank_scored, row_keys
+from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there, rank_there
+from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
+from engine.choice.sampling import Sampling
+from engine.executor import Executor
+from engine.forward.forward import FEWEST_PROMPT_ROWS
+from engine.layout.slots import Feed
+from engine.loading import make_executor
+from tests.engine.choice.test_device_choice import SETTINGS, some_logits
+from tests.engine.forward.test_graphs import NUM_SLOTS, recordings
+from tests.tiny_models import make_model
+
+__all__ = ["recordings"]  # a fixture
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """Computes again on the tensors that it was given first."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_replayed = 0
+        self.is_broken = False
+
+    def __call__(self, compute: Compute, integers: torch.Tensor) -> Compute:
+        if self.is_broken:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.num_recorded += 1
+        there = integers.clone()
+
+        def replay(integers: torch.Tensor) -> torch.Tensor:
+            self.num_replayed += 1
+            there.copy_(integers)
+            return compute(there)
+
+        return replay
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """What records choices on the CPU from now on."""
+    made = Recorder()
+    capture_on(CPU, Captures(made))
+    yield made
+    capture_on(CPU, None)
+
+
+def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
+    found: list[object] = []
+    for seed in seeds:
+        logits, keys = some_logits(4, 500, seed), row_keys(seed, 0, range(seed, seed + 4))
+        warmer = Sampling(
+            sampling.temperature * (1 + seed / 10), sampling.top_k, sampling.top_p, sampling.min_p
+        )
+        found.append(choose_there(logits, warmer, keys))
+        found.append(rank_there(logits, warmer, keys, 3, beta=1.0))
+    return found
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_recorded_choices_are_those_that_are_not(sampling: Sampling) -> None:
+    seeds = range(USES_BEFORE + 3)
+    wanted = choices(sampling, seeds)
+    made = Recorder()
+    capture_on(CPU, Captures(made))
+    try:
+        assert choices(sampling, seeds) == wanted
+    finally:
+        capture_on(CPU, None)
+    # One for each of the two, whatever the keys and the temperature.
+    assert (made.num_recorded, made.num_replayed) == (2, 2 * 3)
+
+
+def test_choices_that_cannot_be_recorded_are_made_all_the_same(recorder: Recorder) -> None:
+    recorder.is_broken = True
+    found = choices(Sampling(0.8), range(6))
+    capture_on(CPU, None)
+    assert found == choices(Sampling(0.8), range(6))
+    assert recorder.num_recorded == 0
+
+
+def executor(folder: Path) -> Executor:
+    loaded = load_model(str(folder), dtype="float32")
+    return make_executor(loaded, NUM_SLOTS, backend="graphs", row_counts=(1,))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "start"),
+    [(Sampling(), 254), (Sampling(0.8), 40), (Sampling(1.0, top_k=20), 40)],
+    ids=str,
+)
+def test_a_chain_of_steps_is_the_steps_one_by_one(
+    sampling: Sampling, start: int, tmp_path: Path, recordings: list[int]
+) -> None:
+    """Also across a length at which another recording takes over (256 slots)."""
+    graphs = executor(make_model("llama", tmp_path, scale=0.5))
+    prompt = tuple(7 * i % 90 for i in range(start))
+    where = tuple(range(start))
+    graphs.run(Feed(prompt, where, where, 0, None), ())
+    feeds = [Feed((5,), (start + i,), (start + i,), start, ((2 << i) - 1,)) for i in range(3)]
+    positions = [start + 1 + i for i in range(3)]
+    token, tokens, scores = 5, [], []
+    for feed, position in zip(feeds, positions, strict=True):
+        one = Feed((token,), feed.positions, feed.slots, feed.prefix_len, feed.masks)
+        ((token,),), ((score,),) = rank_scored(
+            graphs.run(one, (0,)), sampling, 3, 1, [position], 1, num_valid=90
+        )
+        tokens.append(token)
+        scores.append(score)
+    assert len(set(tokens)) > 1
+    assert graphs.can_chain
+    num_recorded = len(recordings)
+    choice, inputs = chain_choice(sampling, 3, 1, positions, num_valid=90)
+    for _ in range(2):
+        made = chosen_there(graphs.run_chain(feeds, choice, inputs))
+        assert made[0] == tokens
+        assert made[1] == pytest.approx(scores, abs=1e-4)
+    assert len(recordings) == num_recorded + 1
+
+
+def test_a_chain_that_cannot_be_recorded_runs_kernel_by_kernel(
+    tmp_path: Path, recordings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = executor(make_model("llama", tmp_path, scale=0.5))
+    feeds = [Feed((5,), (i,), (i,), 0, ((2 << i) - 1,)) for i in range(2)]
+    choice, inputs = chain_choice(Sampling(), 0, 0, [1, 2])
+    wanted = graphs.run_chain(feeds, choice, inputs).clone()
+    backend = graphs._backend
+    assert isinstance(backend, engine.forward.graphs.GraphBackend)
+    backend._chains.clear()
+
+    def fails(*_: object) -> Compute:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(backend, "_record", fails)
+    assert torch.equal(graphs.run_chain(feeds, choice, inputs), wanted)
+
+
+def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32")
+    plain = Executor(loaded, NUM_SLOTS, backend="reference")
+    padded = Executor(loaded, NUM_SLOTS, backend="reference", row_counts=(1,))
+    padded.pads_prompts = True
+    seen: list[int] = []
+    forward = padded._backend.forward  # type: ignore[union-attr]
+
+    def spy(rows: torch.Tensor, *args: object, **options: object) -> object:
+        seen.append(rows.shape[1])
+        return forward(rows, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(padded._backend, "forward", spy)
+    start = 0
+    for length in (1, 3, 64, 65, 100):
+        where = tuple(range(start, start + length))
+        feed = Feed(tuple(i * 5 % 80 for i in where), where, where, start, None)
+        for ask in ((length - 1,), range(length)):
+            got, want = padded.run(feed, ask), plain.run(feed, ask)
+            assert got.shape == want.shape
+            assert float((got - want).abs().max()) < 1e-4
+        start += length
+    assert set(seen) == {FEWEST_PROMPT_ROWS, 128}
+
+
+class FakeStream:
+    """Stands for a stream: what is current is remembered."""
+
+    current: "FakeStream"
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        """Nothing to wait for."""
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`torch.cuda` as far as a recorder needs it."""
+    state = SimpleNamespace(streams=[], graphs=[], raises=False)
+    usual = FakeStream()
+    FakeStream.current = usual
+
+    class Graph:
+        def replay(self) -> None:
+            state.graphs.append(self)
+
+    def new_stream(*_: object) -> FakeStream:
+        state.streams.append(FakeStream())
+        return state.streams[-1]
+
+    @contextlib.contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        before, FakeStream.current = FakeStream.current, stream
+        yield
+        FakeStream.current = before
+
+    @contextlib.contextmanager
+    def capture(_graph: Graph, *, stream: FakeStream, **_: object) -> Iterator[None]:
+        state.captured_on = stream
+        FakeStream.current = stream
+        yield
+        if state.raises:  # as torch does at the end of a capture that failed
+            raise RuntimeError("operation failed due to a previous error during capture")
+        FakeStream.current = usual
+
+    def set_stream(stream: FakeStream) -> None:
+        FakeStream.current = stream
+
+    for name, value in {
+        "graph_pool_handle": lambda: 1,
+        "Stream": new_stream,
+        "current_stream": lambda *_: FakeStream.current,
+        "set_stream": set_stream,
+        "stream": on,
+        "graph": capture,
+        "CUDAGraph": Graph,
+        "Event": lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda rows: rows)
+    monkeypatch.setattr(torch.Tensor, "to", lambda rows, *_, **__: rows)
+    state.usual = usual
+    return state
+
+
+def test_recordings_share_a_stream_which_is_left_whatever_happens(cuda: SimpleNamespace) -> None:
+    record = engine.forward.graphs.recorder(torch.device("cuda:0"))
+    rows = torch.zeros(5, 1, dtype=torch.int64)
+    for _ in range(3):
+        record(lambda there: there + 1, rows)(rows)
+        assert FakeStream.current is cuda.usual
+    assert len(cuda.streams) == 1, "each stream keeps a workspace"
+    assert cuda.captured_on is cuda.streams[0]
+    assert len(cuda.graphs) == 3
+    cuda.raises = True
+    with pytest.raises(RuntimeError, match="previous error"):
+        record(lambda there: there + 1, rows)
+    assert FakeStream.current is cuda.usual

@@ -1,0 +1,89 @@
+"""Products with weights that were laid out anew."""
+
+import pytest
+import torch
+
+import engine.forward.linear
+from engine.device import cpu_is_fast_in
+from engine.forward.linear import Packer, unpacked
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+
+
+def linears(dtype: torch.dtype, *biases: int) -> list[torch.nn.Linear]:
+    torch.manual_seed(1)
+    sizes = range(40, 40 + 8 * len(biases), 8)
+    parts = [
+        torch.nn.Linear(96, size, bias=bool(bias)) for size, bias in zip(sizes, biases, strict=True)
+    ]
+    return [part.to(dtype).requires_grad_(False) for part in parts]
+
+
+@pytest.mark.parametrize("is_faster", [0, 1])
+@pytest.mark.parametrize("biases", [(0,), (1,), (0, 0, 0), (1, 1, 1), (0, 1)])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_either_layout_gives_the_product(
+    dtype: torch.dtype, biases: tuple[int, ...], is_faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cpu_is_fast_in(dtype):
+        pytest.skip(f"this CPU has no {dtype} arithmetic")
+    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: bool(is_faster))
+    parts = linears(dtype, *biases)
+    inputs = [torch.randn(rows, 96).to(dtype) for rows in (1, 2, 7, 16, 65, 300)]
+    wanted = [torch.cat([part(x) for part in parts], -1) for x in inputs]
+    for x, want in zip(inputs, wanted, strict=True):
+        assert torch.equal(unpacked(parts)(x), want)
+    product = Packer().take(parts)
+    for x, want in zip(inputs, wanted, strict=True):
+        got = product(x)
+        assert got.dtype == dtype
+        error = (got - want).abs().max() / want.abs().max()
+        assert error <= TOLERANCES[dtype]
+
+
+def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: True)
+    (part,) = linears(torch.float32, 0)
+    before = part.weight.clone()
+    x = torch.randn(3, 96)
+    torch.testing.assert_close(Packer().take([part], leave=True)(x), x @ before.T)
+    assert torch.equal(part.weight, before)
+    Packer().take([part])
+    assert not part.weight.numel()
+
+
+def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(
+        engine.forward.linear, "_packed", lambda weight, bias: lambda x: 1.001 * (x @ weight.T)
+    )
+    (part,) = linears(torch.float32, 0)
+    x = torch.randn(3, 96)
+    want = part(x)
+    assert torch.equal(Packer().take([part])(x), want)
+
+
+def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        engine.forward.linear, "_is_faster", lambda *args: bool(seen.append(args[2].shape)) or True
+    )
+    packer = Packer()
+    for _ in range(3):
+        packer.take(linears(torch.float32, 0, 0))
+        packer.take(linears(torch.float32, 0))
+    assert seen == [(88, 96), (40, 96)]
+
+
+@pytest.mark.parametrize("is_faster", [0, 1])
+def test_where_every_process_must_do_alike_no_clock_decides(
+    is_faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: bool(is_faster))
+    packed = []
+    pack = engine.forward.linear._packed
+    monkeypatch.setattr(
+        engine.forward.linear, "_packed", lambda *a: packed.append(pack(*a)) or packed[-1]
+    )
+    (part,) = linears(torch.float32, 0)
+    assert Packer(timed=False).take([part]) is packed[0]

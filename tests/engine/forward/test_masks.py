@@ -1,0 +1,86 @@
+"""How integers become the masks and the writes of a pass."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine.executor import Executor
+from engine.forward.forward import _first_of_run
+from engine.forward.masks import Masks, _unpack, as_words
+from engine.layout.slots import Feed
+from tests.engine.conftest import Load
+
+
+def dumb_mask(
+    prefix_len: int, masks: tuple[int, ...], num_visible: int, dtype: torch.dtype
+) -> torch.Tensor:
+    mask = torch.full((1, 1, len(masks), num_visible), torch.finfo(dtype).min, dtype=dtype)
+    for row, bits in enumerate(masks):
+        for slot in range(num_visible):
+            if slot < prefix_len or bits >> (slot - prefix_len) & 1:
+                mask[0, 0, row, slot] = 0
+    return mask
+
+
+def words_of(slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None) -> torch.Tensor:
+    """Rows of which only the words matter here."""
+    return torch.tensor((slots, slots, slots, *as_words(slots, prefix_len, masks)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_masks_that_are_patched_equal_masks_made_anew(seed: int, dtype: torch.dtype) -> None:
+    draw = random.Random(seed)
+    made = Masks(dtype)
+    num_visible = 128
+    for _ in range(60):
+        if draw.random() < 0.1:
+            num_visible = draw.choice([64, 128, 192, 150])
+        prefix_len = draw.randrange(num_visible)
+        room = min(64, num_visible - prefix_len)
+        masks = tuple(draw.randrange(1 << room) for _ in range(draw.randint(1, 4)))
+        if draw.random() < 0.4:
+            masks = ((1 << draw.randint(0, room)) - 1,)
+        got = made.build(words_of([0] * len(masks), prefix_len, masks), num_visible)
+        assert torch.equal(got, dumb_mask(prefix_len, masks, num_visible, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_causal_mask_shows_each_row_its_past(dtype: torch.dtype) -> None:
+    got = Masks(dtype).build(words_of([3, 4, 5], 3, None), 8)
+    assert torch.equal(got, dumb_mask(3, (1, 3, 7), 8, dtype))
+
+
+def test_masks_use_all_64_bits() -> None:
+    words = as_words((0, 1, 2), 0, ((1 << 64) - 1, 1 << 63, 5))
+    bits = _unpack(np.array(words[1]))
+    assert bits.shape == (3, 64)
+    assert bits.sum(axis=1).tolist() == [64, 1, 2]
+    assert bits[1, 63]
+    assert bits[2, :3].tolist() == [1, 0, 1]
+
+
+def test_only_ascending_consecutive_slots_are_a_run() -> None:
+    for slots, first in [((7,), 7), ((7, 8), 7), ((7, 8, 9), 7), ((8, 7), None)]:
+        assert _first_of_run(torch.tensor(slots)) == first
+    for slots in ((7, 9), (4, 6, 5, 7), (5, 5), (9, 8, 7)):
+        assert _first_of_run(torch.tensor(slots)) is None
+
+
+def test_slots_out_of_order_hold_what_slots_in_order_hold(load: Load) -> None:
+    executor = Executor(load("llama"), 128)
+    prompt = tuple(range(20, 30))
+    where = tuple(range(10))
+    logits = []
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)):
+        executor.run(Feed(prompt, where, where, 0, None), ())
+        bits = [sum(1 << order[j] for j in range(i + 1)) for i in range(4)]
+        slots = tuple(10 + place for place in order)
+        feed = Feed((1, 2, 3, 4), (10, 11, 12, 13), slots, 10, tuple(bits))
+        last = Feed((5,), (14,), (14,), 10, (31,))
+        logits.append(torch.cat([executor.run(feed, range(4)), executor.run(last, (0,))]))
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,150 @@
+"""The page: it has everything, needs nothing from elsewhere, and says what is wrong."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+from lab.experiments.folder import Header
+from lab.experiments.results.report import page
+from lab.experiments.results.summary import summarize
+from lab.experiments.results.words import answers, warnings
+from lab.experiments.rows import Row
+from tests.lab.experiments.results.made_up import RUN, Truth, arm, header, measured, row
+
+TRUTHS = {"ar": Truth(1), "sync": Truth(1.3, 0.7, 4), "tree": Truth(1.8, 0.8, 8)}
+HEADER = header([arm("ar", ""), arm("sync"), arm("tree")])
+PNG = b"\x89PNG not really"
+
+
+class Parsed(HTMLParser):
+    """Its words, its addresses, and whether every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "link", "img"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def parsed(head: Header, rows: list[Row], **more: str) -> Parsed:
+    made = page(head, rows, summarize(head, rows), {"speedup.png": PNG}, **more)
+    assert made.lstrip().startswith("<!doctype html>")
+    return Parsed(made)
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    rows = measured(TRUTHS, categories=("qa", "rag"))
+    made = page(HEADER, rows, summarize(HEADER, rows), {"speedup.png": PNG})
+    found = Parsed(made)
+    assert found.addresses
+    assert all(address.startswith("data:") for address in found.addresses)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r'src="data:[^"]*"', "", made))
+    assert "script" not in found.tags
+    assert 'name="viewport"' in made
+
+
+def test_every_arm_and_where_it_ran_are_on_the_page() -> None:
+    found = parsed(
+        HEADER, measured(TRUTHS), trace_note="The trace is beside it.", command="make it again"
+    )
+    for words in (*TRUTHS, "host-1 (16)", "2 cores of a machine", "abcdef0", "torch 2.13.0"):
+        assert words in found.text
+    assert "The trace is beside it." in found.text
+    assert "make it again" in found.text
+    assert HEADER.title in found.text
+
+
+def test_names_are_no_markup() -> None:
+    name = "sync <script>alert(1)</script> & more"
+    head = header([arm("ar", ""), arm(name)], title="<b>bold</b>")
+    found = parsed(head, measured({"ar": Truth(1), name: Truth(1.3, 0.7, 4)}, prompts=2))
+    assert "script" not in found.tags
+    assert "b" not in found.tags
+    assert name in found.text
+
+
+def test_an_experiment_without_rows_has_a_page_too() -> None:
+    assert "no text that counts was measured" in parsed(HEADER, []).text
+
+
+def test_the_answer_is_the_fastest_arm_and_what_comes_close() -> None:
+    rows = measured(TRUTHS, prompts=20)
+    first, second = answers(HEADER, summarize(HEADER, rows))
+    assert re.fullmatch(
+        r"Of 2 arms tree is the fastest: 1\.\d\d times plain decoding \(95 % interval 1\.\d\d to "
+        r"\d\.\d\d\), [\d.]+ tokens/s\.",
+        first,
+    )
+    assert second == "All 80 texts that must be those of the baseline are, token by token."
+    close = TRUTHS | {"sync": Truth(1.79, 0.7, 4)}
+    first, _ = answers(HEADER, summarize(HEADER, measured(close, prompts=20)))
+    assert first.endswith((" overlaps that of sync.", " overlaps that of tree."))
+    slow = TRUTHS | {"sync": Truth(1.001), "tree": Truth(0.5, 0.1, 8)}
+    first, _ = answers(HEADER, summarize(HEADER, measured(slow, prompts=20)))
+    assert "That is not told apart from plain decoding." in first
+
+
+def test_each_baseline_has_an_answer_of_its_own() -> None:
+    arms = [arm("ar 1", ""), arm("ar 2", ""), arm("sync 1", "ar 1"), arm("sync 2", "ar 2")]
+    truths = {one.name: Truth(1.3, 0.5, 2) if one.baseline else Truth(1) for one in arms}
+    found = answers(header(arms), summarize(header(arms), measured(truths)))
+    assert [line.split(":")[0] for line in found[:2]] == ["sync 1", "sync 2"]
+    assert "times ar 1 (" in found[0]
+    assert "times ar 2 (" in found[1]
+
+
+def test_what_takes_weight_from_the_figures_is_said() -> None:
+    rows = measured(TRUTHS)
+    assert warnings(HEADER, rows, summarize(HEADER, rows)) == []
+    head = header(
+        [arm("ar", ""), arm("sync", link="drafter:delay=5ms"), arm("tree"), arm("auto")],
+        runs=(RUN, dataclasses.replace(RUN, load=0.7)),
+    )
+    figures = dict(rows[1].figures or {}, drafter_lost_at=3)
+    changed = {
+        0: dataclasses.replace(rows[0], load=0.5),
+        1: dataclasses.replace(rows[1], tokens=(1,), figures=figures),
+        2: dataclasses.replace(rows[2], void="slow"),
+        3: row("sync", prompt=77),
+    }
+    rows = [changed.get(number, one) for number, one in enumerate(rows)]
+    found = "\n".join(warnings(head, rows, summarize(head, rows)))
+    for words in (
+        "1 of 3 arms rehearse other hardware (link)",
+        "Not measured yet: auto.",
+        "Void texts, which are in no speed: tree (6%; slow).",
+        "Texts that are not those of the baseline: sync (1 of 15)",
+        "Texts that lost their drafter, and measure the target alone from there on: sync (1 of ",
+        "Cells without a counterpart in the baseline, which are in no speed-up: sync (",
+        "During 1 of 48 texts others used more than 0.25 cores, 0.50 at most.",
+        f"Before the run of {RUN.at} others used 0.70 cores.",
+    ):
+        assert words in found
+
+
+def test_few_prompts_are_told_of() -> None:
+    rows = measured(TRUTHS, prompts=1)
+    found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
+    assert "with too narrow an interval or none: sync (of 2) and tree (of 2)." in found
+    rows = measured(TRUTHS, prompts=3)
+    found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
+    assert "Intervals about these prompts and no others" in found

@@ -1,0 +1,117 @@
+"""Costs that are read off rows: made of known ones, they come back, and predict the rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.experiments.description import Arm, experiment
+from lab.experiments.results.predictions import Decoding, costs_of, predict, simulated_costs
+from lab.experiments.rows import Row
+from rehearsal.acceptance import chances, drawn
+from rehearsal.planning import Figures, rehearse
+from rehearsal.setting import Forwards, NodeCosts
+from tests.lab.experiments.made import row
+
+TARGET = NodeCosts(Forwards(((1, 0.030), (2, 0.031), (4, 0.033), (7, 0.036)), 0.001), 0.0002)
+DRAFTER = NodeCosts(Forwards(((1, 0.004),)), hop_s=0.003)
+LOOP_S = 0.00015  # of the host, between a verdict and the next pass
+FIRST_S = 0.05
+TRACE = drawn(chances("0.7"), 1, 100)
+SYNCS = {"policy": "sync", "num_speculative_tokens": [1, 3, 6]}
+
+
+def made(*tables: dict[str, Any], **fixed: Any) -> tuple[Arm, ...]:
+    tables_of_file = {"title": "t", "fixed": fixed, "arms": [{"policy": "ar"}, SYNCS, *tables]}
+    return experiment(tables_of_file, Path(), {}).arms
+
+
+def measured(arm: Arm, figures: Figures, pass_s: float, wait_s: float) -> Row:
+    """What would have been measured of a text that took these costs."""
+    num_tokens = 101
+    num_passes = (num_tokens - 1) / figures.tokens_per_pass + 1  # on average
+    decoding_s = (num_tokens - 1) / figures.tokens_per_second
+    elapsed_s = FIRST_S + decoding_s
+    return row(
+        arm.name,
+        0,
+        speed=num_tokens / elapsed_s,
+        ttft_s=FIRST_S,
+        tokens=tuple(range(num_tokens)),
+        figures={
+            "num_tokens": num_tokens,
+            "num_target_passes": num_passes,
+            "elapsed_s": elapsed_s,
+            "time_to_first_token_s": FIRST_S,
+            "target_busy": (FIRST_S + pass_s * (num_passes - 1)) / elapsed_s,
+            "wait_s": wait_s * (num_passes - 1),
+        },
+    )
+
+
+def as_measured(arm: Arm) -> Row:
+    policy = arm.speculation.make(arm.pair)
+    figures = rehearse(policy, TARGET, DRAFTER, TRACE, is_whole=True)
+    rows = 1 + round(figures.num_drafted / figures.num_passes)
+    waits = policy.has_drafter and policy.window == policy.launch_min
+    wait_s = LOOP_S + ((2 * 0.003 + policy.launch_min * 0.004) if waits else 0.0)
+    return measured(arm, figures, TARGET.forward.of(rows), wait_s)
+
+
+def test_the_costs_of_a_pair_are_found_again_in_what_it_measured() -> None:
+    plain, *syncs = (Decoding.of([as_measured(arm)]) for arm in made())
+    target, drafter = costs_of(plain, dict(zip((1, 3, 6), syncs, strict=True)))
+    assert dict(target.forward.known) == pytest.approx(dict(TARGET.forward.known))
+    assert target.host_s == pytest.approx(TARGET.host_s, rel=0.15)  # passes differ in their rows
+    assert drafter.forward.of(1) == pytest.approx(0.004)
+    assert drafter.hop_s == pytest.approx(0.003)
+
+
+def test_a_pair_that_is_as_its_costs_say_is_predicted_as_it_is() -> None:
+    arms = made({"policy": ["pipelined", "auto"]}, {"policy": "sync", "num_speculative_tokens": 4})
+    rows = [as_measured(arm) for arm in arms]
+    predicted = predict(arms, rows, TRACE)
+    assert set(predicted) == {arm.name for arm in arms}
+    for one in rows:
+        assert predicted[one.arm] == pytest.approx(one.tokens_per_second, rel=0.02)
+
+
+def test_what_was_not_measured_enough_or_is_void_is_not_predicted() -> None:
+    arms = made({"policy": "auto", "drafter": "ngram"}, {"policy": "auto", "verify": "token"})
+    rows = [as_measured(arm) for arm in arms]
+    assert set(predict(arms, rows, TRACE)) == {arm.name for arm in arms[:4]}
+    void = [row(one.arm, 0, figures=one.figures, void="late") for one in rows[1:3]]
+    assert predict(arms, [rows[0], *void, *rows[3:]], TRACE) == {}
+
+
+def test_what_the_hosts_take_beside_simulated_devices_is_found_again_and_a_link_is_added() -> None:
+    fixed = {"simulate_target_ms": 24.0, "simulate_draft_ms": 3.0}
+    arms = made(
+        {"policy": "sync", "link": "drafter:delay=5ms", "num_speculative_tokens": 2}, **fixed
+    )
+    target = NodeCosts(Forwards(((1, 0.024),)), 0.0009)
+    drafter = NodeCosts(Forwards(((1, 0.003),)), 0.0004, 0.0005)
+    far = NodeCosts(Forwards(((1, 0.003),)), 0.0004, 0.0055)
+    figures = {
+        arm.name: rehearse(
+            arm.speculation.make(arm.pair),
+            target,
+            far if arm.pair.link else drafter,
+            TRACE,
+            is_whole=True,
+        )
+        for arm in arms
+    }
+    rows = [measured(arm, figures[arm.name], 0.0, 0.0) for arm in arms]
+    decodings = {one.arm: Decoding.of([one]) for one in rows}
+    syncs = [(arm.speculation, decodings[arm.name]) for arm in arms[1:4]]
+    found_target, found = simulated_costs(arms[0].pair, decodings["ar"], syncs, TRACE)
+    assert found_target.forward.of(9) == 0.024
+    assert found.forward.of(1) == 0.003
+    assert found.hop_s == pytest.approx(0.0005, rel=0.1)
+    assert found_target.host_s == pytest.approx(0.0009, rel=0.01)
+    assert found.host_s == pytest.approx(0.0004, rel=0.1)
+    predicted = predict(arms, rows, TRACE)
+    assert len(predicted) == 5
+    for one in rows:
+        assert predicted[one.arm] == pytest.approx(one.tokens_per_second, rel=0.02)

@@ -1,0 +1,94 @@
+"""What is measured, and what follows of it where nothing was."""
+
+from math import exp
+
+import pytest
+
+from node.economics.acceptance import (
+    FIRST_OF_MODEL,
+    MAX_TRIES,
+    PRIOR_OF_MODEL,
+    Acceptance,
+    kind_of_score,
+)
+from node.economics.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd
+from proto.messages import NGRAM_SOURCE
+
+
+def test_a_mean_begins_as_the_plain_mean_and_then_follows_what_changes() -> None:
+    mean = Mean()
+    assert (mean.value, mean.num) == (0.0, 0)
+    for value in (1.0, 2.0, 6.0):
+        mean.add(value)
+    assert mean.value == pytest.approx(3.0)
+    for _ in range(100):
+        mean.add(50.0)
+    assert mean.value == pytest.approx(50.0, rel=0.01)
+
+
+def test_what_was_not_seen_costs_what_its_neighbours_say() -> None:
+    passes = Passes({1: 1.0, 5: 3.0, 9: 4.0})
+    assert passes.of(3) == 2.0
+    assert passes.of(7) == 3.5
+    assert passes.of(30) == 4.0
+    assert Passes(NOTHING_KNOWN).of(3) == 0.0
+
+
+def test_what_was_timed_before_the_first_text_is_no_usual_pass() -> None:
+    costs = Costs({1: 1.0})
+    assert costs.pass_s == 0.0
+    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
+    assert costs.pass_s == 3.0
+    assert costs.passes(1).of(1) == 2.0
+
+
+def test_what_passes_cost_is_learnt_for_each_number_of_texts() -> None:
+    costs = Costs({1: 1.0})
+    for _ in range(20):
+        costs.passed(3, 4, 3, 9.0, 9.0, is_plain=False)
+    assert costs.passes(4).of(4) == costs.passes(3).of(4) == pytest.approx(9.0)
+    assert costs.passes(4).token.value == pytest.approx(3.0)
+    for num_texts in (1, 2, 5):
+        assert costs.passes(num_texts).of(4) == 1.0, "as it was timed before the first text"
+        assert costs.passes(num_texts).token.num == 0
+
+
+def test_about_as_many_texts_are_alike() -> None:
+    assert [crowd(num_texts) for num_texts in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+def test_a_pass_without_drafts_saves_up_for_trials_and_one_with_them_spends_it() -> None:
+    passes = Passes(NOTHING_KNOWN)
+    passes.passed(3, 1, 1.0, 1.0, is_plain=True)
+    assert (passes.num_since_plain, passes.for_trials_s) == (0, SPENT_ON_TRIALS)
+    passes.passed(3, 1, 1.0, 1.0, is_plain=False)
+    assert (passes.num_since_plain, passes.for_trials_s) == (1, 0.0)
+
+
+def test_waits_that_are_left_out_are_counted_until_one_is_made() -> None:
+    costs = Costs()
+    costs.skipped()
+    costs.skipped()
+    assert (costs.num_skipped, costs.wait.num) == (2, 0)
+    costs.waited(0.5)
+    assert (costs.num_skipped, costs.wait.value) == (0, 0.5)
+
+
+def test_longer_matches_are_trusted_more_until_it_is_known() -> None:
+    acceptance = Acceptance()
+    chances = [acceptance.chance((NGRAM_SOURCE, n)) for n in (1, 2, 3)]
+    assert chances == [1 / 2, 2 / 3, 3 / 4]
+    assert acceptance.chance(FIRST_OF_MODEL) == PRIOR_OF_MODEL
+    assert acceptance.chance(kind_of_score(-2.0)) == pytest.approx(exp(-2.0), rel=0.2)
+
+
+def test_kinds_are_learnt_apart_and_old_tries_fade() -> None:
+    acceptance = Acceptance()
+    for _ in range(500):
+        acceptance.add(FIRST_OF_MODEL, right=False)
+        acceptance.check()
+    assert acceptance.chance(FIRST_OF_MODEL) < 0.01
+    assert acceptance.chance(kind_of_score(-2.0)) == pytest.approx(exp(-2.0), rel=0.2)
+    for _ in range(int(MAX_TRIES)):
+        acceptance.add(FIRST_OF_MODEL, right=True)
+    assert acceptance.chance(FIRST_OF_MODEL) > 0.6
