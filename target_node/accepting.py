@@ -13,14 +13,57 @@ a pass takes a chain, which is a subtree of one path.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from proto.messages import Open, Rule
+from proto.messages import FinishReason, Hit, Open, Rule
 from proto.tree import Node, SpeculationTree
-from target_node.events import Judge, Outcome, Part
+from target_node.events import NO_TOKEN, Judge, Outcome, Part
 
 Chances = Mapping[int, float]
 """Of nodes by their path hash: that the text comes to them. Likeliest first, parents first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """The drafts that hung where the text went on with `token`."""
+
+    token: int
+    drafts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a pass says about the drafts of a text. Nothing has followed from it yet.
+
+    verified  the drafts that were in the pass, by row
+    accepted  those of them that the target has chosen too, along one path
+    rejected  the likeliest path of the others below it
+    tokens    what the text goes on with, up to its end
+    finish    why the text ends with them; None: it goes on
+    hit       what became of the drafts of the first token
+    along     what hung at each token that was chosen, also beyond the end, as far as drafts did
+    outcome   what all this was read from
+    """
+
+    verified: tuple[Node, ...]
+    accepted: tuple[Node, ...]
+    rejected: tuple[Node, ...]
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+    hit: Hit
+    along: tuple[Siblings, ...]
+    outcome: Outcome
+
+    @property
+    def has_rejected(self) -> bool:
+        """Whether some draft of the pass was not accepted."""
+        return len(self.accepted) < len(self.verified)
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted drafts that the text has room for."""
+        return min(len(self.accepted), len(self.tokens))
 
 
 def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]) -> Chances:
@@ -112,6 +155,20 @@ def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) 
         if (row := next(following, None)) is None:
             return path
         path.append(row)
+
+
+def chosen_of(
+    drafted: Sequence[int], parents: Sequence[int], outcome: Outcome
+) -> tuple[list[int], tuple[int, ...]]:
+    """The rows that an outcome leads through, from the root's on, and the tokens that it chooses.
+
+    drafted, parents  as in `walk`
+    """
+    if outcome.num_accepted is not None:
+        return list(range(outcome.num_accepted + 1)), outcome.tokens
+    rows = walk(drafted, parents, outcome.tokens)
+    chosen = (outcome.tokens[row] for row in rows)
+    return rows, tuple(token for token in chosen if token != NO_TOKEN)
 
 
 def rows_on_text(part: Part, outcome: Outcome) -> list[int]:

@@ -24,7 +24,7 @@ from proto.messages import (
     Rule,
 )
 from proto.tree import Graft, Node, SpeculationTree
-from target_node.accepting import Chances, likeliest, likeliest_chain
+from target_node.accepting import Chances, Judged, Siblings, likeliest, likeliest_chain
 from target_node.lookup import LookupSource
 from target_node.statistics import Known
 
@@ -144,6 +144,28 @@ class Drafts:
         """How many a pass could verify in one path, at most so many."""
         return len(self.tree.best_chain(most))
 
+    def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
+        """What became of the first token of a pass that began with so many drafts of it."""
+        if is_accepted:
+            return Hit.HIT
+        children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
+        if token in children:
+            return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
+        return Hit.CONTENT if num_there else Hit.TIMING
+
+    def along(self, tokens: Sequence[int]) -> tuple[Siblings, ...]:
+        """The drafts that hang on the path of `tokens`, which are to follow the root."""
+        found: list[Siblings] = []
+        parent = self.tree.root
+        for token in tokens:
+            children = tuple(self.tree.nodes[key] for key in self.tree.children(parent))
+            found.append(Siblings(token, children))
+            here = next((node for node in children if node.token == token), None)
+            if here is None:
+                break
+            parent = here.key
+        return tuple(found)
+
     def _chance(self, node: Node) -> float:
         """That a draft is right, given that those before it are."""
         return self._known.acceptance.chance(self._kind_of(node))
@@ -170,44 +192,29 @@ class Drafts:
         find = likeliest if self._is_tree else likeliest_chain
         return find(self.tree, most, self._chance)
 
-    def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
-        """What became of the first token of a pass that began with so many drafts of it."""
-        if is_accepted:
-            return Hit.HIT
-        children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
-        if token in children:
-            return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
-        return Hit.CONTENT if num_there else Hit.TIMING
-
-    def learn(
-        self, verified: Sequence[Node], accepted: Sequence[Node], tokens: Sequence[int]
-    ) -> bool:
-        """What became of drafts that hung on the path of `tokens`; returns whether a drafter's did.
+    def learn(self, judged: Judged) -> bool:
+        """How often drafts are right; returns whether any of them was a drafter's.
 
         Where a draft is right if it is what the target says, that is known also of drafts that were
-        not verified.
+        not verified. It is to be called before the next pass begins, which forgets dead copies.
         """
         add = self._known.acceptance.add
         if not self._is_coupled:
-            for index, node in enumerate(verified[: len(accepted) + 1]):
-                add(self._kind_of(node), right=index < len(accepted))
-            return bool(verified)
-        has_models, parent = False, self.tree.root
-        for token in tokens:
-            children = [self.tree.nodes[key] for key in self.tree.children(parent)]
-            for node in children:
+            for index, node in enumerate(judged.verified[: len(judged.accepted) + 1]):
+                add(self._kind_of(node), right=index < len(judged.accepted))
+            return bool(judged.verified)
+        has_models = False
+        for siblings in judged.along:
+            token = siblings.token
+            for node in siblings.drafts:
                 add(self._kind_of(node), right=node.token == token)
-            first = next((node for node in children if node.source not in OWN_SOURCES), None)
+            first = next((one for one in siblings.drafts if one.source not in OWN_SOURCES), None)
             if first is not None:
                 has_models = True
                 add(FIRST_OF_MODEL, right=first.token == token)
-            first = next((node for node in children if node.source == HEADS_SOURCE), None)
+            first = next((one for one in siblings.drafts if one.source == HEADS_SOURCE), None)
             if first is not None:
                 add(FIRST_OF_HEADS, right=first.token == token)
-            here = self.tree.child(parent, token)
-            if here is None:
-                break
-            parent = here.key
         return has_models
 
     def advance(self, tokens: Sequence[int], *, is_new_attempt: bool) -> tuple[list[int], int]:

@@ -10,7 +10,7 @@ When that is, and with which others, is decided by `scheduling.py`; here is what
     chunk            the prompt, or what is missing of a text, to be prefilled next
     reason           why a pass should start now, or None: wait until `deadline`
     launch           the text's part of a pass                              -> Part
-    computed         walk the target's own choices down the tree     -> Send(Verdict), MoveRows
+    computed         judge, advance, report, learn                   -> Send(Verdict), MoveRows
     Confirmed        forget what need not be said again                     -> Send(Fault)
 
 It is made with the Open that begins one life of the text, and with the machine of the life before:
@@ -20,6 +20,8 @@ present life never comes this far (`node/follower.py`).
 A pass feeds what the cache lacks of the text, the last token at least, and a subtree below it (see
 `accepting.py`). The target's own choices lead down it, to the first that was not drafted: that path
 is the verdict. So verification is equality, and the text is the target's whatever was drafted.
+What is judged is a value (`Judged`), and each step that follows needs those before it: the text and
+the cache advance, that is reported, and at last how often drafts are right is learnt.
 
 Where logits are not finite a row chooses nothing, and the path ends there. If that is the last
 committed token's row, the text is read anew, or it ends (`not_finite.py`).
@@ -46,7 +48,7 @@ Reading the prompt: what is prefilled next, and what rows of the text tell of it
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.layout.slots import Feed, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap
 from node.economics.acceptance import FIRST_OF_MODEL
 from node.economics.price import num_expected
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
@@ -66,10 +68,10 @@ from proto.messages import (
     Rule,
     Verdict,
 )
-from proto.tree import CommittedText, Node, SpeculationTree
-from target_node.accepting import Chances, judge_of, laid_out, rest_of, walk
+from proto.tree import CommittedText, SpeculationTree
+from target_node.accepting import Chances, Judged, chosen_of, judge_of, laid_out, rest_of
 from target_node.drafts import Drafts
-from target_node.events import NO_TOKEN, Event, FeatureRows, Judge, Outcome, Part
+from target_node.events import Event, FeatureRows, Judge, Outcome, Part
 from target_node.replay import Reports, missed_of, repeated
 from target_node.resting import Course
 from target_node.statistics import Known
@@ -183,6 +185,7 @@ class _Pass:
     nodes    the drafts in it, by row; None while prefilling
     parents  the rows that they follow; the root's is row 0
     num_first  drafts of the first token that were there
+    wait_s   how long it could have run before it did
     start    position of the first row
     """
 
@@ -191,7 +194,23 @@ class _Pass:
     num_first: int
     cause: Cause
     started: float
+    wait_s: float
     start: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """What has changed when the text went on.
+
+    base_len, base_hash  where it went on from
+    num_dead             drafts that died
+    move                 rows of the cache that follow; None: all lie where they belong
+    """
+
+    base_len: int
+    base_hash: int
+    num_dead: int
+    move: Move | None
 
 
 class Verifying:
@@ -441,7 +460,8 @@ class Verifying:
     ) -> Part:
         self._number += 1
         num_first = len(self.tree.children(self.tree.root))
-        self._running = _Pass(nodes, parents, num_first, cause, now, feed.positions[0])
+        wait_s, start = now - self.ready_at, feed.positions[0]
+        self._running = _Pass(nodes, parents, num_first, cause, now, wait_s, start)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         return Part(
             self.opened,
@@ -465,23 +485,12 @@ class Verifying:
         if outcome.bad_at is not None:
             return self._on_not_finite(outcome.bad_at, now)
         if running.nodes is None:
-            self.ready_at = now
-            return (
-                *tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs),
-                *tell_features(self.opened, self.tree.text, running.start, outcome.features),
-            )
-        nodes = [self.tree.nodes[key] for key in running.nodes]
-        if outcome.num_accepted is None:
-            drafted = [node.token for node in nodes]
-            rows = walk(drafted, running.parents, outcome.tokens)
-            chosen = (outcome.tokens[row] for row in rows)
-            tokens = tuple(token for token in chosen if token != NO_TOKEN)
-        else:
-            rows, tokens = list(range(outcome.num_accepted + 1)), outcome.tokens
-        said = self._commit(running, nodes, rows, tokens, outcome, model_us, now)
-        # A head can do nothing with a verdict without them.
-        told = tell_features(self.opened, self.tree.text, running.start, outcome.features)
-        return (*told, *said)
+            return self._on_read(running, outcome, now)
+        judged = self._judge(running, running.nodes, outcome)
+        moved = self._advance(judged, now)
+        said = self._report(judged, moved, running, model_us, now)
+        self._learn(judged)
+        return said
 
     def _on_not_finite(self, position: int, now: float) -> Sequence[SharedAction]:
         """Nothing follows the text by what its lane holds: read it anew, or end it."""
@@ -491,29 +500,41 @@ class Verifying:
         self.finished = self._not_finite.has_ended
         return (*said, Wipe(self.lane.slots.lane, 0))
 
-    def _commit(
-        self,
-        running: _Pass,
-        nodes: Sequence[Node],
-        rows: Sequence[int],
-        tokens: tuple[int, ...],
-        outcome: Outcome,
-        model_us: int,
-        now: float,
-    ) -> Sequence[SharedAction]:
-        base_len, base_hash = len(self.tree.text), self.tree.root
-        accepted = [nodes[row - 1] for row in rows[1:]]
-        rejected = rest_of(nodes, running.parents, rows[-1])
-        self._is_hit, self._wanted = 0 < len(nodes) == len(accepted), None
+    def _on_read(self, running: _Pass, outcome: Outcome, now: float) -> Sequence[SharedAction]:
+        """A chunk was prefilled."""
+        self.ready_at = now
+        return (
+            *tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs),
+            *tell_features(self.opened, self.tree.text, running.start, outcome.features),
+        )
+
+    def _judge(self, running: _Pass, keys: Sequence[int], outcome: Outcome) -> Judged:
+        """What the pass says about its drafts `keys`. A question: nothing changes."""
+        verified = tuple(self.tree.nodes[key] for key in keys)
+        drafted = [node.token for node in verified]
+        rows, chosen = chosen_of(drafted, running.parents, outcome)
+        accepted = tuple(verified[row - 1] for row in rows[1:])
         hit = Hit.NOBODY
         if running.cause not in (Cause.ALONE, Cause.RESTING):
-            hit = self.drafts.fate(tokens[0], running.num_first, is_accepted=bool(accepted))
-        if self.drafts.learn(nodes, accepted, tokens):
-            self._waiting.had_drafts()
-        tokens, reason = self.opened.limits.trim(base_len, tokens)
-        self.finished = reason is not None
-        is_new_attempt = self.opened.rule is not Rule.COUPLED and len(accepted) < len(nodes)
-        path, num_dead = self.drafts.advance(tokens, is_new_attempt=is_new_attempt)
+            hit = self.drafts.fate(chosen[0], running.num_first, is_accepted=bool(accepted))
+        tokens, finish = self.opened.limits.trim(len(self.tree.text), chosen)
+        return Judged(
+            verified,
+            accepted,
+            rejected=tuple(rest_of(verified, running.parents, rows[-1])),
+            tokens=tokens,
+            finish=finish,
+            hit=hit,
+            along=self.drafts.along(chosen),
+            outcome=outcome,
+        )
+
+    def _advance(self, judged: Judged, now: float) -> _Moved:
+        """The text goes on: the root moves, and what does not hang on it is dead."""
+        outcome, base_len, base_hash = judged.outcome, len(self.tree.text), self.tree.root
+        self.finished = judged.finish is not None
+        is_new_attempt = self.opened.rule is not Rule.COUPLED and judged.has_rejected
+        path, num_dead = self.drafts.advance(judged.tokens, is_new_attempt=is_new_attempt)
         if self.finished:
             self.drafts.end()
         move = self.slots.advance(path, self.tree.nodes)
@@ -522,37 +543,52 @@ class Verifying:
             # The last token is always fed again, also if it is the draft that was rejected. If its
             # own row is not finite, its slot holds zeros, which no later text may take for read.
             self.slots.truncate(len(self.tree.text) - 1)
-        wait_s, pass_s = running.started - self.ready_at, now - running.started
+        self._is_hit, self._wanted = 0 < len(judged.verified) == len(judged.accepted), None
+        self.ready_at = now
+        return _Moved(base_len, base_hash, num_dead, move)
+
+    def _report(
+        self, judged: Judged, moved: _Moved, running: _Pass, model_us: int, now: float
+    ) -> Sequence[SharedAction]:
+        """Tell everybody, and have the cache do as the text did."""
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
-        self.ready_at = self._said_at = now
-        num_accepted = min(len(accepted), len(tokens))
-        sources = tuple(node.source for node in accepted[:num_accepted])
+        self._said_at = now
+        outcome = judged.outcome
+        sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
         verdict = Verdict(
             session=self.opened.session,
             incarnation=self.opened.incarnation,
-            base_len=base_len,
-            base_hash=base_hash,
-            tokens=tokens,
+            base_len=moved.base_len,
+            base_hash=moved.base_hash,
+            tokens=judged.tokens,
             acks=self.drafts.received.acks(),
             cause=running.cause,
-            num_drafted=len(nodes),
-            num_accepted=num_accepted,
-            num_rolled_back=num_dead,
+            num_drafted=len(judged.verified),
+            num_accepted=judged.num_accepted,
+            num_rolled_back=moved.num_dead,
             num_stale=self.drafts.take_num_stale(),
-            wait_us=round(wait_s * 1e6),
+            wait_us=round(running.wait_s * 1e6),
             model_us=model_us,
-            host_us=max(0, round(pass_s * 1e6) - model_us),
+            host_us=max(0, round((now - running.started) * 1e6) - model_us),
             drafter_us=self.drafts.received.take_model_us(),
-            rejected=tuple(node.token for node in rejected),
+            rejected=tuple(node.token for node in judged.rejected),
             attempt=self.drafts.attempt,
-            logprobs=outcome.logprobs and outcome.logprobs.part(0, len(tokens)),
+            logprobs=outcome.logprobs and outcome.logprobs.part(0, len(judged.tokens)),
             sources=sources if any(sources) else (),
-            hit=hit,
+            hit=judged.hit,
             plain_us=round(self._plain_s * 1e6),
         )
-        self.reports.add(base_len, verdict.logprobs)
-        return (Send(verdict),) if move is None else (Send(verdict), MoveRows((move,)))
+        self.reports.add(moved.base_len, verdict.logprobs)
+        # A head can do nothing with a verdict without them.
+        features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
+        moves = () if moved.move is None else (MoveRows((moved.move,)),)
+        return (*features, Send(verdict), *moves)
+
+    def _learn(self, judged: Judged) -> None:
+        """How often drafts are right, for all that is decided from now on."""
+        if self.drafts.learn(judged):
+            self._waiting.had_drafts()
 
     @property
     def _plain_s(self) -> float:

@@ -18,6 +18,7 @@ from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import scheduling as target_scheduling
 from target_node import waiting
+from target_node.accepting import Judged
 from target_node.drafts import _Source
 from target_node.lookup import LookupSource
 from target_node.verifying import Verifying
@@ -135,16 +136,15 @@ def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
 
 
 def the_recovered_token_is_dropped(patch: Patch) -> None:
-    commit = Verifying._commit
+    judge = Verifying._judge
 
-    def without(
-        self: Verifying, running: Any, nodes: Any, rows: Any, tokens: Any, *rest: Any
-    ) -> Any:
-        if len(rows) - 1 < len(nodes):
-            tokens = tokens[:-1]
-        return commit(self, running, nodes, rows, tokens, *rest)
+    def without(self: Verifying, *of_pass: Any) -> Judged:
+        judged = judge(self, *of_pass)
+        if not judged.has_rejected:
+            return judged
+        return replace(judged, tokens=judged.tokens[:-1], finish=None)
 
-    patch.setattr(Verifying, "_commit", without)
+    patch.setattr(Verifying, "_judge", without)
 
 
 def a_verdict_that_comes_twice_is_applied_twice(patch: Patch) -> None:
