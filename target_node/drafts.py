@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from node.economics.acceptance import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score
+from node.economics.price import num_expected
 from proto.messages import (
     COPIES,
     HEADS_SOURCE,
@@ -144,6 +145,11 @@ class Drafts:
         """How many a pass could verify in one path, at most so many."""
         return len(self.tree.best_chain(most))
 
+    def at_hand(self, most: int) -> Chances:
+        """The drafts that a pass of at most so many verifies now."""
+        find = likeliest if self._is_tree else likeliest_chain
+        return find(self.tree, most, self._chance)
+
     def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
         """What became of the first token of a pass that began with so many drafts of it."""
         if is_accepted:
@@ -166,6 +172,10 @@ class Drafts:
             parent = here.key
         return tuple(found)
 
+    def num_right(self, num_drafts: int) -> float:
+        """How many of so many drafts in a row, each the first of its token, should be right."""
+        return num_expected(self._known.acceptance.chance(FIRST_OF_MODEL), num_drafts) - 1.0
+
     def _chance(self, node: Node) -> float:
         """That a draft is right, given that those before it are."""
         return self._known.acceptance.chance(self._kind_of(node))
@@ -186,11 +196,9 @@ class Drafts:
         if draft.done and draft.source not in OWN_SOURCES:
             self._done_root = draft.parent_hash
 
-    def at_hand(self, most: int) -> Chances:
-        """The drafts that a pass of at most so many verifies now, copies included."""
+    def add_copies(self, most: int) -> None:
+        """A pass of at most so many drafts begins: what is copied from earlier text joins them."""
         self._lookup.grow(self.tree, most)
-        find = likeliest if self._is_tree else likeliest_chain
-        return find(self.tree, most, self._chance)
 
     def learn(self, judged: Judged) -> bool:
         """How often drafts are right; returns whether any of them was a drafter's.

@@ -6,7 +6,7 @@ A pass reads the weights once for the rows of all its texts, so whoever can use 
 
     Tick, no pass running
         a prompt to read, unless the pass before read one too          -> Compute, one chunk
-        somebody has a reason to start (`Verifying.reason`)            -> Compute, all of them
+        somebody has a reason to start (`Ready.cause`)                 -> Compute, all of them
         nobody has                                                     -> WaitUntil
     Computed    each text still in that life has its outcome   -> Send(Verdict) ..., MoveRows
 
@@ -30,14 +30,17 @@ from node.economics.price import rows_worth, worth_holding_s
 from node.events import SharedAction, WaitUntil, moved_together
 from node.follower import is_open
 from node.lanes import Lane, Lanes, next_reader
-from proto.messages import Cause, Open
+from proto.messages import Open
 from target_node.accepting import Chances
 from target_node.events import Action, Compute, Computed, Part
 from target_node.resting import Course
 from target_node.statistics import Known
 from target_node.verifying import Verifying
+from target_node.waiting import Ready
 
 Texts = Mapping[int, Verifying]
+Asked = Mapping[Verifying, Ready]
+"""What each of the texts that have been read says of a pass, by turn. Each is asked once a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +91,25 @@ class Schedule:
         )
         readers = [text for text in by_turn if text.chunk]
         writers = [text for text in by_turn if not text.chunk]
-        num_texts = min(max(1, len(writers)), self._num_per_pass)
-        for text in by_turn:
-            text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
+        self._follow(by_turn, min(max(1, len(writers)), self._num_per_pass))
         reader = next_reader(readers)
         if reader is not None and not self._was_chunk:
             return self._read(reader, texts, now)
-        causes = {text: text.reason(now) for text in writers}
-        start_at = self._start_at(causes, now)
+        for text in writers:
+            text.price_wait()
+        asked = {text: text.ready(now) for text in writers}
+        self._wait(asked, now)
+        start_at = self._start_at(asked, now)
         if start_at <= now:
-            return self._write(causes, now)
+            return self._write(asked, now)
         if reader is not None:
             return self._read(reader, texts, now)
         return (WaitUntil(start_at),) if start_at < math.inf else ()
+
+    def _follow(self, texts: Sequence[Verifying], num_texts: int) -> None:
+        """Tell each what is known of its kind where so many share the passes."""
+        for text in texts:
+            text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
 
     def _read(self, text: Verifying, texts: Texts, now: float) -> Sequence[Action]:
         """Prefill a chunk of one text, or copy what another lane has of it."""
@@ -113,60 +122,79 @@ class Schedule:
         self._running = _Pass((text,), 0, is_plain=True, started=now, wait_s=0.0)
         return (self._launched((text,), (part,)),)
 
-    def _start_at(self, causes: Mapping[Verifying, Cause | None], now: float) -> float:
+    def _wait(self, asked: Asked, now: float) -> None:
+        """Those without a reason to start wait, and those with one may be held for them."""
+        for text, ready in asked.items():
+            if ready.cause is None:
+                text.waits()
+        if self._held_since is None and self._may_hold(asked):
+            self._held_since = now
+
+    def _may_hold(self, asked: Asked) -> bool:
+        """Whether a pass could start that others would share if it were held."""
+        num_ready = sum(ready.cause is not None for ready in asked.values())
+        is_shared = 0 < num_ready < min(len(asked), self._num_per_pass)
+        return is_shared and self._known.costs.reply.num > 0
+
+    def _start_at(self, asked: Asked, now: float) -> float:
         """When a pass of all these texts is to start, if nothing happens before."""
-        ready = [text for text, cause in causes.items() if cause is not None]
-        waiting = [text for text, cause in causes.items() if cause is None]
-        for text in waiting:
-            text.waits()
+        waiting = [ready for ready in asked.values() if ready.cause is None]
         if not waiting:
-            return now if ready else math.inf
-        late_at = min(text.deadline for text in waiting)
-        if not ready:
+            return now if asked else math.inf
+        late_at = min(ready.deadline for ready in waiting)
+        if len(waiting) == len(asked):
             return late_at
-        if len(ready) >= self._num_per_pass:
-            return now
+        return min(late_at, self._held_until(asked, now)) if self._may_hold(asked) else now
+
+    def _held_until(self, asked: Asked, now: float) -> float:
+        """Until when to hold the pass for drafts; `now` if they will have come too late."""
+        assert self._held_since is not None
+        waiting = [ready for ready in asked.values() if ready.cause is None]
         costs = self._known.costs
-        if not costs.reply.num:
-            return now
-        num_more = sum(text.num_awaited for text in waiting)
-        num_tokens = len(waiting) + sum(1.0 + text.num_at_hand for text in ready)
-        due_at = [text.ready_at + costs.reply.value for text in waiting]
-        self._held_since = now if self._held_since is None else self._held_since
+        num_more = sum(ready.num_awaited for ready in waiting)
+        num_tokens = len(waiting) + sum(
+            1.0 + text.num_at_hand for text, ready in asked.items() if ready.cause is not None
+        )
+        due_at = [ready.since + costs.reply.value for ready in waiting]
         worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
         until = min(self._held_since, *due_at) + worth_s
-        return now if max(due_at) > until else min(late_at, until)
+        return now if max(due_at) > until else until
 
-    def _write(self, causes: Mapping[Verifying, Cause | None], now: float) -> Sequence[Action]:
+    def _write(self, asked: Asked, now: float) -> Sequence[Action]:
         """A pass of those with a reason, and of who else has room; by turn."""
         self._was_chunk = False
         self._held_since = None
-        able = [text for text in causes if causes[text] is not None or not text.went_along]
-        texts = tuple(sorted(able, key=lambda text: causes[text] is None)[: self._num_per_pass])
+        able = [text for text, one in asked.items() if one.cause is not None or one.may_join]
+        texts = tuple(sorted(able, key=lambda text: asked[text].cause is None))
+        texts = texts[: self._num_per_pass]
         for text in texts:
-            text.went_along = causes[text] is None
+            text.add_copies()
         at_hand = [text.at_hand() for text in texts]
-        counts = self._shares(texts, at_hand)
-        started_s = max(self._ended_at, min(text.ready_at for text in texts))
+        counts = self._shares(texts, at_hand, sum(asked[text].num_missing for text in texts))
         parts = tuple(
-            text.launch(list(drafts)[:count], causes[text], now)
+            text.launch(list(drafts)[:count], asked[text].cause, now)
             for text, drafts, count in zip(texts, at_hand, counts, strict=True)
         )
+        started_s = max(self._ended_at, min(asked[text].since for text in texts))
         is_usual = all(part.num_asked for part in parts)
         num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
         is_plain = not any(counts)
         self._running = _Pass(texts, num_rows, is_plain, now, wait_s=now - started_s)
         return (self._launched(texts, parts),)
 
-    def _shares(self, texts: Sequence[Verifying], at_hand: Sequence[Chances]) -> Sequence[int]:
-        """How many drafts of each to verify. Where the policy says so, all of them."""
+    def _shares(
+        self, texts: Sequence[Verifying], at_hand: Sequence[Chances], num_missing: int
+    ) -> Sequence[int]:
+        """How many drafts of each to verify. Where the policy says so, all of them.
+
+        num_missing  rows that the pass has besides them
+        """
         counts = [len(drafts) for drafts in at_hand]
         priced = [index for index, text in enumerate(texts) if text.opened.policy.rest_after]
         if not priced:
             return counts
         chances = [tuple(at_hand[index].values()) for index in priced]
-        num_drafts = sum(counts) - sum(map(len, chances))
-        num_fixed = num_drafts + sum(text.num_missing for text in texts)
+        num_fixed = sum(counts) - sum(map(len, chances)) + num_missing
         passes = self._known.costs.passes(len(texts))
         worth = rows_worth(chances, num_fixed, len(texts), passes)
         for index, count in zip(priced, worth, strict=True):

@@ -8,7 +8,8 @@ When that is, and with which others, is decided by `scheduling.py`; here is what
     Arrived(Draft)   its nodes join the tree, or wait for their parent, or are stale
     Arrived(Close)   what may be copied of it is complete
     chunk            the prompt, or what is missing of a text, to be prefilled next
-    reason           why a pass should start now, or None: wait until `deadline`
+    ready            why a pass should start now, or until when drafts are waited for -> Ready
+    add_copies       drafts of the text's own join the others, right before a pass
     launch           the text's part of a pass                              -> Part
     computed         judge, advance, report, learn                   -> Send(Verdict), MoveRows
     Confirmed        forget what need not be said again                     -> Send(Fault)
@@ -49,8 +50,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move, SlotMap
-from node.economics.acceptance import FIRST_OF_MODEL
-from node.economics.price import num_expected
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
 from node.lanes import Lane
 from proto.messages import (
@@ -75,7 +74,7 @@ from target_node.events import Event, FeatureRows, Judge, Outcome, Part
 from target_node.replay import Reports, missed_of, repeated
 from target_node.resting import Course
 from target_node.statistics import Known
-from target_node.waiting import Waiting
+from target_node.waiting import Ready, Waiting
 
 # -- not finite ------------------------------------------------------------------------------------
 
@@ -220,7 +219,6 @@ class Verifying:
 
     course   what is known of texts like this one; None: its drafter never rests
     served   when it was last computed for, by the schedule's count
-    went_along  it was in its last pass because others had a reason to start
     reports  what may have to be said again, over all lives of the text
     """
 
@@ -231,7 +229,7 @@ class Verifying:
         self.lane = lane
         self.course: Course | None = None
         self.served = 0
-        self.went_along = False
+        self._went_along = False  # in its last pass, because others had a reason to start
         self._known = known
         self._num_texts = 1  # that share the passes, when one was last thought of
         self._rested = False  # when a pass was last thought of
@@ -251,7 +249,7 @@ class Verifying:
         self._running: _Pass | None = None
         self._number = 0  # of the last pass
         self._is_hit = False  # it had drafts, and all were accepted
-        self._wanted: int | None = None  # drafts that the next one starts with; None: to be priced
+        self._wanted: int | None = None  # drafts that the next one starts with; None: not decided
         self._waiting = Waiting(opened, known.costs, known.acceptance)
         self._not_finite = NotFinite(opened)
 
@@ -358,42 +356,37 @@ class Verifying:
         """Whether the next pass can only feed what is missing (reproducible mode)."""
         return self._known.fixed_rows is not None and self.num_missing > 1
 
-    def reason(self, now: float) -> Cause | None:
-        """The launch rule. None: wait until `deadline`."""
+    def price_wait(self) -> None:
+        """Decide with how many drafts under the root a pass starts, once after each verdict."""
+        most = self._num_drafts_max()
+        if self._wanted is None and not self.is_catching_up and self._why_alone(most) is None:
+            self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
+
+    def ready(self, now: float) -> Ready:
+        """What there is to say of a pass with this text."""
+        most = self._num_drafts_max()
+        wanted = min(self._wanted or 0, most)
+        deadline = self.ready_at + self._waiting.limit_s(wanted)
+        cause = self._cause(most, wanted, is_late=now >= deadline)
+        num_awaited = self.drafts.num_right(wanted) if cause is None else 0.0
+        missing, may_join = self.num_missing, not self._went_along
+        return Ready(cause, deadline, self.ready_at, missing, num_awaited, may_join)
+
+    def _cause(self, most: int, wanted: int, *, is_late: bool) -> Cause | None:
+        """The launch rule, for a pass that verifies at most so many drafts. None: wait."""
         if self.is_catching_up:
             return Cause.ALONE
-        most = self._num_drafts_max()
         if (cause := self._why_alone(most)) is not None:
             return cause
-        wanted = self._num_wanted(most)
         if self.drafts.are_enough(wanted):
             is_cheap = wanted == 0 < self.opened.policy.launch_min and not self.drafts.are_there
             return Cause.CHEAP if is_cheap else Cause.READY
-        return self._waiting.reason(wanted, self._num_texts, is_late=now >= self.deadline)
-
-    @property
-    def deadline(self) -> float:
-        """Until when drafts are waited for."""
-        return self.ready_at + self._waiting.limit_s(self._num_wanted(self._num_drafts_max()))
-
-    @property
-    def num_awaited(self) -> float:
-        """Tokens that the drafts that are waited for are expected to bring."""
-        return self._num_right(self._num_wanted(self._num_drafts_max()))
+        return self._waiting.reason(wanted, self._num_texts, is_late=is_late)
 
     @property
     def num_at_hand(self) -> float:
         """Tokens that the drafts that are here are expected to bring."""
-        return self._num_right(self.drafts.num_in_chain(self._num_drafts_max()))
-
-    def _num_right(self, num_drafts: int) -> float:
-        return num_expected(self._known.acceptance.chance(FIRST_OF_MODEL), num_drafts) - 1.0
-
-    def _num_wanted(self, most: int) -> int:
-        """With how many drafts under the root a pass starts, if it verifies at most so many."""
-        if self._wanted is None:
-            self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
-        return min(self._wanted, most)
+        return self.drafts.num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def waits(self) -> None:
         """There was no reason to start."""
@@ -421,11 +414,14 @@ class Verifying:
         is_last = self.slots.prefix_len == len(tokens)
         return self._part(feed, () if is_last else None, self._why_alone(0) or Cause.ALONE, now)
 
+    def add_copies(self) -> None:
+        """A pass begins: drafts of our own join those at hand."""
+        if not self.is_catching_up:
+            self.drafts.add_copies(self._num_drafts_max())
+
     def at_hand(self) -> Chances:
-        """The drafts that a pass could verify now, those of our own included."""
-        if self.is_catching_up:
-            return {}
-        return self.drafts.at_hand(self._num_drafts_max())
+        """The drafts that a pass could verify now."""
+        return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
     def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
         """Verify some of what is at hand, likeliest first.
@@ -433,6 +429,7 @@ class Verifying:
         cause  why the pass starts; None: others have a reason, and this text goes along
         """
         missing = self.tree.text.tokens[self.slots.prefix_len :]
+        self._went_along = cause is None
         if cause is None:
             self._waiting.went_along(now)
             cause = Cause.CHEAP

@@ -12,6 +12,8 @@ and then it is. So it is also when no draft was there after more passes alone th
 explains: then the drafter is too far away to get ahead while the target goes on.
 """
 
+from dataclasses import dataclass
+
 from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
 from node.economics.costs import Costs
 from node.economics.price import drafts_worth_awaiting, verifying_pays, wait_limit_s, waiting_pays
@@ -24,6 +26,26 @@ NUM_SKIPPED_MAX = 32  # waits in a row that are left out before one is made to l
 UNLIKELY = 0.01  # so rarely would bad luck alone have kept drafts away
 MAX_TOLD = 64
 MOST_AWAITED = 8  # drafts in a row, by price
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a text has to say of a pass that could start now.
+
+    cause        why it should; None: drafts are waited for
+    deadline     until when they are
+    since        when a pass with this text could have started
+    num_missing  committed tokens that the cache lacks: rows of the pass besides drafts
+    num_awaited  tokens that the drafts which are waited for are expected to bring
+    may_join     it can go along with others that have a cause; not twice in a row
+    """
+
+    cause: Cause | None
+    deadline: float
+    since: float
+    num_missing: int
+    num_awaited: float
+    may_join: bool
 
 
 class Waiting:
