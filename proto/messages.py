@@ -129,9 +129,14 @@ class Policy:
         return self.window > 0
 
     @property
+    def is_priced(self) -> bool:
+        """Whether prices decide what pays: rows, waits, the drafter as a whole."""
+        return self.rest_after > 0
+
+    @property
     def prices_waits(self) -> bool:
         """Whether the target decides each time how many drafts in a row it waits for."""
-        return self.rest_after > 0 and self.branches > 1
+        return self.is_priced and self.branches > 1
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def rehearse(
         for index, positions in enumerate(trace)
     )
     setting = Setting(
-        policy=replace(policy, rest_after=NEVER if policy.rest_after else 0),
+        policy=replace(policy, rest_after=NEVER if policy.is_priced else 0),
         texts=texts,
         target=target_costs,
         drafter=drafter_costs,

@@ -20,12 +20,20 @@ one comes at all. What is known is kept for each kind of text (policy and temper
 accept differently, and by how many share the passes; where drafts did not pay for few texts, more
 texts begin without.
 
+A stretch goes one of four ways, and when it ends:
+
+    DRAFTING       -> TRYING_REST; DRAFTING again where such a trial is not worth its cost
+    TRYING_REST    -> RESTING if it was clearly faster, else DRAFTING
+    RESTING        -> TRYING_DRAFTS
+    TRYING_DRAFTS  -> DRAFTING if it was clearly faster, else RESTING
+
 Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
 texts ask, whose tokens do not depend on what is drafted.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from node.economics.costs import crowd
 from proto.messages import Open, Rule
@@ -41,20 +49,27 @@ LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time 
 MAX_KINDS = 64
 
 
+class Way(Enum):
+    """How a stretch of passes goes."""
+
+    DRAFTING = auto()
+    TRYING_REST = auto()
+    RESTING = auto()
+    TRYING_DRAFTS = auto()
+
+
 @dataclass(slots=True, eq=False)
 class Course:
     """What is known of one kind of text.
 
-    rests    the drafter is to rest now
-    is_trial of the way that was not the faster one
+    way      of the stretch that goes on
     first    passes of the first stretch, and of one that begins with a change
     stretch  of the next stretch that is no trial
     """
 
     first: int
     stretch: int
-    rests: bool = False
-    is_trial: bool = False
+    way: Way = Way.DRAFTING
     num_silent: int = LONGEST_SILENCE  # passes since it woke up without a draft from it
     num_passes: int = 0  # of this stretch
     num_counted: int = 0  # those that count
@@ -66,9 +81,19 @@ class Course:
     rates: dict[bool, float] = field(default_factory=dict)
 
     @property
+    def rests(self) -> bool:
+        """Whether the drafter is to rest now."""
+        return self.way in (Way.RESTING, Way.TRYING_REST)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the way is tried that was not the faster one."""
+        return self.way in (Way.TRYING_REST, Way.TRYING_DRAFTS)
+
+    @property
     def is_faster_alone(self) -> bool:
         """Whether that is what is known, whatever is being tried now."""
-        return self.rests is not self.is_trial
+        return self.way in (Way.RESTING, Way.TRYING_DRAFTS)
 
     @property
     def length(self) -> int:
@@ -105,7 +130,7 @@ class Course:
     @property
     def _looks_slow(self) -> bool:
         """Whether drafts seem to bring less than none would, and no trial has said otherwise."""
-        if self.rests or self.is_trial or self.num_counted < NUM_TO_SUSPECT:
+        if self.way is not Way.DRAFTING or self.num_counted < NUM_TO_SUSPECT:
             return False
         if True in self.rates and self.rates[True] <= self.rates[False]:
             return False
@@ -114,28 +139,25 @@ class Course:
     def _next(self, rate: float) -> None:
         """A stretch has ended: try the other way, or judge what was tried."""
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
+        longer = min(2 * self.stretch, LONGEST_STRETCH)
         if self._is_foreseen:
-            self.stretch = min(2 * self.stretch, LONGEST_STRETCH)
-            self._begin()
-            return
-        if not self.is_trial:
-            self.rests = not self.rests
+            self.stretch = longer
+        elif self.way is Way.DRAFTING:
+            self.way = Way.TRYING_REST
+        elif self.way is Way.RESTING:
+            self.way = Way.TRYING_DRAFTS
         else:
             here, there = self.rates[self.rests], self.rates[not self.rests]
-            if here > CLEARLY * there:
-                self.stretch = self.first
-            else:
-                self.rests = not self.rests
-                is_clear = there > CLEARLY * here
-                self.stretch = min(2 * self.stretch, LONGEST_STRETCH) if is_clear else self.first
-        self.is_trial = not self.is_trial
+            is_faster, is_slower = here > CLEARLY * there, there > CLEARLY * here
+            self.way = Way.RESTING if self.rests is is_faster else Way.DRAFTING
+            self.stretch = longer if is_slower else self.first
         self._begin()
 
     @property
     def _is_foreseen(self) -> bool:
         """Whether a trial without drafts, which would be next, is not worth its cost."""
         is_tried = True in self.rates
-        if self.rests or self.is_trial or is_tried or self.stretch == LONGEST_STRETCH:
+        if self.way is not Way.DRAFTING or is_tried or self.stretch == LONGEST_STRETCH:
             return False
         return self.num_tokens * self.plain_s > FORESEEN * self.num_counted * self.seconds
 
@@ -148,7 +170,7 @@ class Course:
 def _kind_of(opened: Open) -> Hashable | None:
     """What a text is taken for; None where the drafter never rests."""
     policy = opened.policy
-    if not (policy.rest_after and policy.has_drafter and opened.rule is Rule.COUPLED):
+    if not (policy.is_priced and policy.has_drafter and opened.rule is Rule.COUPLED):
         return None
     return policy, opened.sampling.temperature, opened.lookup is None
 
@@ -168,7 +190,10 @@ class Courses:
         if kind is None:
             return None
         key, first = (kind, crowd(num_texts)), opened.policy.rest_after
-        course = self._courses.pop(key, None) or Course(first, first, self._rests_below(*key))
+        course = self._courses.pop(key, None)
+        if course is None:
+            way = Way.RESTING if self._rests_below(*key) else Way.DRAFTING
+            course = Course(first, first, way)
         self._courses[key] = course  # the newest comes last
         if len(self._courses) > MAX_KINDS:
             del self._courses[next(iter(self._courses))]

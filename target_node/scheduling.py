@@ -190,7 +190,7 @@ class Schedule:
         num_missing  rows that the pass has besides them
         """
         counts = [len(drafts) for drafts in at_hand]
-        priced = [index for index, text in enumerate(texts) if text.opened.policy.rest_after]
+        priced = [index for index, text in enumerate(texts) if text.opened.policy.is_priced]
         if not priced:
             return counts
         chances = [tuple(at_hand[index].values()) for index in priced]

@@ -10,9 +10,16 @@ when it ends, and says only that the answer took no longer. The first draft of a
 Whether a wait pays is a price (`price.py`). What is not waited for cannot be measured, so now
 and then it is. So it is also when no draft was there after more passes alone than bad luck
 explains: then the drafter is too far away to get ahead while the target goes on.
+
+    began                 there is no reason to start a pass     -> WAITING
+    started, went_along   a pass begins, with it or beside it    -> BLIND, until the next `began`
+
+A life begins FRESH. A wait that has begun is not given up before its limit. While BLIND, no message
+has been looked for since the pass began.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
 from node.economics.costs import Costs
@@ -48,6 +55,14 @@ class Ready:
     may_join: bool
 
 
+class State(Enum):
+    """What a text was found doing last; the table is above."""
+
+    FRESH = auto()
+    WAITING = auto()
+    BLIND = auto()
+
+
 class Waiting:
     """The waits of one text, in one life of it; questions ask, facts are told."""
 
@@ -58,11 +73,10 @@ class Waiting:
         # A drafter is not waited for before it is heard: the first token must not pay for it.
         self._num_late = NUM_LATE_UNTIL_QUIET  # passes in a row that waited in vain
         self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
-        self._is_waiting = False  # a wait has begun: it is not given up before its limit
+        self._state = State.FRESH
+        self._pass_at = 0.0  # when the last pass began
         self._num_in_vain = 0  # passes begun alone since one had drafts
         self._heard_at = 0.0  # when the last draft came
-        self._is_blind = False  # no message was looked for since the last pass began ...
-        self._blind_at = 0.0  # ... then
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -101,7 +115,8 @@ class Waiting:
         """
         if self.is_over:
             return Cause.QUIET
-        if self._is_priced(wanted) and not self._is_waiting and not self._pays(wanted, num_texts):
+        has_begun = self._state is State.WAITING
+        if not has_begun and self._is_priced(wanted) and not self._pays(wanted, num_texts):
             return Cause.CHEAP
         return Cause.LATE if is_late else None
 
@@ -113,7 +128,7 @@ class Waiting:
         """
         policy = self._opened.policy
         is_ahead = policy.window > wanted and self._opened.rule is Rule.COUPLED
-        return is_ahead and policy.rest_after > 0
+        return is_ahead and policy.is_priced
 
     def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs
@@ -136,26 +151,24 @@ class Waiting:
 
     def began(self) -> None:
         """There was no reason to start."""
-        self._is_waiting = True
-        self._is_blind = False
+        self._state = State.WAITING
 
     def went_along(self, now: float) -> None:
         """The wait is cut short by a pass that others have a reason for: nothing is learnt."""
-        self._is_waiting = False
-        self._is_blind, self._blind_at = True, now
+        self._state, self._pass_at = State.BLIND, now
 
     def started(self, cause: Cause, ready_at: float, now: float) -> None:
         """A pass begins that verifies drafts, or could have; it could have begun at `ready_at`."""
-        self._is_blind, self._blind_at = True, now
+        has_waited = self._state is State.WAITING
+        self._state, self._pass_at = State.BLIND, now
         if cause is Cause.LATE:
             self._num_late += 1
         elif cause is Cause.CHEAP:
             self._costs.skipped()
             self._num_in_vain += 1
-        elif cause is Cause.READY and self._is_waiting:
+        elif cause is Cause.READY and has_waited:
             # What came after the last draft was for the sake of other texts.
             self._costs.waited(max(0.0, self._heard_at - ready_at))
-        self._is_waiting = False
 
     def had_drafts(self) -> None:
         """A pass had drafts of the drafter's at hand."""
@@ -182,10 +195,10 @@ class Waiting:
     def _answered(self, told_at: float, now: float) -> None:
         """What has come during a pass is heard when that ends: then only bounds are known."""
         reply, took = self._costs.reply, now - told_at
-        if self._is_blind:
+        if self._state is State.BLIND:
             # At first a draft step: a pass taken for an answer would be waited for never again.
             usual = reply.value if reply.num else self._costs.draft.value
-            at_least = max(0.0, self._blind_at - told_at)
+            at_least = max(0.0, self._pass_at - told_at)
             took = min(max(usual, at_least), took)
         reply.add(took)
 

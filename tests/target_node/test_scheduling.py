@@ -13,6 +13,7 @@ from node.economics.price import WAIT_S_MAX, num_expected, worth_holding_s
 from node.events import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
 from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
 from target_node.events import Action, Compute, Outcome
+from target_node.resting import Way
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, parts_of
 from tests.texts import PIPELINED, STOP, draft, opening
@@ -353,7 +354,7 @@ def rest(target: Target, message: Open, num_texts: int, *, rests: bool = True) -
     """Texts like this one are faster alone where so many share the passes."""
     course = target.known.courses.of(message, num_texts)
     assert course is not None
-    course.rests = rests
+    course.way = Way.RESTING if rests else Way.DRAFTING
 
 
 def test_whether_a_drafter_rests_is_known_for_each_kind_of_text() -> None:
