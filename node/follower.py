@@ -23,9 +23,14 @@ always of its present life. Results of the node's own forwards go to its schedul
 A text has a machine for each of its lives, made with the Open that began it, and a lane of the
 cache (`lanes.py`). There is room for as many texts as there are lanes. One more is not opened: one
 of ours must be closed, and the next heartbeat says which.
+
+Of each open text the last events are kept for people who look for a mistake: their kinds and
+lengths, and no token (`story`).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
@@ -45,7 +50,17 @@ from proto.messages import (
 from proto.tree import SpeculationTree
 
 CLOSED = 1 << 32  # above every incarnation
+MAX_PAST = 32  # events of a text that are kept
 MAX_REMEMBERED = 1024  # texts; at most `messages.MAX_SESSIONS` are open at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An event of a text: when it came, what it was, and how many tokens it had."""
+
+    at: float
+    kind: str
+    length: int
 
 
 class Machine(Protocol):
@@ -101,6 +116,7 @@ class Follower(Generic[Text, Result, Action]):
         # texts: should one of the others come to life again, a heartbeat ends it.
         self._newest: dict[int, int] = {}
         self._opened_at: dict[int, float] = {}  # of the open ones, by session
+        self._past: dict[int, deque[Past]] = {}  # of the open ones, by session; MAX_PAST at most
         self._last: dict[Lane, Text] = {}  # the newest machine of each lane; its text may be closed
 
     def handle(self, event: Arrived | Tick | Result, now: float) -> Sequence[SharedAction | Action]:
@@ -111,8 +127,11 @@ class Follower(Generic[Text, Result, Action]):
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(
-                Draft(session=session) | Verdict(session=session) | Features(session=session)
+                (
+                    Draft(session=session) | Verdict(session=session) | Features(session=session)
+                ) as message
             ):
+                self._note(session, message, now)
                 text = self._texts.get(session)
                 return () if text is None else text.handle(event, now)
             case Arrived(Close(session=session)):
@@ -128,6 +147,8 @@ class Follower(Generic[Text, Result, Action]):
                 return ()
             case Arrived():
                 return ()
+        for past in self._past.values():
+            past.append(Past(now, type(event).__name__, 0))
         return self._schedule.done(event, self._texts, now)
 
     @property
@@ -139,6 +160,21 @@ class Follower(Generic[Text, Result, Action]):
     def marks(self) -> tuple[SessionMark, ...]:
         """How far every open text is here."""
         return tuple(map(_mark, self._texts.values()))
+
+    def story(self, session: int | None = None) -> str:
+        """The last events of an open text, or of all, in one line; "": there are none.
+
+        Each with its number of tokens, and how many seconds it came before the last one.
+        """
+        texts = self._past.values() if session is None else (self._past.get(session, ()),)
+        events = sorted((one for past in texts for one in past), key=lambda one: one.at)
+        events = events[-MAX_PAST:]
+        return ", ".join(f"{one.kind} {one.length} {one.at - events[-1].at:.3f}" for one in events)
+
+    def _note(self, session: int, message: Open | Draft | Verdict | Features, now: float) -> None:
+        if (past := self._past.get(session)) is not None:
+            length = message.num_rows if isinstance(message, Features) else len(message.tokens)
+            past.append(Past(now, type(message).__name__, length))
 
     # -- lives ------------------------------------------------------------------------------------
 
@@ -156,6 +192,8 @@ class Follower(Generic[Text, Result, Action]):
         text = self._schedule.make(message, lane, earlier, now)
         self._texts[session] = self._last[lane] = text
         self._opened_at[session] = now
+        self._past.setdefault(session, deque(maxlen=MAX_PAST))
+        self._note(session, message, now)
         if len(self._lanes) > 1:
             return text.begin()
         return (Allocate(message.limits.max_len), *text.begin())
@@ -167,7 +205,7 @@ class Follower(Generic[Text, Result, Action]):
         """Its machine is nobody's any more; only `_newest` says whether it may come back."""
         text = self._texts.pop(session, None)
         if text is not None:
-            del self._opened_at[session]
+            del self._opened_at[session], self._past[session]
             self._lanes.give_back(text.lane)
 
     def _remember(self, session: int, incarnation: int) -> None:
@@ -202,6 +240,7 @@ class Follower(Generic[Text, Result, Action]):
         # Of a newer Open that is still on its way, the coordinator knows that it may be.
         if not is_ours or mark.incarnation > text.opened.incarnation:
             return (gap(mark.session, text.opened.incarnation, len(text.tree.text)),)
+        self._past[mark.session].append(Past(now, Confirmed.__name__, mark.length))
         return text.handle(Confirmed(mark.length), now)
 
     def check(self) -> None:
@@ -209,6 +248,7 @@ class Follower(Generic[Text, Result, Action]):
         assert len(self._newest) <= MAX_REMEMBERED
         self._lanes.check()
         assert len(self._texts) == len(self._lanes) - self._lanes.num_free
+        assert self._past.keys() == self._texts.keys()
         assert len({id(text.lane) for text in self._texts.values()}) == len(self._texts)
         for text in self._texts.values():
             assert text.lane.text is text.tree.text, "a lane holds another text"

@@ -4,6 +4,7 @@ The loop drains the messages, ticks and does what the machine asks for, for ever
 nothing, and knows of a Compute only that there is somebody who can run it.
 """
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError,
 from proto.links.transport import Connection
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
+    BROKEN_OFF,
     PROTOCOL_VERSION,
+    Close,
     Fault,
     FaultCode,
     Fingerprint,
@@ -47,6 +50,8 @@ from proto.messages import (
 from proto.node_config import FETCHING, NodeConfig
 from proto.stopwatch import Phase
 from proto.system import is_folder
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
 # Of the memory for texts of a length that nobody has asked for. A drafter is ready first, and has
@@ -211,6 +216,9 @@ class Handles(Protocol[Result_contra, Action_co]):
     def handle(self, event: Arrived | Tick | Result_contra, now: float, /) -> Sequence[Action_co]:
         """The actions that an event asks for."""
 
+    def story(self, session: int | None = None, /) -> str:
+        """The last events of an open text, or of all; "": there are none."""
+
 
 class Loop(Generic[Compute, Result]):
     """Gives the machines a clock, a socket and a model.
@@ -252,6 +260,9 @@ class Loop(Generic[Compute, Result]):
                 timeout_s = self._turn(timeout_s, bad_frames)
         except EngineError as error:
             raise NodeError(str(error)) from error
+        except AssertionError:
+            logger.error("an invariant is violated after %s", self.follower.story())
+            raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
         """Handle all messages that are there, then tick; returns how long the next may wait."""
@@ -280,6 +291,9 @@ class Loop(Generic[Compute, Result]):
         """
         if isinstance(message, Heartbeat):
             self.heart.heard(message)
+        if isinstance(message, Close) and message.reason == BROKEN_OFF:
+            story = self.follower.story(message.session) or "nothing"
+            logger.error("text %d was broken off after %s", message.session, story)
         if self._silence is not None:
             self._silence.heard(time.monotonic())
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:

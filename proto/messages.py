@@ -421,6 +421,9 @@ class PromptLogprobs:
     logprobs: Logprobs
 
 
+BROKEN_OFF = "failed"  # why a session is over that came to no end of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Close:
     """Coordinator -> node: the session is over."""

@@ -126,6 +126,10 @@ class Home:
         """How far every open text is here."""
         return self._targets.marks
 
+    def story(self, session: int | None = None) -> str:
+        """The last events of a text at the target, or of all; see `Follower.story`."""
+        return self._targets.story(session)
+
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:

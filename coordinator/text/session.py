@@ -52,6 +52,7 @@ from proto.errors import ConfigurationError, LocalProtocolError, NodeError, show
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     ATTEMPT_BITS,
+    BROKEN_OFF,
     OFF,
     Close,
     Fault,
@@ -378,7 +379,7 @@ class Session:
         return [EmitPrompt(self._prompt_scores.all())]
 
     def _end(self, last: Finish | Fail) -> list[Action]:
-        reason = last.reason.value if isinstance(last, Finish) else "failed"
+        reason = last.reason.value if isinstance(last, Finish) else BROKEN_OFF
         return [last, *self.close(reason)]
 
 

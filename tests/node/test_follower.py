@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
-from node.follower import MAX_REMEMBERED, Follower
+from node.follower import MAX_PAST, MAX_REMEMBERED, Follower
 from node.lanes import Lane, Lanes
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
@@ -329,3 +329,26 @@ def test_what_is_remembered_of_closed_texts_is_bounded() -> None:
     newest = 2 * MAX_REMEMBERED - 1
     assert entrance.passes(text(newest, 2), text(newest - MAX_REMEMBERED // 2, 2)) == []
     assert entrance.passes(text(1, 1)) == []
+
+
+# -- what is left of a text for people who look for a mistake --------------------------------------
+
+
+def test_the_last_events_of_a_text_are_told_without_a_token() -> None:
+    entrance = Entrance(num_lanes=2)
+    entrance.hears(text(1), text(2), draft((1, 2), 1234, 1235))
+    entrance.follower.handle(Done(), entrance.now)
+    before = f"{-HEARTBEAT_INTERVAL_S:.3f}"
+    assert entrance.follower.story(2) == f"Open 2 {before}, Done 0 0.000"
+    last = entrance.follower.story(1).split(", ")
+    assert last[1:] == ["Draft 2 0.000", "Done 0 0.000"]
+    assert entrance.follower.story().count("Open 2") == 2
+    entrance.hears(Close(1, "stop"))
+    assert entrance.follower.story(1) == ""
+
+
+def test_only_so_many_events_of_a_text_are_kept() -> None:
+    entrance = Entrance()
+    entrance.hears(text(1), *[draft((1, 2), 9)] * MAX_PAST)
+    assert entrance.follower.story(1).count("Draft 1") == MAX_PAST
+    assert "Open" not in entrance.follower.story(1)

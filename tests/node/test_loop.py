@@ -26,7 +26,7 @@ from node.loop import IDLE_S, Loop, introduce, load
 from proto import errors
 from proto.codec import decode, encode
 from proto.liveness import MAX_BAD_FRAMES
-from proto.messages import Close, Message, Role, SessionMark, Welcome
+from proto.messages import BROKEN_OFF, Close, Message, Role, SessionMark, Welcome
 from proto.node_config import NodeConfig
 from proto.stopwatch import Mark, Recorder, Stopwatch, records_of
 
@@ -120,6 +120,10 @@ class Script:
         self.events.append(event)
         return self.answers(event)
 
+    def story(self, session: int | None = None) -> str:
+        """Whose it is."""
+        return f"the story of {session}"
+
 
 def run(
     turns: list[list[bytes]],
@@ -171,6 +175,25 @@ def test_a_copy_is_made_before_the_pass_that_needs_it() -> None:
     asked: Iterator[Action] = iter([CopyPrefix(0, 1, 40), Compute(1)])
     run([[]], lambda event: list(asked), device, computes)
     assert device.did == [(0, 1, 40), Compute(1)]
+
+
+def test_a_text_that_was_broken_off_leaves_its_story_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run([[encode(CLOSE), encode(Close(2, BROKEN_OFF))]])
+    assert caplog.messages == ["text 2 was broken off after the story of 2"]
+
+
+def test_an_invariant_that_is_violated_leaves_the_story_of_all_texts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def answers(event: Event) -> Sequence[Action]:
+        raise AssertionError
+
+    make: Any = Loop
+    with pytest.raises(AssertionError):
+        make(Link([[]]), Heart(), Device(), Script(answers), None).run()
+    assert caplog.messages == ["an invariant is violated after the story of None"]
 
 
 def test_it_waits_no_longer_than_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
