@@ -34,7 +34,7 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.lanes import Lanes, Span
+from engine.layout.lanes import LaneLayout, Span
 from engine.layout.slots import Feed, Move
 
 SLOT_STEP = 64
@@ -103,7 +103,7 @@ class Executor:
         self.pads_prompts = loaded.device.type == "cuda"
         # Rows that fill a pass up write to slots of their own.
         num_scratch = max(row_counts, default=int(self.pads_prompts))
-        self.lanes = Lanes(num_lanes, capacity + num_scratch)
+        self.lanes = LaneLayout(num_lanes, capacity + num_scratch)
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs

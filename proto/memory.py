@@ -7,6 +7,7 @@ _WORDS = (
     *("failed to map segment", "annot allocate memory"),  # the loader of a library, the system
     *("can't start new thread", "src/thread.cpp", "pthread_create failed"),  # Python, zmq, OpenBLAS
     *("Memory allocation still failed", "MemoryError", "out of memory", "can't allocate memory"),
+    "returned NULL without setting an exception",  # Python, in the middle of an import
 )
 
 

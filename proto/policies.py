@@ -34,7 +34,7 @@ NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """What makes a `Policy` of K and a window.
 
     summary     for the help of the command line
@@ -113,7 +113,7 @@ class Row:
 TABLE = (
     # All of it by price: how many rows a step and a pass have, what is waited for, and whether to
     # draft at all. The numbers below are the most of each.
-    Row(
+    PolicyRow(
         "auto",
         "tree, with everything chosen by what it measures",
         "cf. SwiftSpec, 2506.11309",
@@ -127,9 +127,9 @@ TABLE = (
         min_score=UNLIKELY,
         rest_after=REST_AFTER,
     ),
-    Row("ar", "target alone", most=0),
+    PolicyRow("ar", "target alone", most=0),
     # Accepted, partly or not at all: the drafter waits, and then drafts K below what was said.
-    Row(
+    PolicyRow(
         "sync",
         "draft K, wait for the verdict",
         "Leviathan et al., 2211.17192; Chen et al., 2302.01318",
@@ -139,7 +139,7 @@ TABLE = (
     # (pre-verify). Partly: what hangs below the rejection dies, as in the paper. There a rejection
     # of the first draft also costs a whole block's time; here the drafter hears of it between two
     # steps.
-    Row(
+    PolicyRow(
         "pearl",
         "verify a block while the next one is drafted",
         "Liu et al., 2408.11850",
@@ -150,7 +150,7 @@ TABLE = (
     # All accepted: the pass after takes what was drafted meanwhile. Rejected: the target does not
     # wait and goes on alone until drafts come. The paper's two models exchange what they have at
     # any time, as here; it verifies what it has, we at most K.
-    Row(
+    PolicyRow(
         "amusd",
         "both models run on, and verify what there is",
         "McDanel, 2410.17375",
@@ -159,7 +159,7 @@ TABLE = (
     ),
     # The same chain, but where fewer than two drafts are there they are waited for, if that pays.
     # Two, and e^-3, were measured best (docs/LOG.md).
-    Row(
+    PolicyRow(
         "pipelined",
         "draft a chain on while the target verifies",
         "PEARL, 2408.11850; AMUSD, 2410.17375",
@@ -173,7 +173,7 @@ TABLE = (
     # block is there. Else K are drafted anew. The paper gives each position a fixed number of
     # guesses and steps; here the likeliest come first, and the drafter hears of the verdict between
     # two steps.
-    Row(
+    PolicyRow(
         "ssd",
         "draft behind every verdict that is likely, while the target verifies",
         "Kumar et al. (Saguaro), 2603.03251",
@@ -184,7 +184,7 @@ TABLE = (
     ),
     # Best first, W nodes a step; a pass starts with two drafts in a row under the root and verifies
     # a subtree. Whatever is said, what was drafted below it is kept.
-    Row(
+    PolicyRow(
         "tree",
         "draft a tree on while the target verifies its likeliest nodes",
         "cf. SwiftSpec, 2506.11309",
@@ -198,7 +198,7 @@ TABLE = (
         min_score=UNLIKELY,
     ),
 )
-POLICIES: dict[PolicyName, Row] = {row.name: row for row in TABLE}
+POLICIES: dict[PolicyName, PolicyRow] = {row.name: row for row in TABLE}
 
 OPTIONS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ def fold(digest: int, token: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CachedRow:
     """What one slot holds. `digest` is of the path that the row saw when it was written."""
 
     token: int
@@ -40,7 +40,7 @@ class VirtualCache:
     """A row of slots that does what it is told, in order, and looks closely at every row."""
 
     def __init__(self, capacity: int) -> None:
-        self.rows: list[Row | None] = [None] * capacity
+        self.rows: list[CachedRow | None] = [None] * capacity
         self._sound_len = 0  # slots [0, _sound_len) are known to hold one text in order
 
     def run(self, feed: Feed) -> list[int]:
@@ -84,7 +84,7 @@ class VirtualCache:
             self._check_before(feed.before[index], digest)
             digest = fold(digest, token)
             digests.append(digest)
-            self._write(slot, Row(token, slot, digest))
+            self._write(slot, CachedRow(token, slot, digest))
         return digests
 
     def _run_masked(self, feed: Feed, masks: Sequence[int]) -> list[int]:
@@ -106,7 +106,7 @@ class VirtualCache:
                 )
             self._check_before(before, digest)
             digests.append(fold(digest, token))
-            self._write(slot, Row(token, position, digests[-1]))
+            self._write(slot, CachedRow(token, position, digests[-1]))
         return digests
 
     def _check_before(self, before: int, digest: int) -> None:
@@ -115,7 +115,7 @@ class VirtualCache:
         if (0 if row is None else row.digest) != digest:
             raise CacheError(f"slot {before} is not that of the token before")
 
-    def _seen(self, prefix_len: int, mask: int) -> list[Row]:
+    def _seen(self, prefix_len: int, mask: int) -> list[CachedRow]:
         """The rows behind the prefix that a mask shows, by position."""
         rows = []
         while mask:
@@ -128,7 +128,7 @@ class VirtualCache:
         return sorted(rows, key=lambda row: row.position)
 
     @staticmethod
-    def _path_digest(digest: int, start: int, rows: Sequence[Row]) -> int:
+    def _path_digest(digest: int, start: int, rows: Sequence[CachedRow]) -> int:
         for position, row in enumerate(rows, start):
             digest = fold(digest, row.token)
             if row.position != position:
@@ -151,7 +151,7 @@ class VirtualCache:
         self._sound_len = max(self._sound_len, length)
         return digest
 
-    def _write(self, slot: int, row: Row | None) -> None:
+    def _write(self, slot: int, row: CachedRow | None) -> None:
         self.rows[slot] = row
         self._sound_len = min(self._sound_len, slot)
 

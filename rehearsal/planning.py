@@ -21,7 +21,7 @@ from typing import Any
 
 from node.economics.costs import TIMED_ROWS
 from proto.messages import MAX_WINDOW, Limits, Message, Policy, Role, Verdict
-from proto.policies import TABLE, Row
+from proto.policies import TABLE, PolicyRow
 from rehearsal.acceptance import Ranked, Trace
 from rehearsal.node import Node
 from rehearsal.setting import Forwards, NodeCosts, Setting, Text
@@ -359,7 +359,7 @@ def make_plan(
     return Plan(plain, tuple(best), tuple(cells))
 
 
-def _climbed(row: Row, case: Case, drafts: Sequence[int], window: int | None) -> list[Cell]:
+def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | None) -> list[Cell]:
     """From a third of `drafts` on upwards or downwards, for as long as it gets faster."""
     cells: dict[int, Cell] = {}
 
@@ -375,7 +375,7 @@ def _climbed(row: Row, case: Case, drafts: Sequence[int], window: int | None) ->
     return list(cells.values()) or [_cell(row, case, drafts[best], window)]
 
 
-def _cell(row: Row, case: Case, k: int | None, window: int | None) -> Cell:
+def _cell(row: PolicyRow, case: Case, k: int | None, window: int | None) -> Cell:
     policy = row.make(k or 0, max(k or 0, window or 0))
     figures = rehearse(policy, case.target, case.drafter, case.trace, case.at_once)
     return Cell(row.name, k, window, figures)

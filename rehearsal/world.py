@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from coordinator.cluster import events as e
 from coordinator.cluster.routing import Router
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Running, Session
+from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session, SessionFigures
 from drafter_node import events as drafter
 from proto import codec
 from proto.errors import RemoteProtocolError
@@ -127,7 +127,7 @@ class Host:
             lookup=setting.lookup,
         )
         self._texts[number] = session, text
-        self._handle(e.TextSubmitted(Running(session, self.world.timeline.now)))
+        self._handle(e.TextSubmitted(SessionFigures(session, self.world.timeline.now)))
         if setting.submit_every_s is not None:
             self._submit_later(setting.submit_every_s)
 

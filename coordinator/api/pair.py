@@ -22,7 +22,7 @@ from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher, NodeLauncher
 from coordinator.text.detokenization import Decoder, Ending, IdStream
 from coordinator.text.metrics import Metrics, Simulated
-from coordinator.text.stream import Reader, Stream
+from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing import writing
 from proto.errors import ConfigurationError, NodeError, shown
 from proto.messages import (
@@ -243,7 +243,7 @@ class Pair:
         *,
         sample_index: int = 0,
         reader: Reader | None = None,
-    ) -> tuple[Stream, int]:
+    ) -> tuple[TokenStream, int]:
         """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
 
         What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).

@@ -23,7 +23,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, Result
-from coordinator.text.stream import WAIT_S, Item, Reader, Stream
+from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream
 from proto.errors import SlipstreamError, TextError
 
 # -- request ---------------------------------------------------------------------------------------
@@ -51,7 +51,9 @@ class Request:
         self._prompt = prompt
         self._ids = ids
         self._params = params
-        self._open: dict[Stream, Assembly] = {}  # the texts that are asked for and not complete
+        self._open: dict[
+            TokenStream, Assembly
+        ] = {}  # the texts that are asked for and not complete
         self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
         self._num_texts = params.n
@@ -70,7 +72,7 @@ class Request:
         """Whether all of them are there."""
         return len(self._complete) == self.num_texts
 
-    def start(self, reader: Reader) -> Stream:
+    def start(self, reader: Reader) -> TokenStream:
         """Ask for the next of its texts. Raises ConfigurationError if it cannot work."""
         pair, index = self._pair, len(self._open) + len(self._complete)
         try:
@@ -91,7 +93,7 @@ class Request:
         )
         return stream
 
-    def read(self, stream: Stream) -> "Step | None":
+    def read(self, stream: TokenStream) -> "Step | None":
         """What the next item of one of its texts adds. Raises the error that ended the text."""
         try:
             item = stream.take(0)
@@ -100,13 +102,13 @@ class Request:
             raise
         return None if item is None else self._step(stream, self._open[stream], item)
 
-    def failed(self, stream: Stream, error: TextError) -> "Step":
+    def failed(self, stream: TokenStream, error: TextError) -> "Step":
         """One of its texts could not be completed. What has come of it is the whole of it."""
         self.failure = None
         return self._ended(stream, ERROR, None, str(error))
 
     def _ended(
-        self, stream: Stream, reason: str, metrics: Metrics | None, error: str | None = None
+        self, stream: TokenStream, reason: str, metrics: Metrics | None, error: str | None = None
     ) -> "Step":
         assembly = self._open.pop(stream)
         is_last = len(self._complete) == self.num_texts - 1
@@ -114,7 +116,7 @@ class Request:
         self._complete[assembly.index] = assembly.whole()
         return Step(self, None, part)
 
-    def _step(self, stream: Stream, assembly: Assembly, item: Item) -> "Step | None":
+    def _step(self, stream: TokenStream, assembly: Assembly, item: Item) -> "Step | None":
         """At a stop string both nodes are freed; what follows it is dropped."""
         match item:
             case EmitPrompt(logprobs):
@@ -172,7 +174,7 @@ class Batch:
         self._since = time.monotonic()
         # One entry for each text that has not been asked for.
         self._waiting = deque(request for request in requests for _ in range(request.num_texts))
-        self._open: dict[Stream, Request] = {}
+        self._open: dict[TokenStream, Request] = {}
         self._winds_up = False
 
     @property
@@ -195,7 +197,7 @@ class Batch:
 
     def steps(self) -> Generator[Step, None, None]:
         """What comes, waited for in this thread. The steps of several texts are mixed."""
-        news: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        news: queue.SimpleQueue[TokenStream] = queue.SimpleQueue()
         reader = Reader(self._since, news.put)
         try:
             self._begin(reader)
@@ -212,7 +214,7 @@ class Batch:
 
     async def steps_async(self) -> AsyncGenerator[Step, None]:
         """The same, waited for without a thread: the service wakes the event loop."""
-        news: asyncio.Queue[Stream] = asyncio.Queue()
+        news: asyncio.Queue[TokenStream] = asyncio.Queue()
         reader = Reader(self._since, _teller(asyncio.get_running_loop(), news))
         try:
             self._begin(reader)
@@ -238,7 +240,7 @@ class Batch:
             request = self._waiting.popleft()
             self._open[request.start(reader)] = request
 
-    def _read(self, stream: Stream, reader: Reader) -> Step | None:
+    def _read(self, stream: TokenStream, reader: Reader) -> Step | None:
         """What the next item of a text adds. At its end the next one begins."""
         request = self._open[stream]
         try:
@@ -257,11 +259,11 @@ class Batch:
 
 
 def _teller(
-    loop: asyncio.AbstractEventLoop, news: asyncio.Queue[Stream]
-) -> Callable[[Stream], None]:
+    loop: asyncio.AbstractEventLoop, news: asyncio.Queue[TokenStream]
+) -> Callable[[TokenStream], None]:
     """What the service's thread calls. An event loop that has ended needs no news."""
 
-    def tell(stream: Stream) -> None:
+    def tell(stream: TokenStream) -> None:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(news.put_nowait, stream)
 

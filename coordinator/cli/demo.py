@@ -26,7 +26,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
 from coordinator.cli.flags import Flags, with_settings
-from coordinator.cli.loading import models_of
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.cli.writers import (
     Progress,

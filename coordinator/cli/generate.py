@@ -31,7 +31,7 @@ from coordinator.api.requests import Batch, Request, Step
 from coordinator.cli import flags as options
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
-from coordinator.cli.loading import models_of
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import JsonWriter, Place, Progress, TextWriter, Writer, engines
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes

@@ -21,7 +21,7 @@ import typer
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.api.params import SamplingParams
 from coordinator.cli.harmless import harmless
-from coordinator.cli.loading import Progress as Progress
+from coordinator.cli.loading_screen import Progress as Progress
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.cluster.registry import Node
 from coordinator.text.detokenization import Decoder

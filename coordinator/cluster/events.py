@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Running
+from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, SessionFigures
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message
 
@@ -13,7 +13,7 @@ UNREAD = (Draft, Features)  # what is passed on, and nothing else
 class TextSubmitted:
     """Somebody wants this text. It waits until the nodes are free for it."""
 
-    text: Running
+    text: SessionFigures
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ from coordinator.cluster.events import (
 )
 from coordinator.cluster.registry import Health, Node, Registry
 from coordinator.text import session as s
-from coordinator.text.session import MISHAPS, NodeId, Result, Running
+from coordinator.text.session import MISHAPS, NodeId, Result, SessionFigures
 from proto.codec import encode, session_of
 from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
@@ -78,14 +78,14 @@ NOBODY: tuple[NodeId, ...] = ()
 
 
 @dataclass(slots=True)
-class OpenText:
+class SessionNodes:
     """A text that the nodes work on.
 
     targets, drafters  who has been told of it and is there; at most one target
     sources            numbers of all drafters that were ever told of it
     """
 
-    running: Running
+    running: SessionFigures
     targets: tuple[NodeId, ...] = NOBODY
     drafters: tuple[NodeId, ...] = NOBODY
     sources: set[int] = field(default_factory=set)
@@ -142,8 +142,8 @@ class Router:
         self._refusals: dict[NodeId, set[str]] = {}
         self._max_num_seqs = max_num_seqs
         self._awaits_target = awaits_target
-        self._open: dict[int, OpenText] = {}  # by session, oldest first; <= max_num_seqs
-        self._waiting: deque[Running] = deque()  # submitted, oldest first
+        self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
+        self._waiting: deque[SessionFigures] = deque()  # submitted, oldest first
         self._next_beat = 0.0
         self._actions: list[Action] = []  # of the event that is handled
 
@@ -204,7 +204,7 @@ class Router:
         return tuple(self._open)
 
     @property
-    def open_texts(self) -> tuple[OpenText, ...]:
+    def open_texts(self) -> tuple[SessionNodes, ...]:
         """The same texts."""
         return tuple(self._open.values())
 
@@ -471,11 +471,11 @@ class Router:
 
     # -- texts come and go ------------------------------------------------------------------------
 
-    def _begin(self, running: Running, now: float) -> None:
+    def _begin(self, running: SessionFigures, now: float) -> None:
         """Open a text on the nodes that are there."""
         session = running.machine.session
         running.started = now
-        self._open[session] = OpenText(running)
+        self._open[session] = SessionNodes(running)
         drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
         layers = next((one.layers for one in drafters if one.layers), ())
         self._step(session, s.Started(layers), now)
@@ -499,21 +499,21 @@ class Router:
         else:
             self._end(running, result or ClosedError("the text was cancelled"))
 
-    def _queued(self, session: int) -> Running | None:
+    def _queued(self, session: int) -> SessionFigures | None:
         return next((one for one in self._waiting if one.machine.session == session), None)
 
-    def _end(self, running: Running, last: Result | SlipstreamError) -> None:
+    def _end(self, running: SessionFigures, last: Result | SlipstreamError) -> None:
         session = running.machine.session
         if self._open.pop(session, None) is None:
             self._waiting.remove(running)
         self._do(End(session, last))
 
-    def _close(self, running: Running, reason: str) -> None:
+    def _close(self, running: SessionFigures, reason: str) -> None:
         """Tell its nodes to forget a text."""
         for action in running.machine.close(reason):
             self._perform(running, action, 0.0)
 
-    def _break_off(self, running: Running, error: Exception) -> None:
+    def _break_off(self, running: SessionFigures, error: Exception) -> None:
         """End a text in which something has gone wrong. The others do not notice."""
         self.mishap = error
         self._close(running, "failed")
@@ -539,7 +539,7 @@ class Router:
             if node.id in text.workers(node.role):
                 self._step(session, event, now)
 
-    def _perform(self, running: Running, action: s.Action, now: float) -> None:
+    def _perform(self, running: SessionFigures, action: s.Action, now: float) -> None:
         session = running.machine.session
         match action:
             case s.Send(node_id, message):

@@ -2,7 +2,7 @@
 
 Nothing is decided in this file. A frame is passed on before anything else is done with it, to whom
 the router says; then the router is told. Text is rendered elsewhere: whoever submitted a request
-reads its `Stream` in a thread of their own. Every wait has a limit.
+reads its `TokenStream` in a thread of their own. Every wait has a limit.
 """
 
 import logging
@@ -53,8 +53,8 @@ from coordinator.cluster.snapshot import (
 from coordinator.cluster.status_socket import StatusSocket
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.restarts import Restarts
-from coordinator.text.session import Running, Session, check_opening
-from coordinator.text.stream import Reader, Stream
+from coordinator.text.session import Session, SessionFigures, check_opening
+from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of
 from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError
@@ -139,7 +139,7 @@ class Service:
         self._events: deque[TextSubmitted | TextLeft | NodeEnded] = deque()
         self._lock = threading.Lock()  # guards the next two
         # Of the texts that have been submitted and not ended, by session.
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, TokenStream] = {}
         # Never used again, also after a restart of the coordinator: nodes compare session ids.
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
@@ -252,7 +252,7 @@ class Service:
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
         reader: Reader | None = None,
-    ) -> Stream:
+    ) -> TokenStream:
         """Queue a text; its tokens come through the stream.
 
         The nodes begin with texts in the order of submission. A reader waits for them, so its
@@ -279,14 +279,14 @@ class Service:
             )
             check_opening(machine)
             self._last_session = number
-            stream = self._streams[number] = Stream(
+            stream = self._streams[number] = TokenStream(
                 partial(self._tell, TextLeft(number, is_complete=False)),
                 partial(self._tell, TextLeft(number, is_complete=True)),
                 self.check_alive,
                 reader,
             )
             since = time.monotonic() if reader is None else reader.since
-            self._tell(TextSubmitted(Running(machine, since)))
+            self._tell(TextSubmitted(SessionFigures(machine, since)))
         return stream
 
     def _tell(self, event: TextSubmitted | TextLeft | NodeEnded) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coordinator.cluster.registry import Node
-from coordinator.cluster.routing import OpenText, Router
+from coordinator.cluster.routing import Router, SessionNodes
 from coordinator.text.session import Result
 from proto.errors import ClosedError, SlipstreamError
 from proto.messages import Role
@@ -183,7 +183,7 @@ def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Sna
     )
 
 
-def _node(node: Node, texts: tuple[OpenText, ...], pid: int | None, now: float) -> NodeState:
+def _node(node: Node, texts: tuple[SessionNodes, ...], pid: int | None, now: float) -> NodeState:
     hello, trips = node.hello, node.round_trips
     health = "starting" if node.health.name == "EXPECTED" else node.health.name.lower()
     return NodeState(
@@ -208,7 +208,7 @@ def _node(node: Node, texts: tuple[OpenText, ...], pid: int | None, now: float) 
     )
 
 
-def _text(text: OpenText, now: float) -> TextState:
+def _text(text: SessionNodes, now: float) -> TextState:
     running, machine = text.running, text.running.machine
     running_s = max(0.0, now - running.started)
     counts = machine.counts

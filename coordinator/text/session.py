@@ -410,7 +410,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Running:
+class SessionFigures:
     """Times are seconds of a monotonic clock."""
 
     machine: Session

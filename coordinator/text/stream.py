@@ -23,10 +23,10 @@ class Reader:
     """
 
     since: float
-    notify: Callable[["Stream"], None]
+    notify: Callable[["TokenStream"], None]
 
 
-class Stream:
+class TokenStream:
     """Iterate it once, in any thread; then `result` is there.
 
     cancel       ends the text now; both nodes forget it, and reading on raises ClosedError

@@ -9,13 +9,13 @@ from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import Backend, HuggingFaceBackend, Layers
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
-from engine.layout.lanes import Lanes
+from engine.layout.lanes import LaneLayout
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import MakeBackend
 
 
 def make_backend(
-    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...], layers: Layers
+    name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     """Make a backend, on all ranks if this is the first of several.
 
@@ -35,7 +35,7 @@ def make_backend(
 
 
 def _make_backend(
-    name: str, loaded: LoadedModel, lanes: Lanes, row_counts: tuple[int, ...], layers: Layers
+    name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     assert name in ("compiled", "fused", "graphs", "reference")
     try:

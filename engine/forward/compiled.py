@@ -39,7 +39,7 @@ from engine.forward.forward import LAST, Backend, Layers, Output, Spans, feature
 from engine.forward.fused import FusedBackend, qkv_of
 from engine.forward.linear import stack
 from engine.forward.masks import Masks
-from engine.layout.lanes import Lanes, Span
+from engine.layout.lanes import LaneLayout, Span
 
 # -- code cache ------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class CompiledBackend(Backend):
     def __init__(
         self,
         loaded: LoadedModel,
-        lanes: Lanes,
+        lanes: LaneLayout,
         row_counts: Sequence[int],
         layers: Layers = (),
     ) -> None:
@@ -111,7 +111,7 @@ class CompiledBackend(Backend):
         self._caches = list(self.cache.unbind())
         self.row_counts = tuple(row_counts)
         self._layers = layers
-        pass_ = _Pass(loaded, self._fused, layers).eval()
+        pass_ = _CompiledPass(loaded, self._fused, layers).eval()
         self._program = _compiled(pass_)
         self._made: set[int] = set()  # numbers of rows for which there is a program
 
@@ -236,7 +236,7 @@ def _compiled(module: torch.nn.Module) -> _Program:
     return compiled
 
 
-class _Pass(torch.nn.Module):
+class _CompiledPass(torch.nn.Module):
     """One pass of the llama family over a slot cache, written for a compiler: plain operators.
 
     Everything that never changes is a parameter or a buffer, and so becomes part of the program.

@@ -30,7 +30,7 @@ from engine.errors import ModelError
 from engine.forward.forward import Spans
 from engine.forward.masks import MASK_BITS, from_words
 from engine.forward.operators import quickest, side_by_side
-from engine.layout.lanes import Lanes, Span
+from engine.layout.lanes import LaneLayout, Span
 
 # -- flex attention --------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ Capture = Callable[[torch.Tensor, Spans, int], Callable[[torch.Tensor], torch.Te
 
 
 def find_splits(
-    make: Callable[[Shape], None], capture: Capture, lanes: Lanes, row_counts: Sequence[int]
+    make: Callable[[Shape], None], capture: Capture, lanes: LaneLayout, row_counts: Sequence[int]
 ) -> dict[Shape, int]:
     """Return from how many visible slots on a pass is better split, by its shape.
 

@@ -31,7 +31,7 @@ from engine.forward.lane_attention import LaneAttention, Plan, Seen
 from engine.forward.linear import Packer, Product, lies_in, unpacked
 from engine.forward.masks import Masks, from_words
 from engine.forward.operators import FORMS, Form, at_once, of_pairs, quickest, rms_norm
-from engine.layout.lanes import Lanes
+from engine.layout.lanes import LaneLayout
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.tensor_parallel.split import joined, summed
 
@@ -78,7 +78,7 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _FusedPass:
     """What all layers need to know of one pass; tensors on the device.
 
     cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
@@ -97,7 +97,7 @@ class FusedBackend(Backend):
 
     name = "fused"
 
-    def __init__(self, loaded: LoadedModel, lanes: Lanes) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
         """Raises ModelError if this backend does not cover the model."""
         why = why_not_fused(loaded.model)
         if why is not None:
@@ -244,7 +244,7 @@ class FusedBackend(Backend):
             plan = self._attention.plan_split(made.apart, spans, rows[3:])
         else:
             plan = self._attention.plan(made.apart, spans, mask)
-        step = _Pass(made, cos, sin, slots, plan)
+        step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
         for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):
             if number in layers:
@@ -272,7 +272,7 @@ class FusedBackend(Backend):
         self._attention.make_split(shape)
 
     def _attend(
-        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _Pass
+        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _FusedPass
     ) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
         rows = step.rows

@@ -25,7 +25,7 @@ from engine.forward.operators import (
     quickest,
     side_by_side,
 )
-from engine.layout.lanes import Lanes, Span, is_grid
+from engine.layout.lanes import LaneLayout, Span, is_grid
 from engine.layout.slots import NUM_TREE_SLOTS
 
 Seen = tuple[torch.Tensor, torch.Tensor]
@@ -70,7 +70,7 @@ class Plan:
 class LaneAttention:
     """The attention of a model over a cache [layers, 2 kv_heads, lanes.total, dim]."""
 
-    def __init__(self, cache: torch.Tensor, lanes: Lanes, group: int, scale: float) -> None:
+    def __init__(self, cache: torch.Tensor, lanes: LaneLayout, group: int, scale: float) -> None:
         """`group` query heads share a key head."""
         self._layers = cache.unbind()
         self._lanes = lanes

@@ -34,7 +34,7 @@ from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.lanes import Lanes, Span
+from engine.layout.lanes import LaneLayout, Span
 from engine.layout.slots import NUM_TREE_SLOTS, Feed, Move
 
 # -- waves -----------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class _Laid:
 class Slots:
     """Which slots of a cache hold something."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: LaneLayout) -> None:
         self._lanes = lanes
         self.are_held = np.zeros(lanes.total, dtype=np.bool_)
 
@@ -261,7 +261,7 @@ class EagleExecutor:
         self.loaded, self._head = loaded, loaded.module
         self.capacity = capacity
         self.num_lanes_per_pass = num_lanes
-        self.lanes = Lanes(num_lanes, capacity)
+        self.lanes = LaneLayout(num_lanes, capacity)
         self._device, self._dtype = loaded.device, loaded.dtype
         self._total: int | None = None
         self._slots = Slots(self.lanes)

@@ -16,7 +16,7 @@ from engine.device import send
 from engine.forward.forward import Output
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
-from engine.layout.lanes import Lanes
+from engine.layout.lanes import LaneLayout
 from engine.layout.slots import Feed, Move
 
 _NUM_TIMED = 3
@@ -40,7 +40,7 @@ class MedusaExecutor:
         self.loaded, self._heads = loaded, loaded.module
         self.capacity = capacity
         self.num_lanes_per_pass = num_lanes
-        self.lanes = Lanes(num_lanes, capacity)
+        self.lanes = LaneLayout(num_lanes, capacity)
         # By lane: the position of the row that was given a feature last, and the logits of it.
         self._said: dict[int, tuple[int, torch.Tensor]] = {}
 

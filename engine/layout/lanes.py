@@ -14,7 +14,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneLayout:
     """The division of a cache.
 
     count      number of lanes

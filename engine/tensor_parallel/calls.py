@@ -7,7 +7,7 @@ follower reads the first before it does.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.layout.lanes import Lanes, Span
+from engine.layout.lanes import LaneLayout, Span
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class MakeBackend:
     """Make a backend, in the place of any before: as `engine.forward.backends.make_backend`."""
 
     name: str
-    lanes: Lanes
+    lanes: LaneLayout
     row_counts: tuple[int, ...]
     layers: tuple[int, ...]
 

@@ -46,7 +46,7 @@ def follow(start: Start, channel: Connection) -> None:
     if loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(loaded))
     meet(start.store, start.rank, start.num_ranks, loaded.device)
-    follower = Follower(loaded)
+    follower = FollowerRank(loaded)
     while True:
         try:
             call: Call = channel.recv()
@@ -55,7 +55,7 @@ def follow(start: Start, channel: Connection) -> None:
         follower.answer(call)
 
 
-class Follower:
+class FollowerRank:
     """The part of a loaded model, and the backend that rank 0 has made last."""
 
     def __init__(self, loaded: LoadedModel) -> None:

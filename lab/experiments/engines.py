@@ -22,7 +22,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted, has_ended, kill
 from coordinator.text.metrics import origins
 from coordinator.text.session import Emit
-from coordinator.text.stream import Reader, Stream
+from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
@@ -168,10 +168,10 @@ class PairEngine:
         """Raises NodeError also where a text had to do without its drafter."""
         before = self._pair.simulated()
         started = time.monotonic()
-        came: dict[Stream, list[float]] = {}
+        came: dict[TokenStream, list[float]] = {}
         lock = threading.Lock()
 
-        def notify(stream: Stream) -> None:
+        def notify(stream: TokenStream) -> None:
             now = time.monotonic()
             with lock:
                 came.setdefault(stream, []).append(now - started)
@@ -193,7 +193,7 @@ class PairEngine:
         return written
 
     def _written(
-        self, stream: Stream, emits: Sequence[Emit], came: Sequence[float], before: Any
+        self, stream: TokenStream, emits: Sequence[Emit], came: Sequence[float], before: Any
     ) -> Written:
         assert stream.result is not None
         metrics = self._pair.marked(stream.result.metrics, before)

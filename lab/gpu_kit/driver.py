@@ -18,7 +18,7 @@ from lab.experiments.folder import write_whole
 from lab.gpu_kit import report
 from lab.gpu_kit.plan import MODULES, Machine, Outcome, Step, limit_s, wanted, why_skipped
 from lab.gpu_kit.recorder import FILE, Recorder, read
-from lab.gpu_kit.rows import Row
+from lab.gpu_kit.rows import KitRow
 from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_write
 
@@ -145,7 +145,7 @@ def _run_one(step: Step, settings: Settings, machine: Machine, name: str, say: S
 
 def _last(out: Path, step: Step) -> tuple[str, str] | None:
     """State and note of the last row of a step as a whole."""
-    mine: list[Row] = [row for row in read(out / FILE) if row.step == step.name and not row.cell]
+    mine: list[KitRow] = [row for row in read(out / FILE) if row.step == step.name and not row.cell]
     return (mine[-1].state, mine[-1].note) if mine else None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lab.gpu_kit.rows import Row, latest
+from lab.gpu_kit.rows import KitRow, latest
 
 Need = Literal["gpu", "mps"]
 
@@ -82,7 +82,7 @@ def why_skipped(step: Step, machine: Machine) -> str:
     return next((reasons[need] for need in step.needs if reasons[need]), "")
 
 
-def wanted(parts: Collection[int], rows: Iterable[Row]) -> list[Step]:
+def wanted(parts: Collection[int], rows: Iterable[KitRow]) -> list[Step]:
     """The steps of these parts that are not done yet, in order; no parts: of all."""
     done = {row.step for row in rows if row.state == "done"}
     return [step for step in PLAN if step.part in (parts or PARTS) and step.name not in done]
@@ -105,7 +105,7 @@ class Outcome:
     left: tuple[str, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], parts: Collection[int] = ()) -> "Outcome":
+    def of(cls, rows: Sequence[KitRow], parts: Collection[int] = ()) -> "Outcome":
         """Of the steps of these parts; one that has neither ended nor failed is left."""
         states = {row.step: row.state for row in latest(rows) if not row.cell}
         mine = [step.name for step in PLAN if step.part in (parts or PARTS)]

@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.gpu_kit.rows import Figure, Row, State, as_line, from_line
+from lab.gpu_kit.rows import Figure, KitRow, State, as_line, from_line
 from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_read, cannot_write
 
 FILE = "rows.jsonl"
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[KitRow]:
     """The rows of a file, without a last line that was cut off. Raises ConfigurationError."""
     rows, _ = _whole(path)
     return rows
 
 
-def _whole(path: Path) -> tuple[list[Row], int]:
+def _whole(path: Path) -> tuple[list[KitRow], int]:
     """The rows, and how many bytes they take. Raises ConfigurationError."""
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
-    rows: list[Row] = []
+    rows: list[KitRow] = []
     end = 0
     *whole, _cut_off = data.split(b"\n")
     for line in whole:
@@ -80,7 +80,7 @@ class Recorder:
         self, cell: str, state: State, figures: Mapping[str, Figure] | None = None, note: str = ""
     ) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        row = Row(self._step, cell, state, figures or {}, note, at, self._machine)
+        row = KitRow(self._step, cell, state, figures or {}, note, at, self._machine)
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(as_line(row))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lab.gpu_kit.plan import PLAN, Step
-from lab.gpu_kit.rows import Figure, Row, latest
+from lab.gpu_kit.rows import Figure, KitRow, latest
 
 # -- estimates -------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Compared:
         return value / nearest
 
 
-def compare(rows: Iterable[Row]) -> list[Compared]:
+def compare(rows: Iterable[KitRow]) -> list[Compared]:
     """Every estimate with what was measured of it."""
     figures = {
         (row.step, row.cell, name): value
@@ -158,20 +158,20 @@ class Section:
     notes: tuple[str, ...] = field(default=())
 
 
-def sections(rows: Iterable[Row]) -> list[Section]:
+def sections(rows: Iterable[KitRow]) -> list[Section]:
     """Of every step, in the order of the plan."""
     last = latest(rows)
     by_step = {step.name: [row for row in last if row.step == step.name] for step in PLAN}
     return [_section(step, by_step[step.name]) for step in PLAN]
 
 
-def _section(step: Step, rows: Sequence[Row]) -> Section:
+def _section(step: Step, rows: Sequence[KitRow]) -> Section:
     whole = next((row for row in rows if not row.cell), None)
     cells = [row for row in rows if row.cell]
     match whole:
         case None:
             said = "begun, not ended" if cells else "not run yet"
-        case Row(state="done"):
+        case KitRow(state="done"):
             said = f"done in {number(whole.figures.get('took_s', 0.0))} s"
         case _:
             said = f"{whole.state}: {whole.note}"
@@ -181,7 +181,7 @@ def _section(step: Step, rows: Sequence[Row]) -> Section:
     return Section(f"{step.part}. {step.title}", said, tables, tuple(_notes(cells)))
 
 
-def _notes(cells: Sequence[Row]) -> Iterator[str]:
+def _notes(cells: Sequence[KitRow]) -> Iterator[str]:
     """Why cells have no figures: a line per reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in cells:
@@ -192,7 +192,7 @@ def _notes(cells: Sequence[Row]) -> Iterator[str]:
         yield f"{names[0]}{more} {state}: {note}"
 
 
-def _plain(rows: Sequence[Row]) -> Iterator[Table]:
+def _plain(rows: Sequence[KitRow]) -> Iterator[Table]:
     """A line per cell, a column per figure."""
     names = tuple(dict.fromkeys(name for row in rows for name in row.figures))
     if rows:
@@ -202,7 +202,7 @@ def _plain(rows: Sequence[Row]) -> Iterator[Table]:
         yield Table("", ("", *names), lines)
 
 
-def _crossed(step: Step, rows: Sequence[Row]) -> Iterator[Table]:
+def _crossed(step: Step, rows: Sequence[KitRow]) -> Iterator[Table]:
     """A table per figure: what stands before the mark down, what stands behind it across."""
     down = tuple(dict.fromkeys(row.cell.partition(COLUMN)[0] for row in rows))
     across = tuple(dict.fromkeys(row.cell.partition(COLUMN)[2] for row in rows))
@@ -218,7 +218,7 @@ def _crossed(step: Step, rows: Sequence[Row]) -> Iterator[Table]:
         yield Table(TITLES.get(name, name), ("", *across), kept)
 
 
-def expectations(rows: Iterable[Row]) -> Table:
+def expectations(rows: Iterable[KitRow]) -> Table:
     """Every estimate beside what was measured."""
     lines = tuple(_expected(one) for one in compare(rows))
     return Table("", ("", "expected", "measured", "unit", "ratio"), lines)
@@ -277,18 +277,18 @@ ul { margin: .3rem 0; padding-left: 1.2rem } li { color: var(--faint) }
 _IS_NUMBER = re.compile(r"[-\d.,e+]+")
 
 
-def machine_of(rows: Iterable[Row]) -> str:
+def machine_of(rows: Iterable[KitRow]) -> str:
     """What was measured on; empty: nothing was."""
     return next((row.machine for row in rows if row.machine), "")
 
 
-def is_rehearsal(rows: Iterable[Row]) -> bool:
+def is_rehearsal(rows: Iterable[KitRow]) -> bool:
     """Whether it was measured without a GPU."""
     machine = machine_of(rows)
     return machine != "" and ON_GPU not in machine
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def as_text(rows: Sequence[KitRow]) -> str:
     """Everything in lines of at most 80 columns."""
     lines = [TITLE, "=" * len(TITLE), *_wrapped(machine_of(rows)), *_wrapped(_when(rows)), ""]
     lines += (
@@ -309,7 +309,7 @@ def as_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _when(rows: Sequence[Row]) -> str:
+def _when(rows: Sequence[KitRow]) -> str:
     times = sorted(row.at for row in latest(rows) if row.at)
     return f"{times[0]} to {times[-1]}" if times else "nothing was measured yet"
 
@@ -362,7 +362,7 @@ def _pairs(table: Table, first: int) -> Iterator[str]:
             yield f"{name if number == 0 else '':<{first}}{' ' * GAP}{part}"[:WIDTH].rstrip()
 
 
-def as_page(rows: Sequence[Row]) -> str:
+def as_page(rows: Sequence[KitRow]) -> str:
     """One page, without scripts and without anything that must be fetched."""
     parts = [
         "<!doctype html>",
@@ -379,7 +379,7 @@ def as_page(rows: Sequence[Row]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _html_expectations(rows: Sequence[Row]) -> Iterator[str]:
+def _html_expectations(rows: Sequence[KitRow]) -> Iterator[str]:
     if is_rehearsal(rows):
         yield f"<p>{_safe(REHEARSAL)}</p>"
         return

@@ -13,7 +13,7 @@ Figure = float | str
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KitRow:
     """What one cell of a step came to.
 
     cell     which; `row|column` where the report makes a table of two dimensions; empty: the step
@@ -33,19 +33,19 @@ class Row:
     machine: str = ""
 
 
-def as_line(row: Row) -> str:
+def as_line(row: KitRow) -> str:
     """A line of JSON."""
     return json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n"
 
 
-def from_line(line: str) -> Row:
+def from_line(line: str) -> KitRow:
     """Raises ValueError."""
-    return from_json(Row, line)
+    return from_json(KitRow, line)
 
 
-def latest(rows: Iterable[Row]) -> list[Row]:
+def latest(rows: Iterable[KitRow]) -> list[KitRow]:
     """Of each cell the last row, in the order in which the cells first came."""
-    by_cell: dict[tuple[str, str], Row] = {}
+    by_cell: dict[tuple[str, str], KitRow] = {}
     for row in rows:
         by_cell[row.step, row.cell] = row
     return list(by_cell.values())

@@ -22,7 +22,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.session import Emit
-from coordinator.text.stream import Stream
+from coordinator.text.stream import TokenStream
 from proto.messages import Role, Rule
 from proto.sampling import Logprobs
 
@@ -81,7 +81,7 @@ def _write_each(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, each: Iterable[SamplingParams]
 ) -> Iterator[_Written]:
     """A text for each parameters, in order; as many at once as the pair has room for."""
-    streams: deque[Stream] = deque()
+    streams: deque[TokenStream] = deque()
     for params in each:
         if len(streams) == pair.num_seqs:
             yield _end_of(streams.popleft())
@@ -89,7 +89,7 @@ def _write_each(
     yield from map(_end_of, streams)
 
 
-def _end_of(stream: Stream) -> _Written:
+def _end_of(stream: TokenStream) -> _Written:
     tokens: list[int] = []
     best: list[dict[int, float]] = []
     for emit in stream:

@@ -13,7 +13,7 @@ from coordinator.api.config_base import checked
 from coordinator.api.pair import Pair
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
-from coordinator.cli.loading import models_of
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text

@@ -30,7 +30,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from lab.training.corpus import library_texts, package_texts
 
-HERE = Path(__file__).resolve().parents[3] / "models"
+HERE = Path(__file__).resolve().parents[2] / "models"
 WORK = HERE / "work"
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 4096

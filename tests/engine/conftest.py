@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
+from engine.choice.coupling_on_gpu import capture_on
 from tests.tiny_models import make_model
 
 Folder = Callable[..., Path]
@@ -20,6 +21,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_recordings_of_other_tests() -> Iterator[None]:
+    """Who plays a GPU on the CPU leaves no recordings of choices behind."""
+    yield
+    capture_on(torch.device("cpu"), None)
 
 
 @pytest.fixture(scope="session")

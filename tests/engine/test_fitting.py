@@ -7,7 +7,7 @@ import torch
 
 import engine.checkpoint.model
 import engine.memory
-from engine.checkpoint.model import LoadedModel, load_model
+from engine.checkpoint.model import AutoModelForCausalLM, LoadedModel, load_model
 from engine.errors import ModelError, OutOfMemory
 from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
@@ -90,7 +90,7 @@ def test_weights_are_read_straight_onto_a_gpu(
 ) -> None:
     asked: dict[str, object] = {}
 
-    class Loader:
+    class Loader(AutoModelForCausalLM):
         @staticmethod
         def from_pretrained(*_: object, **options: object) -> None:
             asked.update(options)

@@ -21,7 +21,7 @@ from engine.forward.flex_attention import FlexAttention, sees
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.lane_attention import LaneAttention
-from engine.layout.lanes import Lanes
+from engine.layout.lanes import LaneLayout
 from engine.layout.slots import Move, SlotMap
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, counted
@@ -117,7 +117,7 @@ def test_several_lanes_get_the_logits_of_texts_alone(tmp_path: Folder, made: lis
 @pytest.mark.long
 def test_lanes_of_other_lengths_side_by_side() -> None:
     # `make_split` compares random trees behind random keys.
-    lanes = Lanes(3, CAPACITY)
+    lanes = LaneLayout(3, CAPACITY)
     attention = LaneAttention(torch.zeros(1, 4, lanes.total, 16), lanes, group=2, scale=0.25)
     attention.make_split((3, 5))
     assert attention._flex.made == {(3, 5)}

@@ -12,7 +12,7 @@ from engine.forward.graphs import GraphBackend
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import from_words
 from engine.forward.operators import side_by_side
-from engine.layout.lanes import Lanes
+from engine.layout.lanes import LaneLayout
 from engine.loading import make_executor
 from tests.engine.flex_forms import always
 from tests.engine.forward.test_fused import session_differences
@@ -36,7 +36,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("group", "dim"), [(1, 64), (4, 128), (7, 64)])
 def test_programs_agree_with_the_masked_form(group: int, dim: int, dtype: torch.dtype) -> None:
-    lanes = Lanes(2, 5000)
+    lanes = LaneLayout(2, 5000)
     cache = torch.zeros(1, 2 * 2, lanes.total, dim, dtype=dtype, device=GPU)
     attention = LaneAttention(cache, lanes, group, dim**-0.5)
     for shape in ((1, 1), (1, 5), (1, 17), (2, 5)):

@@ -13,7 +13,7 @@ import torch
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.text.stream import Stream
+from coordinator.text.stream import TokenStream
 from engine.choice.sampling import Sampling, process
 from tests.process.reference import Reference
 from tests.tiny_models import make_model, make_noised
@@ -69,7 +69,7 @@ def sample(
     """
     counts: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = 0
-    streams: deque[Stream] = deque()
+    streams: deque[TokenStream] = deque()
     left = list(reversed(seeds))
     while left or streams:
         if left and len(streams) < pair.config.num_seqs:

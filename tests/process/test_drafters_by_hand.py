@@ -221,7 +221,7 @@ def test_a_coordinator_that_waits_says_what_to_type_and_says_it_again_on_ctrl_c(
             stderr=errors,
         )
     commands = [
-        f"  python -m {role}_node --join {endpoint} --model {model}"
+        f"  .venv/bin/python -m {role}_node --join {endpoint} --model {model}"
         for role in (Role.TARGET, Role.DRAFTER)
     ]
     shown = [

@@ -6,7 +6,15 @@ from typing import get_args
 import pytest
 
 from proto.messages import Policy
-from proto.policies import OPTIONS, POLICIES, REST_AFTER, TABLE, PolicyName, Row, without_drafter
+from proto.policies import (
+    OPTIONS,
+    POLICIES,
+    REST_AFTER,
+    TABLE,
+    PolicyName,
+    PolicyRow,
+    without_drafter,
+)
 
 
 def test_every_name_has_one_row() -> None:
@@ -26,7 +34,7 @@ def test_only_where_it_may_rest_the_drafter_does() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_what_drafts_has_a_paper_and_a_drafter(row: Row) -> None:
+def test_what_drafts_has_a_paper_and_a_drafter(row: PolicyRow) -> None:
     assert bool(row.paper) == row.drafts == row.make(4, 16).has_drafter
 
 

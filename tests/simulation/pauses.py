@@ -24,7 +24,7 @@ from typing import Any
 from coordinator.cluster.link import Direction, Link
 from coordinator.text.session import Emit, EmitPrompt, Result, Session
 from proto.messages import Limits, Policy, Rule
-from proto.policies import TABLE, Row, as_chain
+from proto.policies import TABLE, PolicyRow, as_chain
 from rehearsal import world
 from rehearsal.setting import Forwards, NodeCosts, Setting, Text
 from rehearsal.timeline import Timeline
@@ -99,7 +99,7 @@ def draw(seed: int) -> Case:
     return Case(seed, setting, model, reorder=random.random() < 0.5)
 
 
-def _policy(random: Random, row: Row, rule: Rule) -> Policy:
+def _policy(random: Random, row: PolicyRow, rule: Rule) -> Policy:
     policy = row.make(random.randint(1, 8), random.choice((8, 16, 32)))
     return policy if rule is Rule.COUPLED else as_chain(policy)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from coordinator.cluster import routing
 from coordinator.cluster.registry import Node, Registry
-from coordinator.cluster.routing import OpenText, Router
+from coordinator.cluster.routing import Router, SessionNodes
 from coordinator.text.session import NodeId
 from proto.messages import MODEL_SOURCE, Role
 from tests.simulation.faults import Fault, Patch
@@ -50,7 +50,7 @@ def two_drafters_feed_a_text_under_a_classical_rule(patch: Patch) -> None:
         has_drafter = self.running.machine.policy.has_drafter
         return has_drafter if role is Role.DRAFTER else not self.targets
 
-    patch.setattr(OpenText, "has_room_for", always)
+    patch.setattr(SessionNodes, "has_room_for", always)
 
 
 def a_lost_drafter_is_still_sent_verdicts(patch: Patch) -> None:

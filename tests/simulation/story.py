@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.text.session import Result, Running
+from coordinator.text.session import Result, SessionFigures
 from drafter_node import events as drafter
 from engine.layout.slots import Feed
 from proto import codec
@@ -54,7 +54,7 @@ def brief(what: Any) -> str:
             kind = "causal" if what.masks is None else f"behind {what.prefix_len}"
             where = f"at {what.positions[0]}" if what.positions else "nowhere"
             return f"{len(what.tokens)} rows {where} {kind}"
-        case Running():
+        case SessionFigures():
             return f"text {what.machine.session} of {len(what.machine.text)}"
         case Result():
             return str(what.reason)

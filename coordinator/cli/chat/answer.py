@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 
 from coordinator.api.pair import Pair
 from coordinator.api.requests import Request, Step
-from coordinator.text.stream import WAIT_S, Reader, Stream
+from coordinator.text.stream import WAIT_S, Reader, TokenStream
 from proto.errors import SlipstreamError
 
 # -- interrupts ------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Answer:
         self._request = request
         # None: it is to be stopped. This queue, unlike others, may be given something by the
         # handler of a signal that interrupts whoever waits for it.
-        self._news: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[TokenStream | None] = queue.SimpleQueue()
         self._num_tokens = 0  # that were read
         self._was_stopped = False
 

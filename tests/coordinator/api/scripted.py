@@ -10,7 +10,7 @@ from coordinator.api.requests import Request
 from coordinator.text.detokenization import Ending, IdStream
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, Result
-from coordinator.text.stream import Reader, Stream
+from coordinator.text.stream import Reader, TokenStream
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 from proto.messages import FinishReason
 from tests.coordinator.text.test_stops import METRICS
@@ -30,7 +30,7 @@ class Script:
         self.index = index
         self.reader = reader
         self.is_cancelled = False
-        self.stream = Stream(self._cancel, self.end, lambda: None, reader)
+        self.stream = TokenStream(self._cancel, self.end, lambda: None, reader)
 
     def _cancel(self) -> None:
         self.is_cancelled = True
@@ -76,7 +76,7 @@ class ScriptedPair:
         *,
         sample_index: int,
         reader: Reader | None,
-    ) -> tuple[Stream, int]:
+    ) -> tuple[TokenStream, int]:
         """As `Pair.generate`."""
         script = Script(prompt, params, sample_index, reader)
         self.begin(script)

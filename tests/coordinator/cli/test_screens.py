@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from coordinator.api.config import PairConfig
 from coordinator.cli.app import command_line
-from coordinator.cli.loading import (
+from coordinator.cli.loading_screen import (
     READY,
     REPORT_S,
     SAID_AFTER_S,

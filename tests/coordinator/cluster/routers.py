@@ -10,7 +10,7 @@ from coordinator.cluster.events import (
     TextSubmitted,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId, Running, Session
+from coordinator.text.session import NodeId, Session, SessionFigures
 from proto.codec import encode
 from proto.messages import (
     Close,
@@ -55,16 +55,16 @@ def text(
     rule: Rule = Rule.COUPLED,
     limits: Limits = LIMITS,
     submitted: float = 0.0,
-) -> Running:
+) -> SessionFigures:
     """The prompt (1, 2), of which nobody has been told."""
     sampling = SamplingSpec() if rule is Rule.COUPLED else SAMPLED
     machine = Session(
         session, KEY, (1, 2), sampling=sampling, policy=policy, limits=limits, rule=rule
     )
-    return Running(machine, submitted)
+    return SessionFigures(machine, submitted)
 
 
-def begun(router: Router, running: Running) -> Running:
+def begun(router: Router, running: SessionFigures) -> SessionFigures:
     """The text, which the nodes have been told."""
     router.handle(TextSubmitted(running), 0.0)
     return running

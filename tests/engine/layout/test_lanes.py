@@ -9,7 +9,7 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.forward.kv_cache import slot_bytes
-from engine.layout.lanes import Lanes, Span, is_grid, num_lanes_within
+from engine.layout.lanes import LaneLayout, Span, is_grid, num_lanes_within
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
 from tests.engine.conftest import Load
@@ -184,7 +184,7 @@ def test_memory_says_how_many_lanes_fit(load: Load) -> None:
     executor = Executor(loaded, 100, num_lanes=3, fixed_rows=4)
     (buffer,) = executor._backend.cache.buffers.values()  # type: ignore[union-attr]
     assert buffer.nbytes == executor.lanes.total * per_slot
-    assert executor.lanes == Lanes(3, 104)
+    assert executor.lanes == LaneLayout(3, 104)
     assert num_lanes_within(buffer.nbytes, per_slot, 104) == 3
     assert num_lanes_within(buffer.nbytes - 1, per_slot, 104) == 2
     assert num_lanes_within(per_slot, per_slot, 104) == 0

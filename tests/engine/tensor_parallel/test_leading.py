@@ -15,7 +15,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.executor import Executor
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, MakeBackend
-from engine.tensor_parallel.follower import Follower
+from engine.tensor_parallel.follower import FollowerRank
 from tests.engine.forward.test_features import LAYERS, OTHERS, check, transformers_own
 from tests.engine.tensor_parallel.threads import LIMIT_S, Threads
 from tests.tiny_models import make_model
@@ -26,7 +26,7 @@ class Told:
 
     def __init__(self, loaded: LoadedModel, pool: ThreadPoolExecutor) -> None:
         self.calls: list[Call] = []
-        self.follower = Follower(loaded)
+        self.follower = FollowerRank(loaded)
         self._pool = pool
 
     def tell(self, call: Call) -> "Future[None]":

@@ -1,17 +1,17 @@
 """Rows as a run of the kit leaves them."""
 
-from lab.gpu_kit.rows import Figure, Row, State
+from lab.gpu_kit.rows import Figure, KitRow, State
 
 MACHINE = "NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0"
 
 
 def row(
     step: str, cell: str = "", state: State = "measured", note: str = "", **figures: Figure
-) -> Row:
-    return Row(step, cell, state, figures, note, "2026-11-23T08:00:00+00:00", MACHINE)
+) -> KitRow:
+    return KitRow(step, cell, state, figures, note, "2026-11-23T08:00:00+00:00", MACHINE)
 
 
-def done(step: str) -> Row:
+def done(step: str) -> KitRow:
     return row(step, "", "done", took_s=12.3)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from lab.gpu_kit.report import WIDTH, as_page, as_text, number, sections
-from lab.gpu_kit.rows import Row
+from lab.gpu_kit.rows import KitRow
 from tests.lab.gpu_kit.made_up import MACHINE, RUN, row
 
 
@@ -15,7 +15,7 @@ def line_of(text: str, start: str) -> str:
 
 def test_the_text_fits_eighty_columns_whatever_is_in_the_rows() -> None:
     wide = {f"figure_{number}_ms": 123456.789 for number in range(20)}
-    rows: list[Row] = [
+    rows: list[KitRow] = [
         *RUN,
         row("texts", "an arm with a very long name " * 5, **wide),
         row("engine-tests", "x" * 200, "failed", "y" * 300),

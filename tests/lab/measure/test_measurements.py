@@ -13,7 +13,7 @@ from proto.errors import ConfigurationError
 
 
 def measure_by_command(name: str, *options: str) -> None:
-    app = command_line([profile.profile])
+    app = command_line([profile.profile, verify_lossless.verify_lossless])
     arguments = [name, *options]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["slipstream", *arguments])
