@@ -1,10 +1,19 @@
-"""What holds for all tests: nothing is written into the home of whoever runs them."""
+"""Holds for all tests: nothing is written into the home of whoever runs them; signals work."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+
+# Who runs tests in the background, or with nohup, has these ignored, and so would all processes that
+# tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
