@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-
-# Who runs tests in the background, or with nohup, has these ignored, and so would all processes that
-# tests start.
+# Where tests run in the background, or with nohup, these are ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
