@@ -298,7 +298,7 @@ class Service:
         """Stop the loop and end the nodes. May be called twice. `why`: for the log."""
         if os.getpid() == self._owner:
             self._status.close()
-        if not self._stopping:
+        if not self._stopping and os.getpid() == self._owner:  # a forked child ends nothing
             self._note("the coordinator ends: %s", why)
         self._stopping = True
         self._listener.wake()

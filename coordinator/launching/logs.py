@@ -121,6 +121,11 @@ class Logs:
             lock, self._lock = self._lock, None
             os.close(lock)
 
+    def disown(self) -> None:
+        """In a forked child: the run is its parent's, of which a thread may have been writing."""
+        self.close()
+        self._writing = threading.Lock()
+
     def _fail(self, line: str) -> None:
         """Say it once."""
         if not self._has_failed:
@@ -134,7 +139,7 @@ _all: weakref.WeakSet[Logs] = weakref.WeakSet()
 def _disown_all() -> None:
     """In a forked child: it does not make the run of its parent seem alive."""
     for logs in _all:
-        logs.close()
+        logs.disown()
 
 
 os.register_at_fork(after_in_child=_disown_all)

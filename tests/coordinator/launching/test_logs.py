@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,19 @@ def test_the_folder_is_where_the_convention_says(monkeypatch: pytest.MonkeyPatch
     assert state_folder() == Path("/home/somebody/.local/state/slipstream/logs")
     monkeypatch.setenv("XDG_STATE_HOME", "/elsewhere")
     assert state_folder() == Path("/elsewhere/slipstream/logs")
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
+    state: Path, tmp_path: Path
+) -> None:
+    logs = Logs(tmp_path)
+    with logs._writing:  # as a thread does that writes a line
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            logs.note("the child")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    logs.close()
+    assert state.is_dir()
