@@ -3,7 +3,8 @@
 Not by an exception. One that is raised inside an import may be swallowed there (an import has
 callbacks whose errors nobody hears), and then the node would go on for ever. Nothing has to be
 tidied up: the system closes the node's connections, which its coordinator notices, and the pipes
-to the other ranks of its model, which end with it.
+to the other ranks of its model, which end with it. And not only in the main thread: it may be in a
+library that waits for a rank that does not answer, and then Python runs no handler.
 
 This file is loaded before all others, so it imports nothing that takes time. Pythons that are too
 old for the rest read it too (`proto/installation.py`).
@@ -13,8 +14,8 @@ import atexit
 import contextlib
 import os
 import signal
+import threading
 from types import FrameType
-from typing import NoReturn
 
 from engine import leftovers
 
@@ -27,16 +28,30 @@ def end_at_once_on_signals(role: str) -> None:
     One that is ignored, as under nohup, stays ignored.
     """
 
-    def end(number: int, _frame: "FrameType | None") -> NoReturn:
+    ending = threading.Lock()
+
+    def end(number: int, _frame: "FrameType | None") -> None:
+        if not ending.acquire(blocking=False):
+            return  # the other thread is at it
         # Not through sys.stderr: this may have interrupted whoever writes to it.
         with contextlib.suppress(OSError):
             os.write(2, f"{role}: {_how(number)}\n".encode())
         leftovers.remove()
         os._exit(0)
 
+    def watch() -> None:
+        """End the process also where the main thread does not come back to Python."""
+        while (number := os.read(reading, 1)[0]) not in ENDING:
+            pass
+        end(number, None)
+
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
     # Where the node ends by itself, it has said why; Python takes its handlers away before it ends.
     atexit.register(_ignore_signals)
 

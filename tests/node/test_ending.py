@@ -86,3 +86,34 @@ def test_a_node_that_ends_at_once_leaves_no_temporary_folder(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
     leftovers.remove()  # gone already
     leftovers.forget(str(folder))
+
+
+# A library that waits in C for what never comes: Python's own handlers do not run meanwhile.
+BLOCKED = """
+from node.ending import end_at_once_on_signals
+end_at_once_on_signals("target")
+import ctypes
+library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(mutex)
+print("blocked", flush=True)
+library.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_node_whose_main_thread_waits_in_a_library(number: signal.Signals) -> None:
+    node = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "blocked\n"
+        node.send_signal(number)
+        _, said = node.communicate(timeout=30)
+    finally:
+        node.kill()
+    assert (node.returncode, said) == (0, f"target: {SIGNALS[number]}\n")
