@@ -25,7 +25,7 @@ message comes: what is decided between them takes a third of a small model's ste
 
 Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
 What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
-message, which stands for every number so far; so is what no verdict answers (`reminding.py`). A
+message, which stands for every number so far; so is what no verdict answers (`sending.py`). A
 target that was opened anew has lost its tree: the first verdict of a new life is answered likewise.
 
 Where logits are not finite nothing is drafted until the root moves, and what is cached behind it

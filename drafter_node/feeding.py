@@ -1,21 +1,4 @@
-"""What of the committed text goes into the cache, and how: of a model, and of a head (pure).
-
-The target's features, which a drafter that is a head reads beside the tokens (pure).
-
-Theory of operation
--------------------
-Such a drafter has no model of the text of its own: at each token it reads the token and the
-target's *feature* before it (`proto.messages.Features`). Those of committed tokens come from the
-target, a message ahead of the verdict that has the tokens, and those of drafts the head predicts
-by itself. So
-
-    the prompt     is read as far as its features have come
-    the root       is expanded once its feature is there, and not before: all else would be guessed
-    a lost one     leaves a row that nobody sees; drafting goes on from the next verdict on
-
-What a message says is of a path, by its hash: what is not, or not yet, the text here is kept for a
-while or dropped, so late and repeated messages, and those of other lives, do no harm.
-"""
+"""What of the committed text goes into the cache, and how: of a model, and of a head (pure)."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +10,22 @@ from proto.messages import Features
 from proto.tree import CommittedText
 
 # -- given -----------------------------------------------------------------------------------------
+
+# The target's features, which a drafter that is a head reads beside the tokens.
+#
+# Theory of operation
+# -------------------
+# Such a drafter has no model of the text of its own: at each token it reads the token and the
+# target's *feature* before it (`proto.messages.Features`). Those of committed tokens come from the
+# target, a message ahead of the verdict that has the tokens, and those of drafts the head predicts
+# by itself. So
+#
+#     the prompt     is read as far as its features have come
+#     the root       is expanded once its feature is there: all else would be guessed
+#     a lost one     leaves a row that nobody sees; drafting goes on from the next verdict on
+#
+# What a message says is of a path, by its hash: what is not, or not yet, the text here is kept for
+# a while or dropped, so late and repeated messages, and those of other lives, do no harm.
 
 MAX_EARLY = 64  # messages about tokens that are not known yet; one at a time is usual
 PREDICTED = b""  # of a row: read the head's own prediction
@@ -152,7 +151,7 @@ class Reading:
 
 
 class HeadReading(Reading):
-    """A head reads tokens and features (`given.py`).
+    """A head reads tokens and features (`Given`).
 
     What was drafted and is now committed was cached with predicted features. It is fed once more
     with the target's, in its place, when the root is expanded; the tree below stays as it is.

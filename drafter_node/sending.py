@@ -5,8 +5,6 @@ waits for that very draft says nothing until its own limit, which is long where 
 slow. So a drafter that has said all it can, and hears nothing for much longer than an answer has
 taken before, says it again by itself: the target knows what it has already, so a reminder that was
 not needed costs one message. Each further one waits twice as long.
-
-How drafts are said: the nodes of a message, and what they hang on (pure).
 """
 
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from node.economics.price import overdue_s
 from proto.tree import Node, SpeculationTree
 
 # -- saying ----------------------------------------------------------------------------------------
+
+# How drafts are said: the nodes of a message, and what they hang on.
 
 
 @dataclass(frozen=True, slots=True)

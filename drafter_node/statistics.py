@@ -16,7 +16,7 @@ class Known:
     steps    what its forwards take
     chunk    most tokens of a text that are read at once
     depth    most tokens in a row that it can draft
-    is_head  it reads the target's features (`given.py`)
+    is_head  it reads the target's features (`feeding.py`)
     """
 
     max_len: int

@@ -84,7 +84,7 @@ class Executor:
         capacity    slots of each lane
         backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
         row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
-        layers      whose hidden states will be asked for (`features.py`): programs and graphs hand
+        layers      whose hidden states will be asked for (`forward.py`): programs and graphs hand
                     them out
 
         Raises:
@@ -215,7 +215,7 @@ class Executor:
     def forward(self, step: Pass, layers: Layers = ()) -> Output:
         """The second half of `run`: the model.
 
-        layers  whose hidden states are wanted (`features.py`); others than those that were said at
+        layers  whose hidden states are wanted (`forward.py`); others than those that were said at
                 load take longer where passes are programs or graphs
 
         Returns logits float32, as `run` does, and in the model's type the features of the rows of

@@ -1,7 +1,4 @@
-"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start.
-
-The fingerprint of a tokenizer: two models work together only if they mean the same by an id.
-"""
+"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start."""
 
 import hashlib
 import json
@@ -33,6 +30,8 @@ from engine.tensor_parallel.devices import rank_devices
 from engine.tensor_parallel.group import Followers
 
 # -- tokenizer -------------------------------------------------------------------------------------
+
+# The fingerprint of a tokenizer: two models work together only if they mean the same by an id.
 
 
 @dataclass(frozen=True, slots=True)

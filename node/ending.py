@@ -51,7 +51,7 @@ def end_at_once_on_signals(role: str) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="signals", daemon=True).start()
     # Where the node ends by itself, it has said why; Python takes its handlers away before it ends.
     atexit.register(_ignore_signals)
 

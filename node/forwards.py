@@ -1,11 +1,4 @@
-"""The forwards of a node: where their time goes, how long they take, what changes their logits.
-
-A device that is played: a forward ends when it would have ended on the device that is meant.
-
-The node computes with the model that it has, which must take less than that, and waits for the
-rest. It sleeps through most of it, so that two such nodes on two cores leave each other alone, and
-is awake shortly before the end, because no sleep ends in time.
-"""
+"""The forwards of a node: where their time goes, how long they take, what changes their logits."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +17,12 @@ from proto.node_config import NodeConfig
 from proto.stopwatch import Phase
 
 # -- simulated device ------------------------------------------------------------------------------
+
+# A device that is played: a forward ends when it would have ended on the device that is meant.
+#
+# The node computes with the model that it has, which must take less than that, and waits for the
+# rest. It sleeps through most of it, so that two such nodes on two cores leave each other alone,
+# and is awake shortly before the end, because no sleep ends in time.
 
 AWAKE_S = 0.0002
 LATE_S, LATE_SHARE = 0.0002, 0.01  # so late an end, or by so much of the forward, is in time

@@ -5,12 +5,6 @@ travel as little-endian binary, so a forwarder passes them on unread, and a deco
 length first. Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding
 runs the same checks and raises `LocalProtocolError`, so that a fault is found at the end that made
 it.
-
-How the fields of a message are written and read: types, ranges and sizes.
-
-A field turns a value into what msgpack takes, and back; both ways check it and raise ValueError.
-
-Rules between the fields of one message: the encoder and the decoder both ask.
 """
 
 import math
@@ -27,6 +21,10 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.stopwatch import Phase
 
 # -- fields ----------------------------------------------------------------------------------------
+
+# How the fields of a message are written and read: types, ranges and sizes.
+#
+# A field turns a value into what msgpack takes, and back; both ways check it and raise ValueError.
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 I31 = (1 << 31) - 1
@@ -210,6 +208,8 @@ FLAG = checked(_flag)
 
 
 # -- consistency -----------------------------------------------------------------------------------
+
+# Rules between the fields of one message: the encoder and the decoder both ask.
 
 
 def check(message: m.Message) -> None:

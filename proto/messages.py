@@ -2,10 +2,6 @@
 
 Lengths count tokens of the whole text (prompt included); `*_hash` is a path hash (`proto.tree`);
 durations are microseconds of the sender's own monotonic clock: two clocks are never subtracted.
-
-How nodes and coordinator meet: the roles, and what each says of itself before any work.
-
-The numbers that a policy is.
 """
 
 from collections.abc import Sequence
@@ -18,6 +14,8 @@ from proto.sampling import Logprobs as Logprobs
 from proto.sampling import SamplingSpec as SamplingSpec
 
 # -- meeting ---------------------------------------------------------------------------------------
+
+# How nodes and coordinator meet: the roles, and what each says of itself before any work.
 
 PROTOCOL_VERSION = 12
 
@@ -89,6 +87,8 @@ class Welcome:
 
 
 # -- policy ----------------------------------------------------------------------------------------
+
+# The numbers that a policy is.
 
 MAX_WINDOW = 64
 MAX_WIDTH, MAX_BRANCHES = 16, 8

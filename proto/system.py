@@ -1,11 +1,4 @@
-"""What the system says of a file or a process that it refuses, and what to do about it.
-
-Where the name of a model leads, if it is that of a folder; whether a file can be written.
-
-No name ends in an error that is not ours.
-
-Open files and sockets: how many a process needs, and what to do where it gets no more.
-"""
+"""What the system says of a file or a process that it refuses, and what to do about it."""
 
 import errno
 import os
@@ -80,6 +73,10 @@ def _told(error: OSError, by_number: dict[int, str]) -> str:
 
 # -- paths -----------------------------------------------------------------------------------------
 
+# Where the name of a model leads, if it is that of a folder; whether a file can be written.
+#
+# No name ends in an error that is not ours.
+
 
 def path_of(name: str) -> Path:
     """The name as a path; `~` is a home folder, where there is such a user."""
@@ -111,6 +108,8 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 # -- descriptors -----------------------------------------------------------------------------------
+
+# Open files and sockets: how many a process needs, and what to do where it gets no more.
 
 SPARE = 32  # what any of our processes opens besides what it has, with a margin: 18 were counted
 

@@ -1,18 +1,4 @@
-"""Which policy is worth what: every row of the table of policies, at its best setting.
-
-What theory says of speculative decoding, where it is a formula (pure functions).
-
-Units are draft steps: one forward of the drafter is 1. In all of them
-
-    alpha   chance that a draft is right, the same for each, whatever came before
-    pass_   a pass of the target (t_t), whatever its rows
-    hop     a message between drafter and target, one way (h)
-
-They leave out host time, what more rows of a pass cost, and everything that a machine decides by
-what it measures. `rehearsal.planning` has all that; tests compare the two where both hold.
-
-What a policy makes of given costs and a given acceptance: the real machines, in virtual time.
-"""
+"""Which policy is worth what: every row of the table of policies, at its best setting."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -29,6 +15,17 @@ from rehearsal.timeline import Mixed, Timeline
 from rehearsal.world import World
 
 # -- closed forms ----------------------------------------------------------------------------------
+
+# What theory says of speculative decoding, where it is a formula (pure functions).
+#
+# Units are draft steps: one forward of the drafter is 1. In all of them
+#
+#     alpha   chance that a draft is right, the same for each, whatever came before
+#     pass_   a pass of the target (t_t), whatever its rows
+#     hop     a message between drafter and target, one way (h)
+#
+# They leave out host time, what more rows of a pass cost, and everything that a machine decides by
+# what it measures. `rehearsal.planning` has all that; tests compare the two where both hold.
 
 
 def tokens_per_pass(alpha: float, k: int) -> float:
@@ -99,6 +96,8 @@ def step_s(num_bytes: float, bandwidth: float, flops: float, peak: float) -> flo
 
 
 # -- performance -----------------------------------------------------------------------------------
+
+# What a policy makes of given costs and a given acceptance: the real machines, in virtual time.
 
 PROMPT_LEN = 8  # short: what is asked is how fast a text is written, not how fast it is read
 NUM_TO_SETTLE = 24  # tokens at the start of a text that do not count: the nodes learn their costs

@@ -1,7 +1,4 @@
-"""Virtual time.
-
-Numbers that look drawn at random, and are functions of a seed.
-"""
+"""Virtual time."""
 
 import heapq
 from collections.abc import Callable
@@ -30,6 +27,8 @@ class Timeline:
 
 
 # -- luck ------------------------------------------------------------------------------------------
+
+# Numbers that look drawn at random, and are functions of a seed.
 
 BITS_64 = (1 << 64) - 1
 

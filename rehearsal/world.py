@@ -2,13 +2,6 @@
 
 Nothing here decides anything about a text. The world carries messages (every one through the
 codec), runs forwards on virtual caches, and tells the watcher what happened.
-
-Who looks on while the machines run: a judge in tests, a ledger in the predictor.
-
-The coordinator in virtual time: the real router and real sessions behind perfect sockets.
-
-What `coordinator/cluster/service.py` does with a thread, a socket and a clock is done here with the
-links and the timeline of a world; nothing is decided here either.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +31,8 @@ from rehearsal.timeline import Luck, Timeline
 from target_node import events as target
 
 # -- watcher ---------------------------------------------------------------------------------------
+
+# Who looks on while the machines run: a judge in tests, a ledger in the predictor.
 
 
 class Watcher(Protocol):
@@ -90,6 +85,11 @@ class Watcher(Protocol):
 
 
 # -- host ------------------------------------------------------------------------------------------
+
+# The coordinator in virtual time: the real router and real sessions behind perfect sockets.
+#
+# What `coordinator/cluster/service.py` does with a thread, a socket and a clock is done here with
+# the links and the timeline of a world; nothing is decided here either.
 
 SECRET = "secret"
 VOCABULARY = 1 << 10

@@ -4,8 +4,6 @@ They come from drafters, or are copied from earlier text right when a pass start
 hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score, of a
 copy by the length of what it follows. Under the classical rules scores are left alone: there
 nothing may depend on what is to be judged (docs/adr/0003).
-
-Which of its numbered drafts each source has brought (pure).
 """
 
 from collections.abc import Sequence
@@ -30,6 +28,8 @@ from target_node.lookup import LookupSource
 from target_node.statistics import Known
 
 # -- received --------------------------------------------------------------------------------------
+
+# Which of its numbered drafts each source has brought.
 
 MAX_GAPS = 64
 

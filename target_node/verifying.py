@@ -25,7 +25,7 @@ What is judged is a value (`Judged`), and each step that follows needs those bef
 the cache advance, that is reported, and at last how often drafts are right is learnt.
 
 Where logits are not finite a row chooses nothing, and the path ends there. If that is the last
-committed token's row, the text is read anew, or it ends (`not_finite.py`).
+committed token's row, the text is read anew, or it ends.
 
 Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
 There the text is the target's only if no draft is judged twice and none is preferred for what it
@@ -36,14 +36,6 @@ The reasons to start: the launch rule is met (READY: enough drafts under the roo
 to come, or `lookup.py` has some as good); a deadline of measured costs has passed (LATE); nobody
 is expected (ALONE; QUIET: it has let two deadlines pass, until it is heard again); to wait costs
 more than it brings (CHEAP, see `price.py`), or to draft at all does (RESTING, `resting.py`).
-
-What a text does whose logits are not finite where its next token is to be chosen (pure).
-
-That can be the fault of others: of a text that was in its lane before, or of rows that were copied.
-So the text is read anew once, in a lane that is all zeros, and nothing is copied. If the same
-happens again, its own tokens are at fault: the text ends, and the others go on.
-
-Reading the prompt: what is prefilled next, and what rows of the text tell of it (pure).
 """
 
 from collections.abc import Sequence
@@ -77,6 +69,12 @@ from target_node.statistics import Known
 from target_node.waiting import Ready, Waiting
 
 # -- not finite ------------------------------------------------------------------------------------
+
+# What a text does whose logits are not finite where its next token is to be chosen.
+#
+# That can be the fault of others: of a text that was in its lane before, or of rows that were
+# copied. So the text is read anew once, in a lane that is all zeros, and nothing is copied. If the
+# same happens again, its own tokens are at fault: the text ends, and the others go on.
 
 
 class NotFinite:
@@ -119,6 +117,8 @@ def line(position: int) -> str:
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
+# Reading the prompt: what is prefilled next, and what rows of the text tell of it.
 
 
 def next_chunk(

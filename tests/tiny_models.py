@@ -14,7 +14,7 @@ MIN_DISTINCT = 40
 # How wide the matrices are drawn; plain feed-forward layers need more to leave a loop.
 GAINS = {"qwen3_moe": 5.0, "gpt2": 5.0, "gpt_neox": 5.0, "opt": 5.0, "falcon": 5.0, "gptj": 5.0}
 
-# Exact under tree masks; tests/engine/test_forward.py holds each to a plain forward.
+# Exact under tree masks; tests/engine/test_slot_cache.py holds each to a plain forward.
 SUPPORTED = (
     "llama",
     "qwen2",

@@ -25,7 +25,7 @@ class Frozen(BaseModel):
     """Whatever does not fit is a ConfigurationError of one line that names the setting.
 
     A value has the type of its setting, and is never made one that was probably meant; lists and
-    numbers of numpy are taken (`values.py`).
+    numbers of numpy are taken (`refusals.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

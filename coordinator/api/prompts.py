@@ -4,8 +4,6 @@ A file holds one prompt per line, or JSON Lines: per line an object with a strin
 with several under `turns`, of which the first is taken. The suffix decides (.jsonl and .ndjson, or
 .txt); a file of another name is JSON Lines if its first line is such an object. Empty lines
 separate nothing and are left out.
-
-Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch).
 """
 
 import hashlib
@@ -23,6 +21,8 @@ from proto.errors import ConfigurationError, ModelError, shown
 from proto.system import cannot_read, is_folder, path_of
 
 # -- tokenization ----------------------------------------------------------------------------------
+
+# Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch).
 
 HUB_TIMEOUT_S = 5.0
 

@@ -2,10 +2,6 @@
 
 The library that checks settings speaks to programmers. Each of its kinds of errors has words here,
 which stand between "expected" and "got".
-
-Values as programs hand them over, before their types are checked: a number of numpy is a number.
-
-Nothing else changes its type: True is no 1, b"a" no "a", and a set has no order.
 """
 
 import re
@@ -17,6 +13,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from proto.errors import did_you_mean, shown
 
 # -- values ----------------------------------------------------------------------------------------
+
+# Values as programs hand them over, before their types are checked: a number of numpy is a number.
+#
+# Nothing else changes its type: True is no 1, b"a" no "a", and a set has no order.
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -1,12 +1,7 @@
 """One prompt on its way to its texts, which are put together as they come.
 
 The `n` continuations of a prompt share the seed, also one that is drawn. Text is made here, in the
-thread or task of whoever asked, and never in the service's; what comes is waited for in
-`coordinator.api.requests`.
-
-The texts of one call on their way: as many at once as there is room for.
-
-One thread or one task reads them all: the service says of which text there is news.
+thread or task of whoever asked, and never in the service's; `Batch` waits for what comes.
 """
 
 import asyncio
@@ -51,9 +46,7 @@ class Request:
         self._prompt = prompt
         self._ids = ids
         self._params = params
-        self._open: dict[
-            TokenStream, Assembly
-        ] = {}  # the texts that are asked for and not complete
+        self._open: dict[TokenStream, Assembly] = {}  # those asked for and not complete
         self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
         self._num_texts = params.n
@@ -159,6 +152,10 @@ class Step:
 
 
 # -- batch -----------------------------------------------------------------------------------------
+
+# The texts of one call on their way: as many at once as there is room for.
+#
+# One thread or one task reads them all: the service says of which text there is news.
 
 
 class Batch:

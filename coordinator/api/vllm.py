@@ -1,15 +1,6 @@
 """`speculative_config` in vLLM's names: read into the drafter's model and a `SpeculationConfig`.
 
 Our names are taken as well. What is given under two names is refused, and so is what is not known.
-
-The progress bar of `generate` and `chat`, where one is asked for.
-
-What `LLM.get_tokenizer` gives: the target's tokenizer, by the method names of transformers.
-
-transformers' own would load torch into the process that owns the text. Its `from_pretrained` on the
-same model makes one, for whoever needs more of it than is here.
-
-Settings of vLLM's `LLM`: which are ours under another name, and what to do about the others.
 """
 
 import time
@@ -31,6 +22,8 @@ from proto.messages import Role
 from proto.policies import POLICIES
 
 # -- progress --------------------------------------------------------------------------------------
+
+# The progress bar of `generate` and `chat`, where one is asked for.
 
 # Whether there is a bar, or what makes one of `total` and `desc`, as `tqdm.tqdm` does.
 UseTqdm: TypeAlias = bool | Callable[..., Any]
@@ -78,6 +71,11 @@ def _maker(use_tqdm: UseTqdm) -> Callable[..., Any]:
 
 
 # -- tokenizer -------------------------------------------------------------------------------------
+
+# What `LLM.get_tokenizer` gives: the target's tokenizer, by the method names of transformers.
+#
+# transformers' own would load torch into the process that owns the text. Its `from_pretrained` on
+# the same model makes one, for whoever needs more of it than is here.
 
 
 class TargetTokenizer:
@@ -291,6 +289,8 @@ def _made(values: Mapping[str, Any]) -> SpeculationConfig:
 
 
 # -- settings --------------------------------------------------------------------------------------
+
+# Settings of vLLM's `LLM`: which are ours under another name, and what to do about the others.
 
 # Theirs: ours.
 ALIASES = {"model": "target", "revision": "target_revision"}

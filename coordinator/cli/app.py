@@ -1,7 +1,4 @@
-"""The command line. Text goes to stdout and nothing else does; all else goes to stderr.
-
-What is said of a command line that cannot be read, and what was probably meant.
-"""
+"""The command line. Text goes to stdout and nothing else does; all else goes to stderr."""
 
 import logging
 import re
@@ -29,6 +26,8 @@ from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, show
 from proto.system import unexplained
 
 # -- mistakes --------------------------------------------------------------------------------------
+
+# What is said of a command line that cannot be read, and what was probably meant.
 
 PROGRAM = "python -m coordinator"
 _TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((.*)\)$", re.DOTALL)

@@ -2,11 +2,6 @@
 
 Both are measured first, several times in alternation and without anything being written meanwhile;
 what is shown then is the middle one of each.
-
-A text that was measured, shown again at a speed that one can follow (pure).
-
-Everything is slowed down by one factor, that of the target alone: what was faster stays as much
-faster as it was.
 """
 
 import sys
@@ -42,6 +37,11 @@ from coordinator.text.metrics import Metrics
 from proto.errors import TextError
 
 # -- replay ----------------------------------------------------------------------------------------
+
+# A text that was measured, shown again at a speed that one can follow.
+#
+# Everything is slowed down by one factor, that of the target alone: what was faster stays as much
+# faster as it was.
 
 
 @dataclass(frozen=True, slots=True)

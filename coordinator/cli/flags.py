@@ -2,8 +2,6 @@
 
 Name, type, default and help of a flag are those of the field (`coordinator.api.config`, `params`),
 and what was given is checked there. Here is only how it is written on a command line.
-
-The options of the command line that are no settings; those are in `flags`.
 """
 
 import functools
@@ -198,6 +196,8 @@ def _written(annotation: Any) -> Any:
 
 
 # -- options ---------------------------------------------------------------------------------------
+
+# The options of the command line that are no settings; those are in `flags`.
 
 Prompt = Annotated[
     str | None,

@@ -1,9 +1,4 @@
-"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes.
-
-Texts that are written at once, read one after another (pure).
-
-Ctrl-C where several texts are written: once finishes those that run, twice ends now.
-"""
+"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
 
 import os
 import signal
@@ -42,6 +37,8 @@ from proto.system import check_writable
 
 # -- turns -----------------------------------------------------------------------------------------
 
+# Texts that are written at once, read one after another.
+
 
 class Turns:
     """Reads mixed steps. Those of a text whose turn has not come are held until then."""
@@ -71,6 +68,8 @@ class Turns:
 
 
 # -- winding up ------------------------------------------------------------------------------------
+
+# Ctrl-C where several texts are written: once finishes those that run, twice ends now.
 
 WAITS = "interrupted: no more texts are begun; {} are finished first (Ctrl-C again ends now)"
 

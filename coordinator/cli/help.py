@@ -2,8 +2,6 @@
 
 typer's own panels give every option of a panel the room of the longest, and cut off what is longer;
 so they are drawn here.
-
-How the help shows a setting: in which panel, what stands for its value, its default (pure).
 """
 
 import re
@@ -23,6 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 from coordinator.api.models.settings import MODELS, ModelsConfig
 
 # -- panels ----------------------------------------------------------------------------------------
+
+# How the help shows a setting: in which panel, what stands for its value, its default.
 
 # Panels, from top to bottom; what is in none of them is in the first, with --help.
 MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL = "Models", "Sampling", "Speculation"

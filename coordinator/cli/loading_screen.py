@@ -3,8 +3,6 @@
 On a terminal the lines are drawn anew while the nodes load. Elsewhere each is written once, when
 its node is ready, and every `REPORT_S` seconds one says what is not ready yet. So what is written
 does not depend on which node was faster.
-
-What to type on the hosts of nodes that are started by hand, while they are waited for (pure).
 """
 
 import json
@@ -32,6 +30,8 @@ from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 # -- joining ---------------------------------------------------------------------------------------
+
+# What to type on the hosts of nodes that are started by hand, while they are waited for.
 
 PYTHON = ".venv/bin/python"  # as `make setup` makes it, in the checkout of that host
 SAID_AFTER_S = 2.0  # a node that is there already has joined by then

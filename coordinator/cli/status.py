@@ -1,12 +1,4 @@
-"""`python -m coordinator status`: how the coordinators of this user on this machine are.
-
-Finds the coordinators of this user on this machine, and asks each how it is.
-
-Every wait has a limit. What comes from a socket is read up to a limit, and is only believed as far
-as it has the form that it should have.
-
-What `status` shows of a coordinator, in lines of at most 80 columns but for paths (pure).
-"""
+"""`python -m coordinator status`: how the coordinators of this user on this machine are."""
 
 import json
 import os
@@ -32,6 +24,11 @@ from coordinator.launching.runtime_folder import PREFIX, has_owner
 from proto.errors import NodeError
 
 # -- asking ----------------------------------------------------------------------------------------
+
+# Finds the coordinators of this user on this machine, and asks each how it is.
+#
+# Every wait has a limit. What comes from a socket is read up to a limit, and is only believed as
+# far as it has the form that it should have.
 
 LIMIT_S = 5.0  # longer than a coordinator takes to say that its loop hangs
 AGAIN_S = 0.1
@@ -143,6 +140,8 @@ def _understood(folder: Path, pid: int, read: bytes) -> Found:
 
 
 # -- screen ----------------------------------------------------------------------------------------
+
+# What `status` shows of a coordinator, in lines of at most 80 columns but for paths.
 
 WIDTH = 80
 MAX_TEXTS = 8  # that are shown; --json has more

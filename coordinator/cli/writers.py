@@ -2,8 +2,6 @@
 
 Standard output carries the texts or the objects and nothing else. What stands around them (the
 prompt's number, the figures) goes to standard error.
-
-What a person sees behind the text, on stderr: its figures. docs/screens.md has every word.
 """
 
 import dataclasses
@@ -31,6 +29,8 @@ from proto.errors import OutputError
 from proto.system import cannot_write
 
 # -- display ---------------------------------------------------------------------------------------
+
+# What a person sees behind the text, on stderr: its figures. docs/screens.md has every word.
 
 WIDTH = 80
 

@@ -19,10 +19,6 @@ are welcome while none is there: when it comes, those that do not fit are told t
 heads that fit the target, but read features of different layers, the first one stays. A target may
 take the place of another one in the middle of a text only if it is the same model with the same
 settings.
-
-Whether the models of two nodes fit together, by how these introduce themselves (pure).
-
-Each function returns None, or a line that says how they differ and what to do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,6 +43,10 @@ from proto.messages import (
 )
 
 # -- fitting ---------------------------------------------------------------------------------------
+
+# Whether the models of two nodes fit together, by how these introduce themselves.
+#
+# Each function returns None, or a line that says how they differ and what to do.
 
 
 def difference(hello: Hello, other: Hello) -> str | None:

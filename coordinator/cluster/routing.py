@@ -26,8 +26,6 @@ classical rules one does: to choose between two for what they drafted would bias
 one is lost another takes over, as it would itself if it came back, and keeps the text.
 
 A drafter has a source number, and no other gets it as long as an open text knows it: it means one.
-
-A text that is being written, and the nodes that work on it (pure).
 """
 
 from collections import Counter, deque
@@ -56,6 +54,7 @@ from proto.codec import encode, session_of
 from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import (
+    BROKEN_OFF,
     Draft,
     Fault,
     FaultCode,
@@ -73,6 +72,8 @@ from proto.messages import (
 from proto.node_config import READY_BUT
 
 # -- open text -------------------------------------------------------------------------------------
+
+# A text that is being written, and the nodes that work on it.
 
 NOBODY: tuple[NodeId, ...] = ()
 
@@ -516,7 +517,7 @@ class Router:
     def _break_off(self, running: SessionFigures, error: Exception) -> None:
         """End a text in which something has gone wrong. The others do not notice."""
         self.mishap = error
-        self._close(running, "failed")
+        self._close(running, BROKEN_OFF)
         if running.machine.session in self._open or running in self._waiting:
             self._end(running, running.broken_off(error))
 

@@ -2,8 +2,6 @@
 
 What is told of a text are numbers, and never its tokens. Every list and every string has a limit,
 so a snapshot is small whatever happens.
-
-What has happened since the coordinator started, counted for whoever asks (pure).
 """
 
 from collections import Counter
@@ -17,6 +15,8 @@ from proto.errors import ClosedError, SlipstreamError
 from proto.messages import Role
 
 # -- tally -----------------------------------------------------------------------------------------
+
+# What has happened since the coordinator started, counted for whoever asks.
 
 MAX_CAUSES = 16
 OTHERS = "other causes"

@@ -5,23 +5,9 @@ however it ends, the pipe closes and the node goes. A forked child gives its cop
 back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
 sees by its own parent that this process has gone. What a node prints is kept (`logs.py`).
 
-Every node leads a process group of its own (`groups.py`), with whatever it starts: ranks that share
+Every node leads a process group of its own, with whatever it starts: ranks that share
 its model, for one. With the node the whole group is killed, stopped processes too. Where this
 process itself is killed, the kernel sends SIGHUP to groups in which something is stopped.
-
-Processes that lead a group of their own (`process_group=0`): they are ended with all of it.
-
-What such a process starts is in its group as well, so it can be killed even where the process
-itself has gone, hangs or was stopped.
-
-NVIDIA's multi-process service: two processes on one GPU that run beside each other.
-
-Without it the GPU gives its time to one process after the other, and a drafter that runs ahead
-stretches the passes of the target. The service is a daemon of the user's own; it is started here
-where the only GPU is shared, with its pipe in the coordinator's folder, and ends with the
-coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
-runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
-none. It changes no setting of the GPU.
 """
 
 import contextlib
@@ -51,6 +37,11 @@ from proto.system import remedy
 
 # -- groups ----------------------------------------------------------------------------------------
 
+# Processes that lead a group of their own (`process_group=0`): they are ended with all of it.
+#
+# What such a process starts is in its group as well, so it can be killed even where the process
+# itself has gone, hangs or was stopped.
+
 Leader = subprocess.Popen[Any]
 ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asked without taking note
 
@@ -73,6 +64,15 @@ def kill(leader: Leader) -> None:
 
 
 # -- mps -------------------------------------------------------------------------------------------
+
+# NVIDIA's multi-process service: two processes on one GPU that run beside each other.
+#
+# Without it the GPU gives its time to one process after the other, and a drafter that runs ahead
+# stretches the passes of the target. The service is a daemon of the user's own; it is started here
+# where the only GPU is shared, with its pipe in the coordinator's folder, and ends with the
+# coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
+# runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
+# none. It changes no setting of the GPU.
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"

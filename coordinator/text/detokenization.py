@@ -21,8 +21,6 @@ What has been told is never told again. Where later tokens change it (a bad byte
 one run) those that have not been told are read by themselves; and so transformers' rewriting of
 complete texts (`clean_up_tokenization_spaces`, off unless a model asks for it) is not done. Where a
 prompt ends within a character that the answer completes, the answer begins with that character.
-
-Where the text of an answer ends: the first stop string, across tokens and pieces (pure).
 """
 
 import re
@@ -230,6 +228,8 @@ class IdStream:
 
 
 # -- stops -----------------------------------------------------------------------------------------
+
+# Where the text of an answer ends: the first stop string, across tokens and pieces.
 
 
 @dataclass(frozen=True, slots=True)

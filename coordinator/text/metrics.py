@@ -1,16 +1,4 @@
-"""What one text cost and what speculation did for it, counted from committed tokens only.
-
-Where each token of a text came from (pure). The only home of the names of sources.
-
-draft:SOURCE  drafted by SOURCE (see `SOURCES`) and accepted by the target
-recovered     the target's own, in the place of a draft that it rejected
-bonus         the target's own, after a pass in which it accepted every draft
-plain         the target's own, of a pass without drafts
-
-What happened to one text, counted from committed tokens only (pure).
-
-What of the hardware was simulated while something was measured, and how well (pure).
-"""
+"""What one text cost and what speculation did for it, counted from committed tokens only."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,6 +11,13 @@ from coordinator.text.events import Emit
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Hit, Verdict
 
 # -- origins ---------------------------------------------------------------------------------------
+
+# Where each token of a text came from. The only home of the names of sources.
+#
+# draft:SOURCE  drafted by SOURCE (see `SOURCES`) and accepted by the target
+# recovered     the target's own, in the place of a draft that it rejected
+# bonus         the target's own, after a pass in which it accepted every draft
+# plain         the target's own, of a pass without drafts
 
 MODEL, NGRAM, EARLIER, HEADS = "model", "ngram", "earlier", "heads"
 # The drafter's process, a draft model or a head; what was copied from this text or a reference, or
@@ -67,6 +62,8 @@ def shown_rejected(emit: Emit) -> tuple[int, ...]:
 
 
 # -- counts ----------------------------------------------------------------------------------------
+
+# What happened to one text, counted from committed tokens only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +186,8 @@ class SessionCounts:
 
 
 # -- simulated -------------------------------------------------------------------------------------
+
+# What of the hardware was simulated while something was measured, and how well.
 
 MOST_LATE = 0.01  # of the time; where forwards took longer by more, the figures mean nothing
 

@@ -20,10 +20,6 @@ whoever computed it and whenever. Its base may be any committed position; what o
 equal. Under the classical rules verdicts of two processes on one base are two samples, and to take
 the one that comes first would bias the text: only those of the process that is there now count. It
 never samples twice for one place, because what it has said it says again when it is re-opened.
-
-The logprobs of a prompt, put together from the pieces that the target's prefill sends (pure).
-
-A text that is being written, or waits for it: its session, and what it cost (pure).
 """
 
 from collections.abc import Callable
@@ -73,6 +69,8 @@ from proto.messages import (
 from proto.tree import CommittedText, Diverged
 
 # -- prompt logprobs -------------------------------------------------------------------------------
+
+# The logprobs of a prompt, put together from the pieces that the target's prefill sends.
 
 
 class PromptScores:
@@ -384,6 +382,8 @@ class Session:
 
 
 # -- running ---------------------------------------------------------------------------------------
+
+# A text that is being written, or waits for it: its session, and what it cost.
 
 # What goes wrong in the machine of one text, or in what it wants to say; the others are well.
 MISHAPS = (

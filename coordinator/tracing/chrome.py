@@ -7,11 +7,6 @@ microseconds from the first thing that was recorded.
 Each process is one track: waiting is left blank, and what a process is in besides lies in forwards
 or beside them. Each direction of a link is a track; where messages overlap on their way, further
 ones below it.
-
-What all events of a Chrome trace are made with: their times, process ids and forms (pure).
-
-Arrows from a draft to its verdict and from there to the drafters, and what happened at a moment
-(pure).
 """
 
 from bisect import bisect_right
@@ -27,6 +22,8 @@ from proto.messages import Cause, Draft, Fault, Open, Role, Verdict
 from proto.stopwatch import Phase
 
 # -- events ----------------------------------------------------------------------------------------
+
+# What all events of a Chrome trace are made with: their times, process ids and forms.
 
 Event = dict[str, Any]
 
@@ -107,6 +104,9 @@ def of_verdicts(hops: Sequence[Hop], process: Process) -> dict[int, list[Hop]]:
 
 
 # -- arrows ----------------------------------------------------------------------------------------
+
+# Arrows from a draft to its verdict and from there to the drafters, and what happened at a moment
+# (pure).
 
 FALLBACKS = {Cause.LATE, Cause.QUIET, Cause.CHEAP, Cause.RESTING}
 

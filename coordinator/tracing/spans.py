@@ -2,10 +2,6 @@
 
 Every message crosses the coordinator, whose frames are kept; a node says the checksum of what it
 has sent and received. A frame that is passed on is one message with several hops.
-
-What a process did, of its records: phases, forwards, and frames that came and went (pure).
-
-The texts of a trace, and what became of each draft: which verdict decided it, and how (pure).
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,6 +18,8 @@ from proto.stopwatch import Mark, Phase, Record, records_of
 from proto.tree import EMPTY_HASH, path_hash
 
 # -- tracks ----------------------------------------------------------------------------------------
+
+# What a process did, of its records: phases, forwards, and frames that came and went.
 
 PHASES = tuple(Phase)  # by their numbers
 FORWARD_PHASES = (Phase.PREPARE, Phase.MODEL, Phase.CHOOSE)
@@ -297,6 +295,8 @@ def _kind(first: bytes) -> str:
 
 
 # -- texts -----------------------------------------------------------------------------------------
+
+# The texts of a trace, and what became of each draft: which verdict decided it, and how.
 
 
 @dataclass(slots=True)

@@ -1,15 +1,4 @@
-"""A recording, put in order: every process on one clock, every message, every text (pure).
-
-The clock of another process, as told by messages there and back (pure).
-
-The coordinator's heartbeat leaves at t0 of its own clock and comes at t1 of the node's; the node's
-leaves at t2 of that clock and comes at t3. If both ways took the same time, the node's clock is
-ahead by ((t1 - t0) - (t3 - t2)) / 2; whatever they took, it is that give or take half of the round
-trip (t3 - t0) - (t2 - t1). So of some exchanges the one with the least round trip tells most (NTP,
-RFC 5905). Clocks also drift: there is one such estimate for each ten seconds, and a line between.
-All other messages say something as well: each comes after it was sent, so those to the node say how
-far its clock is ahead at most, and those from it, at least.
-"""
+"""A recording, put in order: every process on one clock, every message, every text (pure)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -31,6 +20,16 @@ from coordinator.tracing.tape import Recording
 from proto.messages import Heartbeat, Hello, TracePart
 
 # -- clocks ----------------------------------------------------------------------------------------
+
+# The clock of another process, as told by messages there and back.
+#
+# The coordinator's heartbeat leaves at t0 of its own clock and comes at t1 of the node's; the
+# node's leaves at t2 of that clock and comes at t3. If both ways took the same time, the node's
+# clock is ahead by ((t1 - t0) - (t3 - t2)) / 2; whatever they took, it is that give or take half of
+# the round trip (t3 - t0) - (t2 - t1). So of some exchanges the one with the least round trip tells
+# most (NTP, RFC 5905). Clocks also drift: there is one such estimate for each ten seconds, and a
+# line between. All other messages say something as well: each comes after it was sent, so those to
+# the node say how far its clock is ahead at most, and those from it, at least.
 
 WINDOW_NS = 10_000_000_000
 ROUNDING_NS = 1_000  # stamps are microseconds

@@ -2,11 +2,6 @@
 
 Everything here is refused with a line that names the file and, where there is one, the field. Knows
 no architecture: what a configuration means is asked of transformers, afterwards.
-
-The files of a checkpoint's weights: which they are, whether they are whole, what is in them.
-
-Reads the lists in the files (`tensor_list.py`) and no number, without torch and numpy: also whoever
-starts a node looks at them, before it does.
 """
 
 import json
@@ -207,6 +202,11 @@ def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 # -- shards ----------------------------------------------------------------------------------------
+
+# The files of a checkpoint's weights: which they are, whether they are whole, what is in them.
+#
+# Reads the lists in the files (`tensor_list.py`) and no number, without torch and numpy: also
+# whoever starts a node looks at them, before it does.
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

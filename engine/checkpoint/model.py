@@ -2,11 +2,6 @@
 
 Owns in which precision and on which device weights are loaded, and which architectures are refused.
 Must not know how a forward pass is laid out (`forward.py`) or what a session is.
-
-Read the weights of a folder into a model: plain ones, packed ones for a library, or dequantised.
-
-Owns the one call of transformers that reads weights, and what is refused around it. Knows no
-architecture.
 """
 
 import logging
@@ -52,6 +47,11 @@ from engine.quantised.loading import Lazy, PackedCheckpoint
 from engine.tensor_parallel.split import Rank, split
 
 # -- weights ---------------------------------------------------------------------------------------
+
+# Read the weights of a folder into a model: plain ones, packed ones for a library, or dequantised.
+#
+# Owns the one call of transformers that reads weights, and what is refused around it. Knows no
+# architecture.
 
 logger = logging.getLogger(__name__)
 

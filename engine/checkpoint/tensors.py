@@ -1,6 +1,6 @@
 """Whether the tensors of a checkpoint are those that its config.json describes.
 
-What is compared was read from the heads of the files (`shards.py`), before any memory is taken for
+What is compared was read from the heads of the files (`files.py`), before any memory is taken for
 weights: a wrong number in config.json must not cost terabytes.
 """
 

@@ -31,7 +31,7 @@ a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The 
 The noise of a position is the same for all nodes of a tree there, and the next time that something
 is chosen there. So rows of noise are kept: computing one takes as long as a small forward.
 
-Logits on a GPU are not brought here: `device_choice.py` computes the same there.
+Logits on a GPU are not brought here: `coupling_on_gpu.py` computes the same there.
 """
 
 import math

@@ -4,7 +4,7 @@ It computes what `coupling.py` computes, operator by operator: the same hash in 
 (torch has no unsigned multiplication, but two's complement wraps alike), the noise in float64, one
 rounding to float32, equal scores to the lowest id. Everything of a pass crosses at once, in one
 small tensor, so that the host waits for the device once. Where passes are CUDA graphs, a choice
-is one as well (`captures.py`): a sampled one is some fifty small kernels.
+is one as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
 """
 
 import math

@@ -12,8 +12,6 @@ see `candidates`. `process` is the same distribution as whole rows, for those wh
 
 What depends on the text besides the logits (penalties, bans) comes before all this: see
 `processors.py`.
-
-Log-probabilities for people: of the model's own distribution, before any setting.
 """
 
 import math
@@ -209,6 +207,8 @@ def _weights(scores: Floats, top: Any) -> npt.NDArray[np.float64]:
 
 
 # -- logprobs --------------------------------------------------------------------------------------
+
+# Log-probabilities for people: of the model's own distribution, before any setting.
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,6 @@ for.
 All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
 which is timed: on some processors a program of nine rows takes five times one of one. The hidden
 states that are said at load are part of every program, all others are handed out by `fused`.
-
-Compiled programs are found again in torch's cache: what it writes must not differ by chance.
-
-Inductor keeps what g++ has made under a hash of the source. But the source names each constant by
-the address that it happens to have, and so no process finds what another one has compiled. A
-program is handed its constants whenever it is called, so that any model of the same shape can use
-it: its shape is name enough. Besides, the template of a kernel is parsed anew for every matrix
-product; once will do.
-
-Both reach into torch, whose version is pinned; where it has changed, they leave it alone.
 """
 
 import functools
@@ -42,6 +32,16 @@ from engine.forward.masks import Masks
 from engine.layout.lanes import LaneLayout, Span
 
 # -- code cache ------------------------------------------------------------------------------------
+
+# Compiled programs are found again in torch's cache: what it writes must not differ by chance.
+#
+# Inductor keeps what g++ has made under a hash of the source. But the source names each constant by
+# the address that it happens to have, and so no process finds what another one has compiled. A
+# program is handed its constants whenever it is called, so that any model of the same shape can use
+# it: its shape is name enough. Besides, the template of a kernel is parsed anew for every matrix
+# product; once will do.
+#
+# Both reach into torch, whose version is pinned; where it has changed, they leave it alone.
 
 
 def make_source_repeatable() -> None:

@@ -8,12 +8,6 @@ what the rows see and not by what the cache could hold.
 
 Each program is compiled at load and held to the masked form on random keys before it is used. Owns
 the programs; knows no layer and no model.
-
-From how many slots on a captured pass has its attention split over the keys: timed at load.
-
-Few slots are looked through by one call of the usual kernel in less time than it takes to put the
-shares of many thread blocks together; of many slots it leaves most of the device idle. Where the
-limit lies depends on the model and the device. Owns which passes are timed; captures nothing.
 """
 
 import logging
@@ -221,6 +215,12 @@ def _attend(
 
 
 # -- flex choice -----------------------------------------------------------------------------------
+
+# From how many slots on a captured pass has its attention split over the keys: timed at load.
+#
+# Few slots are looked through by one call of the usual kernel in less time than it takes to put the
+# shares of many thread blocks together; of many slots it leaves most of the device idle. Where the
+# limit lies depends on the model and the device. Owns which passes are timed; captures nothing.
 
 logger = logging.getLogger(__name__)
 

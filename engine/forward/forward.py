@@ -2,16 +2,6 @@
 
 A backend is anything with `Backend`'s methods; callers never see whether it is eager, fused,
 compiled or captured. It knows rows and slots, no session and no tree.
-
-The rows of a pass as integers, and how they are filled up to a number of rows.
-
-Rows that fill a pass up write to scratch slots behind the cache, which nobody sees.
-
-Features: hidden states that a forward hands out beside its logits, for heads that draft.
-
-Layers are named by integers: i >= 0 is what enters decoder layer i (transformers' hidden_states[i];
-0 are the embeddings), LAST what comes out of the last norm, which the output matrix multiplies.
-Owns what they may be and how those of several layers lie. Knows no head and no backend.
 """
 
 import inspect
@@ -32,6 +22,10 @@ from engine.layout.lanes import Span
 from engine.layout.slots import Feed
 
 # -- filling ---------------------------------------------------------------------------------------
+
+# The rows of a pass as integers, and how they are filled up to a number of rows.
+#
+# Rows that fill a pass up write to scratch slots behind the cache, which nobody sees.
 
 FEWEST_PROMPT_ROWS = 64
 
@@ -73,6 +67,13 @@ def filled_prompt(rows: Any, scratch: int) -> Any:
 
 
 # -- features --------------------------------------------------------------------------------------
+
+# Features: hidden states that a forward hands out beside its logits, for heads that draft.
+#
+# Layers are named by integers: i >= 0 is what enters decoder layer i (transformers'
+# hidden_states[i]; 0 are the embeddings), LAST what comes out of the last norm, which the output
+# matrix multiplies. Owns what they may be and how those of several layers lie. Knows no head and no
+# backend.
 
 LAST = -1
 
@@ -158,7 +159,7 @@ class Backend(Protocol):
         spans        the lanes that the rows see, in their order
         num_visible  of each lane slots [0, num_visible) take part: all that any row sees
         keep         [k] int64, CPU: rows whose logits are wanted; None is all
-        layers       whose hidden states are wanted, of all rows (`features.py`)
+        layers       whose hidden states are wanted, of all rows (`features_of`)
         """
 
     def chain(

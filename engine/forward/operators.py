@@ -2,15 +2,6 @@
 
 One row of queries takes 20 us in one form and 1,000 in another on the same processor, and the other
 way round on the next one. Owns the forms; knows no layer, no cache and no model.
-
-Which of several forms of one computation is fastest here: timed, for processors differ.
-
-Owns the clock. Knows neither what is computed nor for whom.
-
-Forms of the root-mean-square norm; which is fastest is timed, for processors differ.
-
-x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32. Owns the forms.
-Knows no layer and no model.
 """
 
 import math
@@ -24,6 +15,10 @@ import torch.nn.functional as F
 from engine.forward.linear import Product
 
 # -- timing ----------------------------------------------------------------------------------------
+
+# Which of several forms of one computation is fastest here: timed, for processors differ.
+#
+# Owns the clock. Knows neither what is computed nor for whom.
 
 P = ParamSpec("P")
 
@@ -44,6 +39,11 @@ def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named:
 
 
 # -- norms -----------------------------------------------------------------------------------------
+
+# Forms of the root-mean-square norm; which is fastest is timed, for processors differ.
+#
+# x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32. Owns the forms.
+# Knows no layer and no model.
 
 Form = Callable[[torch.Tensor | None, int, float], Product]
 """(weight [dim], or None for ones; dim; epsilon) -> the norm"""

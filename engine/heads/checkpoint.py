@@ -2,10 +2,6 @@
 
 Owns the names of the files, and that each tensor is taken once and with the size that it must have.
 Knows no kind of head.
-
-What the config.json of a head may state, whatever its target: numbers, and their ranges.
-
-Without torch: whoever starts a node holds a head to this before he does, and the node again.
 """
 
 import math
@@ -194,6 +190,10 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
 
 
 # -- stated ----------------------------------------------------------------------------------------
+
+# What the config.json of a head may state, whatever its target: numbers, and their ranges.
+#
+# Without torch: whoever starts a node holds a head to this before he does, and the node again.
 
 # What a configuration of the llama family means that does not say.
 EPSILON, POSITIONS = 1e-6, 2048

@@ -1,18 +1,8 @@
 """Run the passes that a `SlotMap` lays out with an EAGLE head: `Executor`'s surface, one layer.
 
 Each slot of the cache holds keys and values, the state that its row hands on to the next
-(`eagle_layer.py`), and whether it holds anything at all (`waves.py`). Owns these. Rolling back,
+(`eagle_layer.py`), and whether it holds anything at all. Owns these. Rolling back,
 moving and copying are as in the ordinary cache: the state and the bit go along.
-
-Which rows of a pass of an EAGLE head can run together, and which not at all.
-
-A row needs the feature before it: the target's, where that is given, or else the state that the
-head has computed for the row before. If that row is in the same pass, it has to run first. So a
-pass is a sequence of *waves*; nearly always there is one. A row without either is *absent*: it is
-not computed, its slot holds nothing, and nobody ever sees it. Absent is also what follows an absent
-row without a feature of its own, and a text's first token, before which there is nothing.
-
-Owns which slots hold something. Touches no tensor of a model.
 """
 
 import time
@@ -38,6 +28,16 @@ from engine.layout.lanes import LaneLayout, Span
 from engine.layout.slots import NUM_TREE_SLOTS, Feed, Move
 
 # -- waves -----------------------------------------------------------------------------------------
+
+# Which rows of a pass of an EAGLE head can run together, and which not at all.
+#
+# A row needs the feature before it: the target's, where that is given, or else the state that the
+# head has computed for the row before. If that row is in the same pass, it has to run first. So a
+# pass is a sequence of *waves*; nearly always there is one. A row without either is *absent*: it is
+# not computed, its slot holds nothing, and nobody ever sees it. Absent is also what follows an
+# absent row without a feature of its own, and a text's first token, before which there is nothing.
+#
+# Owns which slots hold something. Touches no tensor of a model.
 
 Integers = npt.NDArray[np.int64]
 

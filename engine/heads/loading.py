@@ -1,7 +1,4 @@
-"""From a head's name to a head, and to an engine that is ready for texts.
-
-Check made once, when a head is loaded: does it run, and to finite numbers?
-"""
+"""From a head's name to a head, and to an engine that is ready for texts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +29,8 @@ from engine.memory import longest_text, num_lanes_that_fit
 from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
 
 # -- selfcheck -------------------------------------------------------------------------------------
+
+# Check made once, when a head is loaded: does it run, and to finite numbers?
 
 _NUM_ROWS = 8
 # What torch raises where settings do not fit together.

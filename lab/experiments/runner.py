@@ -1,12 +1,4 @@
-"""Runs the cells of an experiment that are not there yet, and keeps each once it is complete.
-
-In which order the cells of an experiment are run, and which settings a sweep has chosen.
-
-A drift of the machine must hit every arm alike: for each repetition and prompt every arm runs once,
-in an order drawn anew. That needs the models of all arms in memory at once. Where more pairs are
-wanted than may be warm, some of them take their turns together, in an order drawn anew for each
-repetition.
-"""
+"""Runs the cells of an experiment that are not there yet, and keeps each once it is complete."""
 
 import random
 import time
@@ -24,6 +16,13 @@ from lab.experiments.surroundings import Load
 from proto.errors import NodeError, OutputError, SlipstreamError
 
 # -- grid ------------------------------------------------------------------------------------------
+
+# In which order the cells of an experiment are run, and which settings a sweep has chosen.
+#
+# A drift of the machine must hit every arm alike: for each repetition and prompt every arm runs
+# once, in an order drawn anew. That needs the models of all arms in memory at once. Where more
+# pairs are wanted than may be warm, some of them take their turns together, in an order drawn anew
+# for each repetition.
 
 
 @dataclass(frozen=True, slots=True)

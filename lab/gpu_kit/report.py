@@ -1,12 +1,4 @@
-"""The report: the same tables as a page that needs nothing else, and in 80 columns (pure).
-
-What was expected before anything had run on a GPU, to be put beside what is measured (pure).
-
-From a reading of the code and the data sheet of an H200 (4.8 TB/s), 2 us for a small kernel in a
-graph; good for 30 % or so. On another GPU they say little.
-
-The tables of the report, made of rows (pure): what is in them, not how they look.
-"""
+"""The report: the same tables as a page that needs nothing else, and in 80 columns (pure)."""
 
 import html
 import re
@@ -18,6 +10,11 @@ from lab.gpu_kit.plan import PLAN, Step
 from lab.gpu_kit.rows import Figure, KitRow, latest
 
 # -- estimates -------------------------------------------------------------------------------------
+
+# What was expected before anything had run on a GPU, to be put beside what is measured.
+#
+# From a reading of the code and the data sheet of an H200 (4.8 TB/s), 2 us for a small kernel in a
+# graph; good for 30 % or so. On another GPU they say little.
 
 NUM_LAYERS = 37  # of the target that the kit makes
 MS_PER_US = 1e-3
@@ -119,6 +116,8 @@ def compare(rows: Iterable[KitRow]) -> list[Compared]:
 
 
 # -- tables ----------------------------------------------------------------------------------------
+
+# The tables of the report, made of rows: what is in them, not how they look.
 
 NOTHING = "-"
 COLUMN = "|"  # in the name of a cell

@@ -2,8 +2,6 @@
 
 Facts go in, each as it happens; figures come out, and no question changes one. A node has one of
 these for as long as it lives, whatever texts it serves.
-
-Of how many rows forwards are: those that are timed and recorded at load, and prompts (pure).
 """
 
 from bisect import bisect_left, insort
@@ -14,6 +12,8 @@ from types import MappingProxyType
 from proto.messages import Role
 
 # -- rows ------------------------------------------------------------------------------------------
+
+# Of how many rows forwards are: those that are timed and recorded at load, and prompts.
 
 # Of a prompt, read at once: on a CPU few, because nobody else gets a turn meanwhile; a GPU is idle
 # with so few.

@@ -16,13 +16,6 @@ What a hostile peer can do to libzmq 4.3.5, and why it cannot here:
   that is read from is ever full.
 * A message of ever more parts is kept until its last one. So whoever has sent much more than has
   come out of the socket is cut off (`Backlog`).
-
-What connections have sent and nobody could read yet: bounded for all of them together.
-
-ZeroMQ keeps the parts of a message until its last one has come, and counts messages rather than
-bytes in its queues. So a peer that is let in could fill the memory. The system knows how much has
-come over a connection, the reader how much of that came out: the rest lies in between. Where all
-connections together have more than the limit, the one that has most is shut down.
 """
 
 import contextlib
@@ -43,6 +36,13 @@ from proto.links.keys import CoordinatorKeys
 from proto.links.names import NO_LIFE, Claim
 
 # -- backlog ---------------------------------------------------------------------------------------
+
+# What connections have sent and nobody could read yet: bounded for all of them together.
+#
+# ZeroMQ keeps the parts of a message until its last one has come, and counts messages rather than
+# bytes in its queues. So a peer that is let in could fill the memory. The system knows how much has
+# come over a connection, the reader how much of that came out: the rest lies in between. Where all
+# connections together have more than the limit, the one that has most is shut down.
 
 LIMIT_BYTES = 1 << 29  # the features of a long prompt are a fifth of it
 # Of each part: header of the frame, name of the command, nonce, box and flags. Short frames have

@@ -3,11 +3,6 @@
 What a folder must be is known to the engine alone (`checkpoint.py` and `files.py` in
 `engine/checkpoint`): its checks that need no torch are made here as well, so both say the same of
 it. They are loaded when the first folder is looked at.
-
-Which architectures are refused by config.json alone; of the rest the engine says more.
-
-What transformers knows is read from its source, which takes milliseconds: to import it takes
-seconds. Where that source is not as expected, nothing is refused here.
 """
 
 import ast
@@ -25,6 +20,11 @@ from proto.head_kinds import HeadKind
 from proto.system import is_folder, path_of
 
 # -- architectures ---------------------------------------------------------------------------------
+
+# Which architectures are refused by config.json alone; of the rest the engine says more.
+#
+# What transformers knows is read from its source, which takes milliseconds: to import it takes
+# seconds. Where that source is not as expected, nothing is refused here.
 
 Config = Mapping[str, Any]
 

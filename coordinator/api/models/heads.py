@@ -3,8 +3,6 @@
 config.json says so, but for EAGLE's first checkpoints, whose config.json is that of a Llama with
 one layer: those are known by the names of their tensors, which are read and the numbers are not.
 What is on the hub is fetched as its node would fetch it; where it cannot be, the node says why.
-
-Whether a head was made for its target, by their config.json and the sizes of its tensors.
 """
 
 import json
@@ -140,6 +138,8 @@ def _listed(path: Path, names_in: Callable[[Path], Iterable[str]]) -> list[str]:
 
 
 # -- head fit --------------------------------------------------------------------------------------
+
+# Whether a head was made for its target, by their config.json and the sizes of its tensors.
 
 FIX = "use a head made for this target"
 _SQUARE = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")  # [hidden_size, hidden_size]

@@ -2,11 +2,6 @@
 
 What is refused here would be refused by a node too, after seconds or minutes. Only nodes that run
 on this machine are looked at: others have devices and folders of their own.
-
-Whether two models mean the same by a token id, by their tokenizers alone.
-
-The registry asks the same of the nodes when they introduce themselves: there it is of what was
-loaded, here nothing was.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +24,11 @@ from proto.messages import Role
 from proto.node_config import NodeConfig
 
 # -- tokenizers ------------------------------------------------------------------------------------
+
+# Whether two models mean the same by a token id, by their tokenizers alone.
+#
+# The registry asks the same of the nodes when they introduce themselves: there it is of what was
+# loaded, here nothing was.
 
 OUR_TARGET, OUR_DRAFTER = MODELS / "target", MODELS / "drafter"
 FIX = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"

@@ -1,12 +1,4 @@
-"""One answer on its way, which a person may stop: what has been written by then stays.
-
-Ctrl-C in a conversation: it stops an answer, or empties the line that is being typed.
-
-It never ends the program by itself, and nothing else is ever cut in two by it: elsewhere it waits
-until an answer or a line begins. Who stops an answer often presses several times: for a second
-after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may die;
-that is noticed as well.
-"""
+"""One answer on its way, which a person may stop: what has been written by then stays."""
 
 import queue
 import signal
@@ -22,6 +14,13 @@ from coordinator.text.stream import WAIT_S, Reader, TokenStream
 from proto.errors import SlipstreamError
 
 # -- interrupts ------------------------------------------------------------------------------------
+
+# Ctrl-C in a conversation: it stops an answer, or empties the line that is being typed.
+#
+# It never ends the program by itself, and nothing else is ever cut in two by it: elsewhere it waits
+# until an answer or a line begins. Who stops an answer often presses several times: for a second
+# after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may
+# die; that is noticed as well.
 
 WATCH_S = 0.25
 GRACE_S = 1.0

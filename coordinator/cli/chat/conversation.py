@@ -8,13 +8,6 @@
 
 Roles alternate whatever happens: many templates refuse anything else. Nothing is dropped unless
 somebody has asked for it.
-
-Lines that were typed, or came through a pipe, as messages and commands (pure).
-
-a line             a message
-\"\"\" ... \"\"\"        a message of several lines
-a line ending in \\  the message goes on in the next line
-/word ...          a command; with a space before it, a message
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +16,13 @@ from dataclasses import dataclass
 from proto.errors import ConfigurationError
 
 # -- entries ---------------------------------------------------------------------------------------
+
+# Lines that were typed, or came through a pipe, as messages and commands.
+#
+# a line             a message
+# """ ... """        a message of several lines
+# a line ending in \\  the message goes on in the next line
+# /word ...          a command; with a space before it, a message
 
 FENCE = '"""'
 GOES_ON = "\\"

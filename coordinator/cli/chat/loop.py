@@ -1,7 +1,4 @@
-"""A conversation on warm nodes: what was typed is answered, as long as lines come.
-
-`python -m coordinator chat`: a conversation with the target; the nodes are started once.
-"""
+"""A conversation on warm nodes: what was typed is answered, as long as lines come."""
 
 import json
 import sys
@@ -277,6 +274,8 @@ def figures(metrics: Metrics) -> str:
 
 
 # -- command ---------------------------------------------------------------------------------------
+
+# `python -m coordinator chat`: a conversation with the target; the nodes are started once.
 
 MAX_TOKENS = 4096
 # A model without a template goes on writing both parts of a plain transcript.

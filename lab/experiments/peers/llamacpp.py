@@ -5,10 +5,6 @@
 
 It speaks as `huggingface` does. Modes: plain, and lookup (its prompt lookup decoding).
 The target is converted to GGUF in DTYPE, so that both compute with the same weights.
-
-Writes a model of the llama architecture as a GGUF file, for the llama.cpp peer.
-
-Tokens have no text there: the peer is given ids and answers with ids.
 """
 
 import json
@@ -26,6 +22,10 @@ import transformers as hf
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 # -- gguf file -------------------------------------------------------------------------------------
+
+# Writes a model of the llama architecture as a GGUF file, for the llama.cpp peer.
+#
+# Tokens have no text there: the peer is given ids and answers with ids.
 
 NAMES = {
     "input_layernorm": "attn_norm",

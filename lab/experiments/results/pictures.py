@@ -1,12 +1,6 @@
 """The pictures of an experiment's results, as PNG files in memory.
 
 They are drawn of summaries, and show no figure that is not in them, but for the histograms.
-`canvas.py` says how they look.
-
-How the pictures look: for a phone held upright, and in the same colours throughout.
-
-A picture is 4.2 inches wide and is shown 350 to 600 pixels wide, so 9 points are about 10 pixels
-at the least. Names of arms are long: they stand above their row, where there is the whole width.
 """
 
 import io
@@ -33,6 +27,11 @@ from lab.experiments.rows import Row
 from proto.policies import POLICIES
 
 # -- canvas ----------------------------------------------------------------------------------------
+
+# How the pictures look: for a phone held upright, and in the same colours throughout.
+#
+# A picture is 4.2 inches wide and is shown 350 to 600 pixels wide, so 9 points are about 10 pixels
+# at the least. Names of arms are long: they stand above their row, where there is the whole width.
 
 WIDTH = 4.2  # inches
 DPI = 240

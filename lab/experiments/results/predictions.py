@@ -4,7 +4,7 @@ The costs are those of `ar` and of `sync` with several K: a pass by its rows; an
 drafts the slope over K is a draft step, and half of what is left is the way to the drafter. Under
 `sync` nothing overlaps, so whatever two models at once take from each other is not in these costs.
 Where devices are simulated their costs are known, and the hosts' are what makes the rehearsals of
-these arms as fast as they were. The ranks are those of the same texts (`measurements/ranks.py`).
+these arms as fast as they were. The ranks are those of the same texts (`lab/measure/ranks.py`).
 """
 
 import subprocess

@@ -2,8 +2,6 @@
 
 Nothing is loaded from elsewhere and nothing runs: pictures are in the page, and what not everybody
 wants to see is behind a `<details>`. The template stands beside this file.
-
-Summaries as a CSV file, and as tables for a terminal (pure).
 """
 
 import base64
@@ -31,6 +29,8 @@ from lab.experiments.results.words import (
 from lab.experiments.rows import Row
 
 # -- tables ----------------------------------------------------------------------------------------
+
+# Summaries as a CSV file, and as tables for a terminal.
 
 NAME_COLUMNS = 34
 

@@ -1,7 +1,4 @@
-"""What came of an experiment, in sentences: the answer, and what to be wary of.
-
-What arms are called in pictures and tables, and which of them are points of one line.
-"""
+"""What came of an experiment, in sentences: the answer, and what to be wary of."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +13,8 @@ from proto.messages import Role
 from proto.policies import POLICIES
 
 # -- names -----------------------------------------------------------------------------------------
+
+# What arms are called in pictures and tables, and which of them are points of one line.
 
 SHORT = {
     "num_speculative_tokens=": "K=",

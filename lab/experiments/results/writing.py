@@ -1,14 +1,4 @@
-"""Writes the results of an experiment beside its rows.
-
-The texts of an arm in the form in which Spec-Bench keeps answers, so that its own evaluation
-reads them (pure).
-
-A line per question: {question_id, category, model_id, answer_id, tstamp, choices}. A choice is the
-question answered once: `turns`, `decoding_steps`, `new_tokens` and `wall_time` have an entry per
-turn of the conversation, `accept_lengths` has the tokens of every pass of all turns in a row. Its
-evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a question, the
-mean of all accept_lengths the mean accepted tokens.
-"""
+"""Writes the results of an experiment beside its rows."""
 
 import json
 import uuid
@@ -29,6 +19,15 @@ from proto.errors import OutputError
 from proto.system import cannot_write
 
 # -- answers ---------------------------------------------------------------------------------------
+
+# The texts of an arm in the form in which Spec-Bench keeps answers, so that its own evaluation
+# reads them.
+#
+# A line per question: {question_id, category, model_id, answer_id, tstamp, choices}. A choice is
+# the question answered once: `turns`, `decoding_steps`, `new_tokens` and `wall_time` have an entry
+# per turn of the conversation, `accept_lengths` has the tokens of every pass of all turns in a row.
+# Its evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a
+# question, the mean of all accept_lengths the mean accepted tokens.
 
 Decode = Callable[[Sequence[int]], str]
 

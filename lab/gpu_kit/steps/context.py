@@ -1,7 +1,4 @@
-"""What every step is given, and how it ends.
-
-How long a device takes: wall time to the end of its work, and kernels alone in a graph.
-"""
+"""What every step is given, and how it ends."""
 
 import argparse
 import sys
@@ -18,6 +15,8 @@ from lab.gpu_kit.recorder import FILE, Recorder
 from proto.errors import SlipstreamError
 
 # -- timing ----------------------------------------------------------------------------------------
+
+# How long a device takes: wall time to the end of its work, and kernels alone in a graph.
 
 Run = Callable[[], object]
 

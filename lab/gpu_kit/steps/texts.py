@@ -2,11 +2,6 @@
 
 The coordinator and the target keep to the first cores where the machine has enough of them, so
 that a drafter on the CPU has its own.
-
-NVIDIA's multi-process service for the time of a measurement: a daemon of our own.
-
-Its pipe lies in a folder of ours, so processes that do not ask for it are not touched, and the
-compute mode of the GPU stays as it is.
 """
 
 import contextlib
@@ -32,6 +27,11 @@ from lab.gpu_kit.steps.versions import MPS_DAEMON
 from proto.errors import ConfigurationError
 
 # -- mps -------------------------------------------------------------------------------------------
+
+# NVIDIA's multi-process service for the time of a measurement: a daemon of our own.
+#
+# Its pipe lies in a folder of ours, so processes that do not ask for it are not touched, and the
+# compute mode of the GPU stays as it is.
 
 START_S, END_S, ASK_S = 20.0, 10.0, 5.0
 
