@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine import leftovers
+from tests.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SIGNALS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "ended by SIGTERM",
@@ -36,18 +36,6 @@ def stop(name, *rest, **more):
 builtins.__import__ = stop
 runpy.run_module(node, run_name="__main__", alter_sys=True)
 """
-
-
-def python(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program in the root of the repository."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)

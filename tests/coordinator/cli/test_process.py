@@ -6,15 +6,14 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from coordinator.cli import app as command_line
 from coordinator.cli import process
 from coordinator.launching.launcher import MORE_MEMORY
+from tests.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[3]
 SIGNALS = {
     signal.SIGINT: (130, "interrupted\n"),
     signal.SIGTERM: (143, "ended by SIGTERM\n"),
@@ -48,19 +47,6 @@ else:
     sys.exit = leave
 runpy.run_module("coordinator.__main__", run_name="__main__")
 """
-
-
-def python(program: str, *arguments: str, **more: object) -> "subprocess.CompletedProcess[str]":
-    """Run a program in the root of the repository."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **more,  # type: ignore[call-overload]
-    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)
