@@ -9,15 +9,17 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from coordinator.text.metrics import MOST_LATE, Metrics, late_share
 from lab.records import NO_OTHERS, from_json
 from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_read, cannot_write
+
+Kind = TypeVar("Kind")  # of rows
 
 
 class Key(NamedTuple):
@@ -115,7 +117,7 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         """Read what is there, and cut away what was not finished. Raises ConfigurationError."""
         self._path = path
-        lines = _lines(path)
+        lines = lines_of(path, from_line)
         self.rows = complete(row for _, row in lines)
         self._length = lines[-1][0] if lines else 0  # bytes that are whole lines
 
@@ -144,20 +146,26 @@ class RowFile:
 
 def read(path: Path) -> list[Row]:
     """The rows of a file, those of complete cells. Raises ConfigurationError."""
-    return complete(row for _, row in _lines(path))
+    return complete(row for _, row in lines_of(path, from_line))
 
 
-def _lines(path: Path) -> list[tuple[int, Row]]:
-    """The rows, each with where its line ends (bytes). A last line without its end is cut off."""
+def lines_of(path: Path, read_line: Callable[[str], Kind]) -> list[tuple[int, Kind]]:
+    """The rows of a file, each with where its line ends (bytes).
+
+    A last line without its end was cut off, and is left out. Raises ConfigurationError.
+
+    read_line  raises ValueError for a line that is none
+    """
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
-    found, end = [], 0
+    found: list[tuple[int, Kind]] = []
+    end = 0
     *whole, _cut_off = data.split(b"\n")
     for line in whole:
         try:
-            row = from_line(line.decode())
+            row = read_line(line.decode())
         except ValueError as error:
             raise ConfigurationError(
                 f"{path} has a line that is no row after byte {end}; mend it, or choose another "

@@ -10,38 +10,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lab.experiments.rows import lines_of
 from lab.gpu_kit.rows import Figure, KitRow, State, as_line, from_line
-from proto.errors import ConfigurationError, OutputError
-from proto.system import cannot_read, cannot_write
+from proto.errors import OutputError
+from proto.system import cannot_write
 
 FILE = "rows.jsonl"
 
 
 def read(path: Path) -> list[KitRow]:
     """The rows of a file, without a last line that was cut off. Raises ConfigurationError."""
-    rows, _ = _whole(path)
-    return rows
-
-
-def _whole(path: Path) -> tuple[list[KitRow], int]:
-    """The rows, and how many bytes they take. Raises ConfigurationError."""
-    try:
-        data = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {cannot_read(error)}") from error
-    rows: list[KitRow] = []
-    end = 0
-    *whole, _cut_off = data.split(b"\n")
-    for line in whole:
-        try:
-            rows.append(from_line(line.decode()))
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{path} has a line that is no row after byte {end}; mend it, or choose another "
-                "--out"
-            ) from error
-        end += len(line) + 1
-    return rows, end
+    return [row for _, row in lines_of(path, from_line)]
 
 
 class Recorder:
@@ -50,10 +29,11 @@ class Recorder:
     def __init__(self, path: Path, step: str, machine: str = "") -> None:
         """Read what is there, and cut away what was not finished. Raises ConfigurationError."""
         self._path, self._step, self._machine = path, step, machine
-        rows, end = _whole(path)
+        lines = lines_of(path, from_line)
+        end = lines[-1][0] if lines else 0
         if path.exists() and path.stat().st_size > end:
             os.truncate(path, end)
-        self._measured = {row.cell: row for row in rows if row.step == step and row.cell}
+        self._measured = {row.cell: row for _, row in lines if row.step == step and row.cell}
 
     def has(self, cell: str) -> bool:
         """Whether it was measured before: what failed is tried again."""
