@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import io
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ def lack_of_memory_said() -> "Iterator[None]":
 
 def is_lack_of_memory(error: BaseException) -> bool:
     """Whether an error, or what it came from, is for too little memory."""
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    is_limited = memory.is_limited()
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or memory.is_lack_of_memory(str(seen)):

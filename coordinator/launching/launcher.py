@@ -12,6 +12,7 @@ process itself is killed, the kernel sends SIGHUP to groups in which something i
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -30,7 +31,7 @@ from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys
-from proto.memory import is_lack_of_memory
+from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import remedy
@@ -163,6 +164,10 @@ END_GRACE_S = 1.0
 POLL_S = 0.005
 MAX_NEW_BYTES = 1 << 16
 MORE_MEMORY = "it has too little memory: give it more, or raise its limits (`ulimit -v`)"
+# Where memory ends in the middle of an import, what is raised may have any name.
+LIMITED_MEMORY = "its memory is limited (`ulimit -v`), which may be why: raise that limit"
+_UNEXPECTED = re.compile(r"[\w.]+(Error|Exception)\b")  # how a traceback ends
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
 
@@ -263,6 +268,8 @@ class NodeProcess:
         line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
         if is_lack_of_memory(words):
             line += f"; {MORE_MEMORY}"
+        elif is_limited() and (-status in _CRASHES or _UNEXPECTED.match(words)):
+            line += f"; {LIMITED_MEMORY}"
         return Obituary(self.identity, line, status)
 
     def new_lines(self) -> list[str]:

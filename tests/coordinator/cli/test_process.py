@@ -6,12 +6,15 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from coordinator.cli import app as command_line
 from coordinator.cli import process
-from coordinator.launching.launcher import MORE_MEMORY
+from coordinator.launching import launcher
+from coordinator.launching.launcher import LIMITED_MEMORY, MORE_MEMORY
+from proto.messages import Role
 from tests.programs import ROOT, python
 
 SIGNALS = {
@@ -108,14 +111,47 @@ def test_too_little_memory_is_one_line(kilobytes: int) -> None:
     assert within(kilobytes).stderr == process.NO_MEMORY
 
 
-@pytest.mark.parametrize("kilobytes", [120_000, 160_000, 200_000, 220_000, 300_000])
+@pytest.mark.parametrize("kilobytes", [140_000, 160_000, 200_000, 220_000, 300_000])
 def test_too_little_memory_for_the_nodes_is_told_as_that_and_not_as_an_interruption(
     kilobytes: int,
 ) -> None:
     *others, last = within(kilobytes).stderr.splitlines()
-    assert last + "\n" == process.NO_MEMORY or MORE_MEMORY in last
+    assert last + "\n" == process.NO_MEMORY or MORE_MEMORY in last or LIMITED_MEMORY in last
     for line in others:  # what can be gone without
         assert line.startswith(("the drafter process ", "`status` cannot ask this coordinator: "))
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize(
+    ("words", "status", "is_told"),
+    [
+        ("RuntimeError: something that nobody expected", 1, True),
+        ("torch.AcceleratorError: the same", 1, True),
+        ("", -signal.SIGSEGV, True),
+        ("", -signal.SIGKILL, False),  # by somebody
+        ("error: no model at /models/x", 1, False),  # it knows why
+    ],
+)
+def test_what_nobody_expected_may_come_of_limited_memory(
+    words: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_told: bool,
+    is_limited: bool,
+) -> None:
+    monkeypatch.setattr(launcher, "is_limited", lambda: is_limited)
+    log = tmp_path / "log"
+    log.write_text(words)
+    how = f"kill {status} $$" if status < 0 else f"exit {status}"
+    with subprocess.Popen(["sh", "-c", how], text=True) as ended:
+        ended.wait()
+    node = launcher.NodeProcess("t1", Role.TARGET, ended, log)
+    told = node.obituary()
+    assert told is not None
+    assert told.status == status
+    assert (launcher.LIMITED_MEMORY in told.line) is (is_told and is_limited)
 
 
 def test_an_import_that_fails_for_another_reason_is_not_taken_for_a_lack_of_memory() -> None:
