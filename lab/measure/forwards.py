@@ -13,7 +13,7 @@ the aim is 4 x at 8 lanes.
 
 import argparse
 import time
-from collections.abc import Sequence
+from statistics import median
 
 import torch
 
@@ -21,6 +21,8 @@ from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import make_executor
+from lab.measure.passes import chain, read_up_to
+from lab.measure.timing import spread
 
 PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))
 ROW_COUNTS = (1, 2, 4, 5, 8, 16)
@@ -28,24 +30,6 @@ LANE_COUNTS = (1, 2, 4, 8)
 PROGRAMS = (1, 9)  # of the compiled backend, as the target has them
 TURN = 25
 WARM = 5  # passes at the start of a turn that do not count
-
-
-def chain(num_rows: int, start: int, lane: int = 0) -> Feed:
-    """A chain behind a text of `start` tokens."""
-    where = tuple(range(start, start + num_rows))
-    masks = tuple((2 << i) - 1 for i in range(num_rows))
-    return Feed(tuple(token(i) for i in where), where, where, start, masks, lane)
-
-
-def token(position: int) -> int:
-    """Some text that does not repeat itself."""
-    return position * position % 4093
-
-
-def prefill(executor: Executor, length: int, lane: int = 0) -> None:
-    """Put a text of `length` tokens into a lane."""
-    where = tuple(range(length))
-    executor.run(Feed(tuple(token(i) for i in where), where, where, 0, None, lane), ())
 
 
 def turn(executor: Executor, *feeds: Feed) -> list[float]:
@@ -59,16 +43,6 @@ def turn(executor: Executor, *feeds: Feed) -> list[float]:
     return seconds[WARM:]
 
 
-def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median and third quartile in milliseconds."""
-    ordered = sorted(seconds)
-    return (
-        1e3 * ordered[len(ordered) // 4],
-        1e3 * ordered[len(ordered) // 2],
-        1e3 * ordered[3 * len(ordered) // 4],
-    )
-
-
 def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> None:
     """Print the lines of one model."""
     executors = []
@@ -77,7 +51,7 @@ def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> N
         loaded = load_model(name, dtype=dtype)
         capacity = loaded.max_model_len + NUM_TREE_SLOTS
         executors.append(make_executor(loaded, capacity, backend=backend, row_counts=PROGRAMS))
-        prefill(executors[-1], context)
+        read_up_to(executors[-1], 0, context)
         print(f"{name} {dtype} {backend}: ready in {time.thread_time() - started:.2f} s")
     one_row = [1.0, 1.0]
     for num_rows in ROW_COUNTS:
@@ -87,14 +61,14 @@ def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> N
         while time.monotonic() < end:
             for executor, times in zip(executors, spent, strict=True):
                 times += turn(executor, feed)
-        rows = [quartiles(times) for times in spent]
+        mids = [median(times) for times in spent]
         if num_rows == 1:
-            one_row = [row[1] for row in rows]
+            one_row = mids
         cells = [
-            f"{mid:7.3f} [{low:.3f}, {high:.3f}] = {mid / one:.2f} of 1 row"
-            for (low, mid, high), one in zip(rows, one_row, strict=True)
+            f"{spread(times)} = {mid / one:.2f} of 1 row"
+            for times, mid, one in zip(spent, mids, one_row, strict=True)
         ]
-        ratio = rows[0][1] / rows[1][1]
+        ratio = mids[0] / mids[1]
         print(f"  {num_rows:2} rows  reference {cells[0]}  {fast} {cells[1]}  x {ratio:.2f}")
 
 
@@ -104,18 +78,18 @@ def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
     capacity = loaded.max_model_len + NUM_TREE_SLOTS
     executor = make_executor(loaded, capacity, num_lanes=max(LANE_COUNTS))
     for lane in range(max(LANE_COUNTS)):
-        prefill(executor, context + lane, lane)
+        read_up_to(executor, 0, context + lane, lane)
     spent: dict[int, list[float]] = {count: [] for count in LANE_COUNTS}
     end = time.monotonic() + seconds * len(LANE_COUNTS)
     while time.monotonic() < end:
         for count, times in spent.items():
             times += turn(executor, *(chain(1, context + lane, lane) for lane in range(count)))
-    one = quartiles(spent[1])[1]
+    one = median(spent[1])
     for count, times in spent.items():
-        low, mid, high = quartiles(times)
+        mid = median(times)
         print(
-            f"{name} {dtype} {count} lanes  {mid:7.3f} [{low:.3f}, {high:.3f}] ms  "
-            f"{1e3 * count / mid:5.0f} rows/s  x {count * one / mid:.2f}"
+            f"{name} {dtype} {count} lanes  {spread(times)} ms  "
+            f"{count / mid:5.0f} rows/s  x {count * one / mid:.2f}"
         )
 
 

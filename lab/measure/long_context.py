@@ -11,9 +11,8 @@ is made once for all layers of a pass and not timed. First, how long the program
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from statistics import quantiles
 
 import torch
 
@@ -23,6 +22,7 @@ from engine.forward.flex_attention import FlexAttention, Visible
 from engine.forward.graphs import recorder
 from engine.forward.masks import from_words
 from engine.forward.operators import side_by_side
+from lab.measure.timing import in_turns, spread
 
 LENGTHS = (256, 1024, 8192, 32_768)
 ROW_COUNTS = (1, 5, 17)
@@ -81,28 +81,6 @@ def _ignoring(run: Callable[[], torch.Tensor], _rows: torch.Tensor) -> torch.Ten
     return run()
 
 
-def measured(forms: Sequence[Callable[[], object]], device: torch.device) -> list[list[float]]:
-    """Milliseconds of each form, turn by turn; on a CPU those of the processor.
-
-    So other processes count as little as they can.
-    """
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    taken: list[list[float]] = [[] for _ in forms]
-    for turn in range(WARM + TIMED):
-        for form, times in zip(forms, taken, strict=True):
-            started = clock()
-            form()
-            if turn >= WARM:
-                times.append(1e3 * (clock() - started))
-    return taken
-
-
-def quartiles(times: Sequence[float]) -> str:
-    """Median, and the quartiles."""
-    low, mid, high = quantiles(times, n=4)
-    return f"{mid:7.3f} [{low:.3f}, {high:.3f}]"
-
-
 def compare(layer: Layer, num_rows: int, length: int) -> str:
     """The line of one number of rows at one length."""
     query, rows = layer.query(num_rows), chain(length, num_rows)
@@ -115,12 +93,12 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
     forms = [lambda run=run: run(rows)[0, 0, 0, 0].item() for run in computes]
     want, got = (run(rows).float().clone() for run in computes)
     error = float((got - want).abs().amax() / want.abs().amax())
-    masked, split = measured(forms, layer.device)
+    masked, split = in_turns(forms, layer.device, warm=WARM, count=TIMED)
     ours = visible.words.nbytes + visible.num_blocks.nbytes
     return (
-        f"{length:6} slots {num_rows:3} rows  masked {quartiles(masked)} ms, "
+        f"{length:6} slots {num_rows:3} rows  masked {spread(masked)} ms, "
         f"{mask.nbytes:,} bytes of mask  "
-        f"split {quartiles(split)} ms, {ours:,} bytes of words  error {error:.1e}"
+        f"split {spread(split)} ms, {ours:,} bytes of words  error {error:.1e}"
     )
 
 

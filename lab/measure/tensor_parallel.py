@@ -16,11 +16,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import quantiles
+from statistics import median
 
 from engine.executor import Executor
-from engine.layout.slots import Feed
 from engine.loading import load_engine
+from lab.measure.passes import chain, read_up_to
+from lab.measure.timing import spread
 
 ROW_COUNTS = (1, 5, 9)
 WARM = 3
@@ -28,21 +29,19 @@ TURN_LIMIT_S = 3600.0
 
 
 def passes(executor: Executor, num_rows: int, context: int, seconds: float) -> list[float]:
-    """Milliseconds of passes of a chain behind a text of `context` tokens."""
-    where = tuple(range(context, context + num_rows))
-    masks = tuple((2 << i) - 1 for i in range(num_rows))
-    feed = Feed(tuple(range(1, num_rows + 1)), where, where, context, masks)
+    """Seconds of passes of a chain behind a text of `context` tokens."""
+    feed = chain(num_rows, context)
     taken: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(taken) < 2 * WARM:
         started = time.perf_counter()
         executor.run(feed, range(num_rows))[0, 0].item()
-        taken.append(1e3 * (time.perf_counter() - started))
+        taken.append(time.perf_counter() - started)
     return taken[WARM:]
 
 
 def turn(options: argparse.Namespace, device: str) -> dict[int, list[float]]:
-    """Load the model on these devices and time it: milliseconds by rows."""
+    """Load the model on these devices and time it: seconds by rows."""
     engine = load_engine(
         options.model,
         revision=None,
@@ -55,8 +54,7 @@ def turn(options: argparse.Namespace, device: str) -> dict[int, list[float]]:
         backend=options.backend,
         row_counts={"graphs": ROW_COUNTS},
     )
-    before = tuple(range(options.context))
-    engine.executor.run(Feed(before, before, before, 0, None), ())
+    read_up_to(engine.executor, 0, options.context)
     taken = {
         count: passes(engine.executor, count, options.context, options.seconds)
         for count in ROW_COUNTS
@@ -96,12 +94,12 @@ def main() -> None:
             for count, times in in_a_process(sys.argv[1:], device).items():
                 taken[device, count] += times
     for count in ROW_COUNTS:
-        first = quantiles(taken[options.devices[0], count], n=4)[1]
+        first = median(taken[options.devices[0], count])
         for device in options.devices:
-            low, mid, high = quantiles(taken[device, count], n=4)
+            times = taken[device, count]
             print(
-                f"{device:>16} {count:2} rows  {mid:8.2f} [{low:.2f}, {high:.2f}] ms  "
-                f"{first / mid:.2f} x {options.devices[0]}"
+                f"{device:>16} {count:2} rows  {spread(times)} ms  "
+                f"{first / median(times):.2f} x {options.devices[0]}"
             )
 
 

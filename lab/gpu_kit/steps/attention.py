@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.device import torch_device
 from engine.forward.masks import from_words
-from lab.gpu_kit.steps.context import Context, in_a_graph, run_step, say, seconds, typical
+from lab.gpu_kit.steps.context import Context, run_step, say
+from lab.measure.timing import in_a_graph, seconds, typical
 
 CALLS, COUNT = 20, 20  # calls in one graph; replays of it
 

@@ -15,7 +15,8 @@ from engine.choice.logit_graphs import USES_BEFORE, Captures
 from engine.choice.sampling import Sampling, candidates, scaled, to_host
 from engine.device import torch_device
 from engine.forward.graphs import recorder
-from lab.gpu_kit.steps.context import Context, run_step, say, typical
+from lab.gpu_kit.steps.context import Context, run_step, say
+from lab.measure.timing import typical
 
 VOCAB, VOCAB_SMALL = 151_936, 4096
 ROW_COUNTS, ROW_COUNTS_SMALL = (1, 5, 17), (1, 5)

@@ -8,24 +8,47 @@ import json
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from coordinator.api.config import MODELS
 from engine.device import torch_device
 from lab.gpu_kit.steps.context import Context, run_step, say
-from lab.measure.gpu import (
-    LARGE,
-    Models,
-    Scale,
-    copy_bandwidth,
-    free_memory,
-    make_models,
-)
-from lab.testbeds.inflate import Shape
+from lab.measure.timing import free_memory, typical
+from lab.testbeds.inflate import Shape, inflate
 
+COPIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large everything is."""
+
+    target: Shape
+    drafter: Shape
+    copied_bytes: int
+
+
+# 37 layers: the usual 32 of this shape and what makes up for a vocabulary of 4,096 tokens.
+LARGE = Scale(
+    target=Shape(4096, 14336, 37, 32, 8, 128),
+    drafter=Shape(1024, 8192, 16, 16, 8, 64),
+    copied_bytes=4 << 30,
+)
 # The source's own shapes, with a layer more.
 SMALL = Scale(Shape(384, 1024, 9, 6, 3, 64), Shape(128, 384, 3, 4, 2, 32), 1 << 26)
 LONGEST = 33_024  # tokens: 32,768 and a tree
 LONGEST_SMALL = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Folders of the two."""
+
+    target: Path
+    drafter: Path
 
 
 def models_in(context: Context) -> Models:
@@ -48,6 +71,19 @@ def models_in(context: Context) -> Models:
         unfinished.rename(folder)
         say(f"the pair was made in {time.monotonic() - started:.0f} s")
     return made
+
+
+def make_models(work: Path, scale: Scale, device: str) -> Models:
+    """Inflate what is not there yet. Raises ValueError."""
+    folders = {}
+    for role, shape in (("target", scale.target), ("drafter", scale.drafter)):
+        folder = work / f"{role}-{shape.hidden_size}x{shape.num_layers}"
+        if not (folder / "config.json").exists():
+            started = time.monotonic()
+            inflate(MODELS / role, folder, shape, device=str(torch_device(device)))
+            say(f"{folder} made in {time.monotonic() - started:.0f} s")
+        folders[role] = folder
+    return Models(**folders)
 
 
 def long_model(context: Context, folder: Path) -> Path:
@@ -73,6 +109,14 @@ def _check_room(context: Context) -> None:
             f"the models need {needed / 1e9:.0f} GB and {free / 1e9:.0f} GB are free on the disk "
             f"of {context.work}; name another folder with --work"
         )
+
+
+def copy_bandwidth(device: str, num_bytes: int) -> float:
+    """Bytes a second, read and written, of a copy of `num_bytes`: the median of several."""
+    where = torch_device(device)
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=where)
+    copy = torch.empty_like(source)
+    return 2 * num_bytes / typical(lambda: copy.copy_(source), where, count=COPIES)
 
 
 def measure(context: Context) -> None:

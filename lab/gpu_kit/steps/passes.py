@@ -13,12 +13,12 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
 from engine.executor import Executor
-from engine.layout.slots import NUM_TREE_SLOTS, Feed
+from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import BACKENDS, make_executor
-from lab.gpu_kit.steps.context import Context, run_step, say, seconds
+from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import long_model, models_in
-from lab.measure.forwards import chain, token
-from lab.measure.gpu import free_memory
+from lab.measure.passes import chain, read_up_to
+from lab.measure.timing import free_memory, seconds
 
 NOT_TIMED = ("auto", "compiled")  # a name for another one; for CPUs, and it takes a minute to load
 ROW_COUNTS = {"target": (1, 2, 5, 9, 17), "drafter": (1, 4, 8)}
@@ -27,7 +27,6 @@ CONTEXTS = (200, 500, 4000, 32_000)
 CONTEXTS_SMALL = (60, 200)
 SLOW = ("reference",)  # for comparison only: at short contexts
 SHORT = 500
-CHUNK = 1024  # rows of a prefill
 TIMED = 20
 
 
@@ -96,14 +95,6 @@ def _time(
         context.record.failed(backend, str(error))
     finally:
         executor.free()
-
-
-def read_up_to(executor: Executor, start: int, end: int) -> int:
-    """Prefill the tokens [start, end) in chunks; returns `end`."""
-    for first in range(start, end, CHUNK):
-        where = tuple(range(first, min(end, first + CHUNK)))
-        executor.run(Feed(tuple(map(token, where)), where, where, first, None), ())
-    return end
 
 
 def pass_seconds(executor: Executor, length: int, num_rows: int) -> tuple[float, float]:

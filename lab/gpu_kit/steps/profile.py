@@ -15,8 +15,8 @@ from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import make_executor
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import models_in
-from lab.gpu_kit.steps.passes import pass_seconds, read_up_to
-from lab.measure.forwards import chain
+from lab.gpu_kit.steps.passes import pass_seconds
+from lab.measure.passes import chain, read_up_to
 
 NUM_ROWS = {"target": 5, "drafter": 1}
 LENGTH, LENGTH_SMALL = 500, 100

@@ -16,7 +16,7 @@ from lab.gpu_kit.plan import (
     why_skipped,
 )
 from lab.gpu_kit.report import ESTIMATES, NUM_LAYERS, compare
-from lab.measure.gpu import LARGE
+from lab.gpu_kit.steps.models import LARGE
 from tests.lab.gpu_kit.made_up import RUN, done, row
 
 BY_NAME = {step.name: step for step in PLAN}
