@@ -91,7 +91,7 @@ def test_a_drafter_that_fails_while_it_loads_is_done_without(
 ) -> None:
     failing.setenv("SLIPSTREAM_TEST_FAILURE", f"{way} load")
     with Pair(tiny) as pair:
-        assert pair.pids().keys() == {"target"}
+        assert wait_for(lambda: pair.pids().keys() == {"target"}, 10)  # it says so, then it ends
         for _ in range(2):
             got = generate(pair, PROMPT, PIPELINED, GREEDY)
             assert got.tokens == whole
