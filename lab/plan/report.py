@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.writers import WIDTH
-from lab.plan.command import MIN_TOKENS, Costs, Texts
+from lab.plan.settings import MIN_TOKENS, Costs, Texts
 from proto.errors import ConfigurationError
 from proto.system import cannot_read, path_of
 from rehearsal.acceptance import Trace, chances, cut, drawn, read, shares

@@ -21,7 +21,7 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
 from lab.experiments.description import Description, Work
-from lab.plan.command import Costs, Texts
+from lab.plan.settings import Costs, Texts
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 
 KINDS: tuple[type[Frozen], ...] = (

@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.plan import report
-from lab.plan.command import Texts, plan
+from lab.plan.command import plan
+from lab.plan.settings import Texts
 from proto.policies import TABLE
 from rehearsal.acceptance import NEXT_RANK, SECOND_RANK
 from rehearsal.planning import make_plan
