@@ -34,8 +34,7 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.lanes import LaneLayout, Span
-from engine.layout.slots import Feed, Move
+from engine.layout.slots import Feed, LaneLayout, Move, Span
 
 SLOT_STEP = 64
 _NUM_TIMED = 3

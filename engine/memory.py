@@ -10,8 +10,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
 from engine.forward.kv_cache import slot_bytes
-from engine.layout.lanes import num_lanes_within
-from engine.layout.slots import NUM_TREE_SLOTS
+from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
 
 logger = logging.getLogger(__name__)
 

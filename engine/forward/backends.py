@@ -9,7 +9,7 @@ from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import Backend, HuggingFaceBackend, Layers
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
-from engine.layout.lanes import LaneLayout
+from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import MakeBackend
 

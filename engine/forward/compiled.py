@@ -27,9 +27,9 @@ from engine.checkpoint.model import LoadedModel
 from engine.errors import ModelError
 from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
 from engine.forward.fused import FusedBackend, qkv_of
-from engine.forward.linear import stack
 from engine.forward.masks import Masks
-from engine.layout.lanes import LaneLayout, Span
+from engine.forward.operators import stack
+from engine.layout.slots import LaneLayout, Span
 
 # -- code cache ------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from engine.errors import ModelError
 from engine.forward.forward import Spans
 from engine.forward.masks import MASK_BITS, from_words
 from engine.forward.operators import quickest, side_by_side
-from engine.layout.lanes import LaneLayout, Span
+from engine.layout.slots import LaneLayout, Span
 
 # -- flex attention --------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from engine.device import send
 from engine.errors import ModelError
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import Masks, as_words, from_words
-from engine.layout.lanes import Span
-from engine.layout.slots import Feed
+from engine.layout.slots import Feed, Span
 
 # -- filling ---------------------------------------------------------------------------------------
 

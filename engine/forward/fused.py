@@ -28,11 +28,20 @@ from engine.forward.flex_attention import Shape
 from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, Plan, Seen
-from engine.forward.linear import Packer, Product, lies_in, unpacked
 from engine.forward.masks import Masks, from_words
-from engine.forward.operators import FORMS, Form, at_once, of_pairs, quickest, rms_norm
-from engine.layout.lanes import LaneLayout
-from engine.layout.slots import NUM_TREE_SLOTS
+from engine.forward.operators import (
+    FORMS,
+    Form,
+    Packer,
+    Product,
+    at_once,
+    lies_in,
+    of_pairs,
+    quickest,
+    rms_norm,
+    unpacked,
+)
+from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout
 from engine.tensor_parallel.split import joined, summed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

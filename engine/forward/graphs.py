@@ -29,7 +29,7 @@ from engine.forward.flex_attention import EVERY_LENGTH, SPLIT_DEVICES, Shape, fi
 from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
-from engine.layout.lanes import LaneLayout, is_grid
+from engine.layout.slots import LaneLayout, is_grid
 
 FEWEST_SLOTS = 256
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first

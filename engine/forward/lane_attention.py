@@ -25,8 +25,7 @@ from engine.forward.operators import (
     quickest,
     side_by_side,
 )
-from engine.layout.lanes import LaneLayout, Span, is_grid
-from engine.layout.slots import NUM_TREE_SLOTS
+from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Span, is_grid
 
 Seen = tuple[torch.Tensor, torch.Tensor]
 """(keys, values) [lanes, kv_heads, num_visible, dim]: views of one layer's cache"""

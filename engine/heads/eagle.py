@@ -24,8 +24,7 @@ from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.lanes import LaneLayout, Span
-from engine.layout.slots import NUM_TREE_SLOTS, Feed, Move
+from engine.layout.slots import NUM_TREE_SLOTS, Feed, LaneLayout, Move, Span
 
 # -- waves -----------------------------------------------------------------------------------------
 

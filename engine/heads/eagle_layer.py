@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
-from engine.forward.linear import Packer, Product
-from engine.forward.operators import at_once, of_pairs, rms_norm
+from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm
 from engine.heads.checkpoint import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
 from engine.heads.target import Target

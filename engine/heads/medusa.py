@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
-from engine.forward.linear import Packer, Product
+from engine.forward.operators import Packer, Product
 from engine.heads.checkpoint import HeadTensors
 from engine.heads.target import Target
 

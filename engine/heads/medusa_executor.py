@@ -16,8 +16,7 @@ from engine.device import send
 from engine.forward.forward import Output
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
-from engine.layout.lanes import LaneLayout
-from engine.layout.slots import Feed, Move
+from engine.layout.slots import Feed, LaneLayout, Move
 
 _NUM_TIMED = 3
 _Laid = tuple[Sequence[Feed], Sequence[Sequence[int]]]

@@ -7,7 +7,7 @@ follower reads the first before it does.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.layout.lanes import LaneLayout, Span
+from engine.layout.slots import LaneLayout, Span
 
 if TYPE_CHECKING:
     import numpy as np

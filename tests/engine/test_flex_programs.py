@@ -21,8 +21,7 @@ from engine.forward.flex_attention import FlexAttention, sees
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.lane_attention import LaneAttention
-from engine.layout.lanes import LaneLayout
-from engine.layout.slots import Move, SlotMap
+from engine.layout.slots import LaneLayout, Move, SlotMap
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, counted
 from tests.engine.forward.test_fused import save, session_differences

@@ -12,7 +12,7 @@ from engine.forward.graphs import GraphBackend
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import from_words
 from engine.forward.operators import side_by_side
-from engine.layout.lanes import LaneLayout
+from engine.layout.slots import LaneLayout
 from engine.loading import make_executor
 from tests.engine.flex_forms import always
 from tests.engine.forward.test_fused import session_differences

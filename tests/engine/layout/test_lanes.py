@@ -9,8 +9,7 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.forward.kv_cache import slot_bytes
-from engine.layout.lanes import LaneLayout, Span, is_grid, num_lanes_within
-from engine.layout.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, num_lanes_within
 from engine.loading import make_executor
 from tests.engine.conftest import Load
 from tests.engine.forward.test_graphs import recordings  # noqa: F401 (a fixture)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import engine.forward.linear
 from engine.device import cpu_is_fast_in
-from engine.forward.linear import Packer, unpacked
+from engine.forward import operators
+from engine.forward.operators import Packer, unpacked
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
@@ -27,7 +27,7 @@ def test_either_layout_gives_the_product(
 ) -> None:
     if not cpu_is_fast_in(dtype):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: bool(is_faster))
+    monkeypatch.setattr(operators, "_is_faster", lambda *_: bool(is_faster))
     parts = linears(dtype, *biases)
     inputs = [torch.randn(rows, 96).to(dtype) for rows in (1, 2, 7, 16, 65, 300)]
     wanted = [torch.cat([part(x) for part in parts], -1) for x in inputs]
@@ -42,7 +42,7 @@ def test_either_layout_gives_the_product(
 
 
 def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(operators, "_is_faster", lambda *_: True)
     (part,) = linears(torch.float32, 0)
     before = part.weight.clone()
     x = torch.randn(3, 96)
@@ -53,10 +53,8 @@ def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: True)
-    monkeypatch.setattr(
-        engine.forward.linear, "_packed", lambda weight, bias: lambda x: 1.001 * (x @ weight.T)
-    )
+    monkeypatch.setattr(operators, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(operators, "_packed", lambda weight, bias: lambda x: 1.001 * (x @ weight.T))
     (part,) = linears(torch.float32, 0)
     x = torch.randn(3, 96)
     want = part(x)
@@ -66,7 +64,7 @@ def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
-        engine.forward.linear, "_is_faster", lambda *args: bool(seen.append(args[2].shape)) or True
+        operators, "_is_faster", lambda *args: bool(seen.append(args[2].shape)) or True
     )
     packer = Packer()
     for _ in range(3):
@@ -79,11 +77,9 @@ def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_every_process_must_do_alike_no_clock_decides(
     is_faster: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.forward.linear, "_is_faster", lambda *_: bool(is_faster))
+    monkeypatch.setattr(operators, "_is_faster", lambda *_: bool(is_faster))
     packed = []
-    pack = engine.forward.linear._packed
-    monkeypatch.setattr(
-        engine.forward.linear, "_packed", lambda *a: packed.append(pack(*a)) or packed[-1]
-    )
+    pack = operators._packed
+    monkeypatch.setattr(operators, "_packed", lambda *a: packed.append(pack(*a)) or packed[-1])
     (part,) = linears(torch.float32, 0)
     assert Packer(timed=False).take([part]) is packed[0]
