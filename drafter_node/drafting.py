@@ -38,14 +38,23 @@ those on a path that came back: they may have been judged.
 
 from collections.abc import Sequence
 
-from drafter_node.events import Children, Event, Part
+from drafter_node.compute import Children, Part
 from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Tip
 from drafter_node.sending import Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
-from node.events import Arrived, MoveRows, Send, SharedAction, WaitUntil, Wipe, gap
-from node.lanes import Lane
+from node.follower import (
+    Arrived,
+    Lane,
+    MoveRows,
+    Send,
+    SharedAction,
+    TextEvent,
+    WaitUntil,
+    Wipe,
+    gap,
+)
 from proto.messages import Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
@@ -98,7 +107,7 @@ class Drafting:
         """Nothing is said before there is a draft."""
         return ()
 
-    def handle(self, event: Event, now: float) -> Sequence[SharedAction]:
+    def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:
             case Arrived(Verdict() as message):

@@ -10,7 +10,7 @@ Theory of operation
 
 A forward reads the weights once for all its rows, but a row more is not always free. The rows go
 where they are worth most: to the nodes that texts will likeliest come to, as many as make the most
-useful drafts a second (`price.num_rows_worth`), of whichever texts. A text that was left out comes
+useful drafts a second (`num_rows_worth`), of whichever texts. A text that was left out comes
 first the next time.
 
 Chunks of texts to be read take turns with forwards of the others. Texts that begin alike are read
@@ -19,14 +19,12 @@ once and copied.
 
 from collections.abc import Mapping, Sequence
 
+from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Compute, Part, Proposed
 from drafter_node.frontier import Tip
 from drafter_node.statistics import Known
-from node.economics.price import num_rows_worth
-from node.events import SharedAction
-from node.follower import is_open
-from node.lanes import Lane, Lanes, next_reader
+from node.economics import num_rows_worth
+from node.follower import Lane, Lanes, SharedAction, is_open, next_reader
 from proto.messages import Open
 
 Texts = Mapping[int, Drafting]

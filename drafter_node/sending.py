@@ -10,8 +10,7 @@ not needed costs one message. Each further one waits twice as long.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.economics.costs import Replies
-from node.economics.price import overdue_s
+from node.economics import Replies, overdue_s
 from proto.tree import Node, SpeculationTree
 
 # -- saying ----------------------------------------------------------------------------------------

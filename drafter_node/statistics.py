@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from drafter_node.sending import Answers
-from node.economics.costs import NOTHING_KNOWN, PREFILL_CHUNK, Passes
+from node.economics import NOTHING_KNOWN, PREFILL_CHUNK, Passes
 from proto.messages import MAX_WINDOW
 
 

@@ -7,21 +7,20 @@ from typing import Any, NoReturn
 
 import torch
 
+from drafter_node.compute import NOTHING, Action, Children, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
-from drafter_node.events import NOTHING, Action, Children, Compute, Part, Proposed
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.choice.coupling import chain_choice, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
 from engine.errors import NotFinite
-from engine.heads.loading import LoadedHead
+from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine
-from node.economics.costs import PREFILL_CHUNKS, Passes
-from node.follower import Follower
+from node.economics import PREFILL_CHUNKS, Passes
+from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice
-from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
 from proto.links.transport import Connection

@@ -21,33 +21,263 @@ the heartbeat may be older than the Open that it seems to deny. What a machine i
 always of its present life. Results of the node's own forwards go to its schedule.
 
 A text has a machine for each of its lives, made with the Open that began it, and a lane of the
-cache (`lanes.py`). There is room for as many texts as there are lanes. One more is not opened: one
-of ours must be closed, and the next heartbeat says which.
+cache. There is room for as many texts as there are lanes. One more is not opened: one of ours must
+be closed, and the next heartbeat says which.
+
+A lane outlives its texts: what is cached of the last one is kept, and the next text that begins
+alike goes on from there, or takes a copy of it. The device works in order, so that holds also for a
+lane whose last pass is still running.
 
 Of each open text the last events are kept for people who look for a mistake: their kinds and
 lengths, and no token (`story`).
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
-from node.lanes import Lane, Lanes
+from engine.layout.slots import MAX_MISSING, NUM_TREE_SLOTS, Move, SlotMap
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
+    SESSION_KEY_BYTES,
     Close,
     Draft,
+    Fault,
+    FaultCode,
     Features,
     Heartbeat,
+    Message,
     Open,
     SessionMark,
     Verdict,
     Welcome,
 )
-from proto.tree import SpeculationTree
+from proto.tree import CommittedText, SpeculationTree
+
+# -- events and actions ----------------------------------------------------------------------------
+
+# What a node's machines are told, facts, and what they ask for, imperatives.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message came from the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A heartbeat shows that the coordinator has the first `length` tokens of our text."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """All messages that were there have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A new text begins, in the only lane: the cache must hold `max_len` tokens."""
+
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Move cache rows, after every Compute that was asked for before; one move of a lane."""
+
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPrefix:
+    """Copy the first `length` slots of a lane to another, likewise."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Write zeros to all slots of a lane from `start` on, likewise: some hold NaN or infinity."""
+
+    lane: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Tick again at `deadline` (seconds) at the latest."""
+
+    deadline: float
+
+
+TextEvent = Arrived | Confirmed  # what the machine of a text is told
+# What every machine may ask for, besides its own Compute.
+SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil | Wipe
+
+
+def moved_together(actions: Iterable[SharedAction]) -> list[SharedAction]:
+    """The same, with all moves as one that comes last: nobody waits for it as for a verdict."""
+    moves: list[Move] = []
+    others: list[SharedAction] = []
+    for action in actions:
+        if isinstance(action, MoveRows):
+            moves += action.moves
+        else:
+            others.append(action)
+    return [*others, MoveRows(tuple(moves))] if moves else others
+
+
+def gap(session: int, incarnation: int, length: int) -> Send:
+    """Ask to be told the text anew, by an Open.
+
+    incarnation, length  of the text that is here; zeros if there is none
+    """
+    detail = f"the text here has {length} tokens and is another"
+    return Send(Fault(session, incarnation, FaultCode.GAP, detail))
+
+
+# -- lanes -----------------------------------------------------------------------------------------
+
+# Where the texts of a node lie in its cache: a lane each.
+
+MIN_COPIED = 32  # tokens; fewer are read again as quickly
+
+
+class Lane:
+    """One lane.
+
+    slots  its layout
+    text   whose first `slots.prefix_len` tokens are cached; that of the text that is open in it
+    """
+
+    def __init__(self, number: int, num_slots: int, *, is_head: bool = False) -> None:
+        # A head reads tokens once more beside its tree.
+        num_tree_slots = NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
+        self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number)
+        self._is_head = is_head
+        self.text = CommittedText(bytes(SESSION_KEY_BYTES))
+
+    def num_cached_of(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a text are cached here."""
+        # What a head drafted itself it has read without the target's features.
+        num_cached = self.slots.fed_len if self._is_head else self.slots.prefix_len
+        return min(num_cached, self.text.common_len(tokens))
+
+    def begin(self, text: CommittedText, *, keep: bool = True) -> None:
+        """A text begins here, or begins anew. keep: with what is cached of it."""
+        # The last token is always fed again.
+        kept = min(self.num_cached_of(text.tokens), len(text) - 1) if keep else 0
+        self.slots.truncate(kept)
+        self.text = text
+
+
+class Reader(Protocol):
+    """A text that is not all in its lane yet.
+
+    may_copy  its lane may have what another has computed
+    """
+
+    opened: Open
+    lane: Lane
+
+    @property
+    def may_copy(self) -> bool: ...
+
+
+AnyReader = TypeVar("AnyReader", bound=Reader)
+
+
+def next_reader(readers: Sequence[AnyReader]) -> AnyReader | None:
+    """The first that has something to read by itself.
+
+    One that begins as an older one does waits until that one is read, and takes a copy.
+    """
+    return next((one for one in readers if not _has_elder(one, readers)), None)
+
+
+def _has_elder(reader: Reader, readers: Sequence[Reader]) -> bool:
+    if not reader.may_copy:
+        return False
+    tokens, num_read = reader.lane.text.tokens, reader.lane.slots.prefix_len
+    return any(
+        other.opened.session < reader.opened.session
+        and other.lane.text.common_len(tokens) - num_read > MIN_COPIED
+        for other in readers
+    )
+
+
+class Lanes:
+    """All lanes of a node.
+
+    is_head  what runs in them reads a target's features
+    """
+
+    def __init__(self, count: int, num_slots: int, *, is_head: bool = False) -> None:
+        self._lanes = [Lane(number, num_slots, is_head=is_head) for number in range(count)]
+        self._taken: list[Lane] = []
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def num_free(self) -> int:
+        """Texts that can still be opened."""
+        return len(self._lanes) - len(self._taken)
+
+    def take(self, tokens: Sequence[int], key: bytes) -> Lane:
+        """The free lane that the text of this key was in, or else the one that has most of it; of
+        several, or if none has much, the one that was free for longest."""
+
+        def suits(lane: Lane) -> tuple[bool, int]:
+            num_cached = lane.num_cached_of(tokens)
+            # All texts begin with the same few tokens: for those no lane is worth taking.
+            return lane.text.key == key, num_cached if num_cached >= MIN_COPIED else 0
+
+        lane = max((lane for lane in self._lanes if lane not in self._taken), key=suits)
+        self._taken.append(lane)
+        return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """Its text is closed."""
+        self._taken.remove(lane)
+        # The next text without a beginning here takes what was not used for longest.
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+
+    def copy_for(self, lane: Lane, tokens: Sequence[int]) -> CopyPrefix | None:
+        """What another lane has of a text and its own has not; from now on it has it."""
+        # The last token is always fed again.
+        best = max(self._lanes, key=lambda other: other.num_cached_of(tokens))
+        length = min(best.num_cached_of(tokens), len(tokens) - 1)
+        if best is lane or length < lane.slots.prefix_len + MIN_COPIED:
+            return None
+        lane.slots.adopt(length)
+        return CopyPrefix(best.slots.lane, lane.slots.lane, length)
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert len(set(map(id, self._taken))) == len(self._taken), "a lane is given to two texts"
+        for lane in self._lanes:
+            lane.slots.check()
+            assert lane.slots.prefix_len <= len(lane.text) or not lane.text.tokens
+
+
+# -- texts -----------------------------------------------------------------------------------------
 
 CLOSED = 1 << 32  # above every incarnation
 MAX_PAST = 32  # events of a text that are kept
@@ -76,7 +306,7 @@ class Machine(Protocol):
     def begin(self) -> Sequence[SharedAction]:
         """What it says at once."""
 
-    def handle(self, event: Arrived | Confirmed, now: float) -> Sequence[SharedAction]:
+    def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
 
     def check(self) -> None:

@@ -13,11 +13,11 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory, RankError
 from engine.executor import Executor
-from engine.heads.loading import LoadedHead, load_head_engine
+from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
-from node.economics.costs import RECORDED_ROWS, TIMED_ROWS
-from node.events import (
+from node.economics import RECORDED_ROWS, TIMED_ROWS
+from node.follower import (
     Allocate,
     Arrived,
     CopyPrefix,

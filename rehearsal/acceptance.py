@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from proto.errors import ConfigurationError
 from rehearsal.cache import fold
 from rehearsal.setting import Text
 from rehearsal.timeline import mix
-from target_node import events as target
+from target_node import compute as target
 
 NUM_RANKS = 8
 # Of what the ranks before leave, the second and each further one, where only the first is given: as

@@ -10,21 +10,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.text.session import NodeId
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
-from node.economics.costs import Costs, Passes
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
-from node.follower import Follower
-from node.lanes import Lanes
+from node.economics import Costs, Passes
+from node.follower import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    Follower,
+    Lanes,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role
 from rehearsal.cache import CacheError, HeadCache, VirtualCache, feature_of
-from target_node import events as target
+from target_node import compute as target
 from target_node import scheduling as target_scheduling
 from target_node import statistics as target_known
-from target_node.accepting import rows_on_text
+from target_node.drafts import rows_on_text
 
 if TYPE_CHECKING:
     from rehearsal.world import World

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from node.economics.costs import Measured
+from node.economics import Measured
 from proto.messages import Limits, Lookup, Policy, Role, Rule
 
 NUM_TREE_SLOTS = 64

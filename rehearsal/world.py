@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from coordinator.cluster import events as e
+from coordinator.cluster import router_events as e
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session, SessionFigures
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from proto import codec
 from proto.errors import RemoteProtocolError
 from proto.liveness import HEARTBEAT_INTERVAL_S
@@ -28,7 +28,7 @@ from proto.messages import (
 from rehearsal.node import Node
 from rehearsal.setting import Setting, Text
 from rehearsal.timeline import Luck, Timeline
-from target_node import events as target
+from target_node import compute as target
 
 # -- watcher ---------------------------------------------------------------------------------------
 

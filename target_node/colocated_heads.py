@@ -11,9 +11,9 @@ the same messages. Here they cross no wire:
     Tick                                        the heads draft first, then the target verifies
 
 Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
-go on for as long as a step costs less than it saves (`price.step_pays`), or under a policy without
+go on for as long as a step costs less than it saves (`step_pays`), or under a policy without
 prices until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads that
-are hardly ever right do not draft at all (`price.drafting_pays`), but for a step now and then,
+are hardly ever right do not draft at all (`drafting_pays`), but for a step now and then,
 which would show that this has changed.
 
 What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads that fail
@@ -23,22 +23,21 @@ What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads th
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
 from drafter_node.statistics import Known
-from node.economics.acceptance import FIRST_OF_HEADS
-from node.economics.price import drafting_pays, step_pays, token_s
-from node.events import (
+from node.economics import FIRST_OF_HEADS, drafting_pays, step_pays, token_s
+from node.follower import (
     Allocate,
     Arrived,
     CopyPrefix,
+    Follower,
     MoveRows,
     Send,
     Tick,
     WaitUntil,
     Wipe,
 )
-from node.follower import Follower
 from proto.messages import (
     Close,
     Draft,
@@ -51,7 +50,7 @@ from proto.messages import (
     Verdict,
     Welcome,
 )
-from target_node import events as target
+from target_node import compute as target
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 

@@ -1,23 +1,21 @@
 """What `ForHeads` means: heads beside the target's model, with what both need around them."""
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node import worker as drafting
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.checkpoint.files import one_line
 from engine.loading import Engine
-from node.economics.costs import PREFILL_CHUNKS, Passes
-from node.events import CopyPrefix, MoveRows, Wipe
-from node.follower import Follower
+from node.economics import PREFILL_CHUNKS, Passes
+from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice
-from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
-from target_node import events as target
+from target_node import compute as target
 from target_node.colocated_heads import Event, ForHeads, HeadsDone, HeadsFailed, Home, Targets
 from target_node.statistics import Known as TargetKnown
 from target_node.worker import Worker

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from engine.layout.earlier import MAX_MATCH, NOTHING, PIECE_LEN, EarlierTexts
 from engine.layout.ngram import NgramIndex
-from node.economics.acceptance import FIRST_OF_MODEL, Acceptance, Kind, kind_of_earlier
+from node.economics import FIRST_OF_MODEL, Acceptance, Kind, kind_of_earlier
 from proto.messages import EARLIER_SOURCE, NGRAM_SOURCE, Open, Proposal, Rule
 from proto.tree import Graft, Node, SpeculationTree
 

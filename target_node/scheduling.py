@@ -11,11 +11,11 @@ A pass reads the weights once for the rows of all its texts, so whoever can use 
     Computed    each text still in that life has its outcome   -> Send(Verdict) ..., MoveRows
 
 While one text has a reason to start and drafts for another are expected, the pass is held if they
-bring more tokens than the time costs (`price.worth_holding_s`). When it starts, those that would
+bring more tokens than the time costs (`worth_holding_s`). When it starts, those that would
 have waited go along with what they have: a token for the price of a row. But not twice in a row:
 drafts that always come during the pass would never be of use.
 
-How many drafts of each are verified is one decision too (`price.rows_worth`): the likeliest of all.
+How many drafts of each are verified is one decision too (`rows_worth`): the likeliest of all.
 
 Chunks of prompts take turns with passes of the others, and texts with each other: who was served
 least recently comes first. Texts that begin alike are read once and copied, but for reproducible
@@ -26,13 +26,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.economics.price import rows_worth, worth_holding_s
-from node.events import SharedAction, WaitUntil, moved_together
-from node.follower import is_open
-from node.lanes import Lane, Lanes, next_reader
+from node.economics import rows_worth, worth_holding_s
+from node.follower import Lane, Lanes, SharedAction, WaitUntil, is_open, moved_together, next_reader
 from proto.messages import Open
-from target_node.accepting import Chances
-from target_node.events import Action, Compute, Computed, Part
+from target_node.compute import Action, Compute, Computed, Part
+from target_node.drafts import Chances
 from target_node.resting import Course
 from target_node.statistics import Known
 from target_node.verifying import Verifying

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.layout.earlier import EarlierTexts
-from node.economics.acceptance import Acceptance
-from node.economics.costs import PREFILL_CHUNK, Costs
+from node.economics import PREFILL_CHUNK, Acceptance, Costs
 from target_node.resting import Courses
 
 

@@ -19,7 +19,7 @@ what that one has beyond the coordinator's text was missed, and is said again. W
 present life never comes this far (`node/follower.py`).
 
 A pass feeds what the cache lacks of the text, the last token at least, and a subtree below it (see
-`accepting.py`). The target's own choices lead down it, to the first that was not drafted: that path
+`drafts.py`). The target's own choices lead down it, to the first that was not drafted: that path
 is the verdict. So verification is equality, and the text is the target's whatever was drafted.
 What is judged is a value (`Judged`), and each step that follows needs those before it: the text and
 the cache advance, that is reported, and at last how often drafts are right is learnt.
@@ -35,36 +35,36 @@ a node has one child, the first.
 The reasons to start: the launch rule is met (READY: enough drafts under the root, or all that are
 to come, or `lookup.py` has some as good); a deadline of measured costs has passed (LATE); nobody
 is expected (ALONE; QUIET: it has let two deadlines pass, until it is heard again); to wait costs
-more than it brings (CHEAP, see `price.py`), or to draft at all does (RESTING, `resting.py`).
+more than it brings (CHEAP, see `economics.py`), or to draft at all does (RESTING, `resting.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.layout.slots import Feed, Move, SlotMap
-from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, Wipe
-from node.lanes import Lane
+from engine.layout.slots import Feed, Move
+from node.follower import Arrived, Confirmed, Lane, MoveRows, Send, SharedAction, TextEvent, Wipe
 from proto.messages import (
-    MAX_FEATURE_BYTES,
     Cause,
     Close,
     Draft,
     Fault,
     FaultCode,
-    Features,
     Hit,
-    Logprobs,
     Open,
-    PromptLogprobs,
     Rule,
     Verdict,
 )
 from proto.tree import CommittedText, SpeculationTree
-from target_node.accepting import Chances, Judged, chosen_of, judge_of, laid_out, rest_of
-from target_node.drafts import Drafts
-from target_node.events import Event, FeatureRows, Judge, Outcome, Part
-from target_node.replay import Reports, missed_of, repeated
+from target_node.compute import Judge, Outcome, Part
+from target_node.drafts import Chances, Drafts, Judged, chosen_of, judge_of, laid_out, rest_of
 from target_node.resting import Course
+from target_node.sending import (
+    Reports,
+    missed_of,
+    repeated,
+    tell_features,
+    tell_prompt,
+)
 from target_node.statistics import Known
 from target_node.waiting import Ready, Waiting
 
@@ -114,64 +114,6 @@ def line(position: int) -> str:
         "included): float16 overflows in some models, use bfloat16 or float32; else leave this "
         "token out, or get the checkpoint again"
     )
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-# Reading the prompt: what is prefilled next, and what rows of the text tell of it.
-
-
-def next_chunk(
-    slots: SlotMap[int], text: Sequence[int], opened: Open, limit: int, *, is_alone: bool
-) -> Sequence[int]:
-    """The committed tokens to prefill next; empty if a pass with drafts can take what is missing.
-
-    limit     most of them
-    is_alone  the prompt but for its last token is prefilled in passes of its own, and nothing
-              after it is prefilled at all (reproducible mode)
-    """
-    start, end = slots.prefix_len, opened.num_prompt - 1
-    if (is_alone or opened.sampling.scores_prompt) and start < end:
-        return text[start : min(end, start + limit)]
-    return () if is_alone else slots.next_chunk(text, len(text), limit)
-
-
-def scored_by(feed: Feed, opened: Open) -> tuple[int, ...]:
-    """The tokens of the prompt that follow the rows of a prefill, if their logprobs are wanted."""
-    if feed.masks is not None or not opened.sampling.scores_prompt:
-        return ()
-    start = feed.positions[0] + 1
-    return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
-
-
-def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
-    """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
-    if logprobs is None:
-        return ()
-    start = prefix_len - len(logprobs) + 1
-    return (Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs)),)
-
-
-def tell_features(
-    opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
-) -> list[SharedAction]:
-    """Send the features of rows that lie one behind another on the text, as far as it goes.
-
-    start  position of the first row; its feature is the one before the token at `start + 1`
-    """
-    if rows is None:
-        return []
-    num_rows = min(rows.num_rows, len(text) - start - 1)
-    most = max(1, MAX_FEATURE_BYTES * rows.num_rows // len(rows.data))
-    told: list[SharedAction] = []
-    for first in range(0, num_rows, most):
-        end = min(first + most, num_rows)
-        end_len, data = start + 1 + end, rows.part(first, end)
-        end_hash, number = text.path_hashes[end_len], end - first
-        session, incarnation = opened.session, opened.incarnation
-        message = Features(session, incarnation, end_len, end_hash, number, rows.dtype, data)
-        told.append(Send(message))
-    return told
 
 
 # -- verifying -------------------------------------------------------------------------------------
@@ -259,7 +201,7 @@ class Verifying:
             return ()
         return (self._repeat(len(self.opened.tokens), self.ready_at),)
 
-    def handle(self, event: Event, now: float) -> Sequence[SharedAction]:
+    def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:
             case Arrived(Draft() as message):
@@ -334,10 +276,17 @@ class Verifying:
 
     @property
     def chunk(self) -> Sequence[int]:
-        """What is to be prefilled next; empty if a pass can take what is missing."""
-        known, text = self._known, self.tree.text.tokens
-        is_alone = bool(known.fixed_rows)
-        return next_chunk(self.slots, text, self.opened, known.chunk, is_alone=is_alone)
+        """The committed tokens to prefill next; empty if a pass can take what is missing.
+
+        In reproducible mode the prompt but for its last token is prefilled in passes of its own,
+        and nothing after it is prefilled at all.
+        """
+        text, limit = self.tree.text.tokens, self._known.chunk
+        start, end = self.slots.prefix_len, self.opened.num_prompt - 1
+        is_alone = bool(self._known.fixed_rows)
+        if (is_alone or self.opened.sampling.scores_prompt) and start < end:
+            return text[start : min(end, start + limit)]
+        return () if is_alone else self.slots.next_chunk(text, len(text), limit)
 
     @property
     def may_copy(self) -> bool:
@@ -468,10 +417,18 @@ class Verifying:
             num_asked,
             tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :]),
             judge,
-            scored_by(feed, self.opened),
+            self._scored_by(feed),
             parents,
             self.opened.layers,
         )
+
+    def _scored_by(self, feed: Feed) -> tuple[int, ...]:
+        """The tokens that follow the rows of a prefill, if logprobs of the prompt are wanted."""
+        opened = self.opened
+        if feed.masks is not None or not opened.sampling.scores_prompt:
+            return ()
+        start = feed.positions[0] + 1
+        return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
 
     # -- the verdict ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ always come too late, and nobody would ever learn how late. What has come during
 when it ends, and says only that the answer took no longer. The first draft of a life answers an
 `Open`, with all its prefill, and is not measured.
 
-Whether a wait pays is a price (`price.py`). What is not waited for cannot be measured, so now
+Whether a wait pays is a price (`economics.py`). What is not waited for cannot be measured, so now
 and then it is. So it is also when no draft was there after more passes alone than bad luck
 explains: then the drafter is too far away to get ahead while the target goes on.
 
@@ -21,9 +21,15 @@ has been looked for since the pass began.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
-from node.economics.costs import Costs
-from node.economics.price import drafts_worth_awaiting, verifying_pays, wait_limit_s, waiting_pays
+from node.economics import (
+    FIRST_OF_MODEL,
+    Acceptance,
+    Costs,
+    drafts_worth_awaiting,
+    verifying_pays,
+    wait_limit_s,
+    waiting_pays,
+)
 from proto.messages import OWN_SOURCES, Cause, Draft, Open, Rule
 
 NUM_LATE_UNTIL_QUIET = 2

@@ -15,17 +15,15 @@ from engine.errors import NotFinite
 from engine.forward.forward import Layers, as_bytes
 from engine.forward.not_finite import Again
 from engine.loading import Engine
-from node.economics.costs import PREFILL_CHUNKS, Costs
-from node.follower import Follower
+from node.economics import PREFILL_CHUNKS, Costs
+from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice
-from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
 from proto.node_config import NodeConfig
-from target_node.accepting import rows_on_text, walk
-from target_node.events import (
+from target_node.compute import (
     NO_TOKEN,
     Action,
     Compute,
@@ -35,6 +33,7 @@ from target_node.events import (
     Outcome,
     Part,
 )
+from target_node.drafts import rows_on_text, walk
 from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying

@@ -31,7 +31,8 @@ A drafter has a source number, and no other gets it as long as an open text know
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from coordinator.cluster.events import (
+from coordinator.cluster.registry import Health, Node, Registry
+from coordinator.cluster.router_events import (
     UNREAD,
     Abort,
     Action,
@@ -47,7 +48,6 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.registry import Health, Node, Registry
 from coordinator.text import session as s
 from coordinator.text.session import MISHAPS, NodeId, Result, SessionFigures
 from proto.codec import encode, session_of

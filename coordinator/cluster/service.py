@@ -20,7 +20,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from coordinator.cluster.events import (
+from coordinator.cluster.link import Links
+from coordinator.cluster.registry import Registry, names_by_hand
+from coordinator.cluster.router_events import (
     UNREAD,
     Abort,
     Action,
@@ -36,8 +38,6 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.link import Links
-from coordinator.cluster.registry import Registry, names_by_hand
 from coordinator.cluster.routing import Router
 from coordinator.cluster.simulated_network import SimulatedNetwork, may_be_lost, spares
 from coordinator.cluster.snapshot import (

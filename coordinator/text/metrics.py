@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Self
 
-from coordinator.text.events import Emit
+from coordinator.text.session_events import Emit
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Hit, Verdict
 
 # -- origins ---------------------------------------------------------------------------------------

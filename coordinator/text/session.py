@@ -25,24 +25,24 @@ never samples twice for one place, because what it has said it says again when i
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from coordinator.text.events import Action as Action
-from coordinator.text.events import Emit as Emit
-from coordinator.text.events import EmitPrompt as EmitPrompt
-from coordinator.text.events import Event as Event
-from coordinator.text.events import Fail as Fail
-from coordinator.text.events import FaultArrived as FaultArrived
-from coordinator.text.events import Finish as Finish
-from coordinator.text.events import NodeId as NodeId
-from coordinator.text.events import NodeJoined as NodeJoined
-from coordinator.text.events import NodeLost as NodeLost
-from coordinator.text.events import Progressed as Progressed
-from coordinator.text.events import PromptScored as PromptScored
-from coordinator.text.events import RoundTripMeasured as RoundTripMeasured
-from coordinator.text.events import Send as Send
-from coordinator.text.events import Started as Started
-from coordinator.text.events import Tick as Tick
-from coordinator.text.events import VerdictArrived as VerdictArrived
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
+from coordinator.text.session_events import Action as Action
+from coordinator.text.session_events import Emit as Emit
+from coordinator.text.session_events import EmitPrompt as EmitPrompt
+from coordinator.text.session_events import Event as Event
+from coordinator.text.session_events import Fail as Fail
+from coordinator.text.session_events import FaultArrived as FaultArrived
+from coordinator.text.session_events import Finish as Finish
+from coordinator.text.session_events import NodeId as NodeId
+from coordinator.text.session_events import NodeJoined as NodeJoined
+from coordinator.text.session_events import NodeLost as NodeLost
+from coordinator.text.session_events import Progressed as Progressed
+from coordinator.text.session_events import PromptScored as PromptScored
+from coordinator.text.session_events import RoundTripMeasured as RoundTripMeasured
+from coordinator.text.session_events import Send as Send
+from coordinator.text.session_events import Started as Started
+from coordinator.text.session_events import Tick as Tick
+from coordinator.text.session_events import VerdictArrived as VerdictArrived
 from proto.codec import encode
 from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
 from proto.liveness import HEARTBEAT_INTERVAL_S

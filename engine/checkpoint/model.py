@@ -43,7 +43,7 @@ from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
-from engine.quantised.loading import Lazy, PackedCheckpoint
+from engine.quantised.packed_checkpoint import Lazy, PackedCheckpoint
 from engine.tensor_parallel.split import Rank, split
 
 # -- weights ---------------------------------------------------------------------------------------

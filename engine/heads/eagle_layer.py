@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from engine.errors import ModelError
 from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm
-from engine.heads.checkpoint import HeadTensors, linear
+from engine.heads.head_tensors import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
 from engine.heads.target import Target
 from proto.head_kinds import HeadKind

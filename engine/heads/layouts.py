@@ -21,7 +21,7 @@ from engine.checkpoint.files import Object, one_line, shown
 from engine.checkpoint.model import max_model_len
 from engine.errors import ModelError
 from engine.forward.forward import LAST
-from engine.heads.checkpoint import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
+from engine.heads.head_tensors import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
 from engine.heads.target import Target
 from proto.head_kinds import HeadKind
 

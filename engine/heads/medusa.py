@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from engine.errors import ModelError
 from engine.forward.operators import Packer, Product
-from engine.heads.checkpoint import HeadTensors
+from engine.heads.head_tensors import HeadTensors
 from engine.heads.target import Target
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from engine.checkpoint.files import one_line, weight_files
 from engine.checkpoint.model import Checked, check_checkpoint, max_model_len
 from engine.errors import ModelError
-from engine.heads.checkpoint import linear
+from engine.heads.head_tensors import linear
 
 _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.text import session as s
 from coordinator.text.metrics import SessionCounts
-from drafter_node import events as d
+from drafter_node import compute as d
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule as DrafterSchedule
 from drafter_node.statistics import Known as DrafterKnown
-from node.events import Arrived, Send, Tick
-from node.follower import Follower
-from node.lanes import Lanes
+from node.follower import Arrived, Follower, Lanes, Send, Tick
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
-from target_node import events as t
+from target_node import compute as t
 from target_node.scheduling import Schedule as TargetSchedule
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from drafter_node.compute import Action, Children, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
-from drafter_node.events import Action, Children, Compute, Part, Proposed
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
-from node.economics.costs import NOTHING_KNOWN, Measured, Passes
-from node.events import Arrived, Send, Tick, WaitUntil
-from node.follower import Follower
-from node.lanes import Lanes
+from node.economics import NOTHING_KNOWN, Measured, Passes
+from node.follower import Arrived, Follower, Lanes, Send, Tick, WaitUntil
 from proto.messages import Draft, Message
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from drafter_node.events import Children, Compute
+from drafter_node.compute import Children, Compute
 from engine.layout.slots import Feed
-from node.economics.costs import PREFILL_CHUNK
-from node.events import Allocate, Send
+from node.economics import PREFILL_CHUNK
+from node.follower import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from drafter_node.events import Children, Compute
-from node.events import Send
+from drafter_node.compute import Children, Compute
+from node.follower import Send
 from proto.messages import Draft
 from proto.policies import POLICIES
 from tests.drafter_node.drafter import Drafter, part_of

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drafter_node.events import Compute, Part
+from drafter_node.compute import Compute, Part
 from engine.layout.slots import Feed
-from node.events import Send
+from node.follower import Send
 from proto.messages import Rule
 from proto.policies import POLICIES
 from tests.drafter_node.drafter import Drafter, chosen, part_of, parts_of

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+from drafter_node.compute import NOTHING, Action, Compute, Proposed
 from drafter_node.drafting import Drafting
-from drafter_node.events import NOTHING, Action, Compute, Proposed
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from drafter_node.worker import Worker
 from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.loading import make_executor
-from node.economics.costs import NOTHING_KNOWN, Passes
-from node.events import Allocate, Arrived, MoveRows, Send, Tick, WaitUntil, Wipe
-from node.follower import Follower
+from node.economics import NOTHING_KNOWN, Passes
+from node.follower import Allocate, Arrived, Follower, Lanes, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.forwards import Forwards, SimulatedDevice
-from node.lanes import Lanes
 from proto.messages import Draft, Limits, Message, Open
 from tests.drafter_node.drafter import Drafter, chosen
 from tests.policies import synchronous

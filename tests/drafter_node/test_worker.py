@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from drafter_node.events import Compute, Part, Proposed
+from drafter_node.compute import Compute, Part, Proposed
 from drafter_node.worker import Worker
 from engine.choice.coupling_on_gpu import Choice
 from engine.forward.forward import Output

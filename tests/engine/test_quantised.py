@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.model import load_model
 from engine.loading import make_executor
-from engine.quantised import awq, gptq, loading, nf4
+from engine.quantised import awq, gptq, nf4, packed_checkpoint
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.kernels import why_no_kernels
 from engine.quantised.packed import Tensors
@@ -133,7 +133,7 @@ def test_one_matrix_is_dequantised_at_a_time(
 ) -> None:
     packed, _ = save_packed(folder("llama"), tmp_path, RECIPES["nf4"])
     running, most, calls, guard = [0], [0], [0], Lock()
-    dequantised = loading._weight
+    dequantised = packed_checkpoint._weight
 
     def watched(form: Any, tensors: Tensors) -> torch.Tensor:
         with guard:
@@ -146,7 +146,7 @@ def test_one_matrix_is_dequantised_at_a_time(
             running[0] -= 1
         return weight
 
-    monkeypatch.setattr(loading, "_weight", watched)
+    monkeypatch.setattr(packed_checkpoint, "_weight", watched)
     load_model(str(packed))
     assert calls == [21]
     assert most == [1]
@@ -276,7 +276,9 @@ def test_a_model_that_kernels_take_is_not_dequantised(
     monkeypatch.setattr(ACCELERATE, lambda: True)
     monkeypatch.setattr("engine.checkpoint.model.why_no_kernels", lambda form, device: None)
     monkeypatch.setattr("engine.checkpoint.model.loading_options", lambda name, form, device: {})
-    monkeypatch.setattr(loading, "_weight", lambda form, tensors: pytest.fail("dequantised"))
+    monkeypatch.setattr(
+        packed_checkpoint, "_weight", lambda form, tensors: pytest.fail("dequantised")
+    )
     packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["fp8-block"])
     loaded = load_model(str(packed))
     assert torch.equal(logits_of(loaded.model), logits_of(plainly(plain)))

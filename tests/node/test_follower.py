@@ -3,9 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.events import Allocate, Arrived, Confirmed, SharedAction, Tick, gap
-from node.follower import MAX_PAST, MAX_REMEMBERED, Follower
-from node.lanes import Lane, Lanes
+from node.follower import (
+    MAX_PAST,
+    MAX_REMEMBERED,
+    Allocate,
+    Arrived,
+    Confirmed,
+    Follower,
+    Lane,
+    Lanes,
+    SharedAction,
+    Tick,
+    gap,
+)
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.layout.slots import NUM_TREE_SLOTS, Move
 from node import loop
-from node.events import (
+from node.follower import (
     Allocate,
     Arrived,
     CopyPrefix,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
 from engine.choice.verification import Distribution, Purpose, Trial, uniform
 from proto.messages import MODEL_SOURCE, Rule
 from proto.tree import SpeculationTree
-from target_node import events as target
+from target_node import compute as target
 from target_node.drafts import Drafts
 from tests.simulation.sampled import Sampling
 from tests.simulation.statistics import DEAR_S, POLICIES, Case

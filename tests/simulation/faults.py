@@ -11,15 +11,13 @@ from drafter_node import scheduling as drafter_scheduling
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Frontier, Tip
 from engine.layout.slots import Feed, SlotMap
-from node.economics.costs import Costs
-from node.follower import CLOSED, Follower
-from node.lanes import Lane
+from node.economics import Costs
+from node.follower import CLOSED, Follower, Lane
 from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import scheduling as target_scheduling
 from target_node import waiting
-from target_node.accepting import Judged
-from target_node.drafts import _Source
+from target_node.drafts import Judged, _Source
 from target_node.lookup import LookupSource
 from target_node.verifying import Verifying
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from coordinator.cluster.registry import Health
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session
+from drafter_node import compute as drafter
 from drafter_node import drafting
-from drafter_node import events as drafter
-from node.economics.price import WAIT_S_MAX
-from node.events import Arrived
+from node.economics import WAIT_S_MAX
+from node.follower import Arrived
 from proto import codec
 from proto.messages import (
     COPIES,
@@ -42,7 +42,7 @@ from proto.messages import (
 )
 from proto.tree import CommittedText, SpeculationTree
 from rehearsal.cache import fold
-from target_node import events as target
+from target_node import compute as target
 from target_node import verifying
 from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text

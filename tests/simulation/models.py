@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from proto.messages import Proposal
-from target_node import events as target
+from target_node import compute as target
 from tests.simulation.toys import ToyModel
 
 

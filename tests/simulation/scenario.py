@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from node.economics.price import WAIT_S_MAX
+from node.economics import WAIT_S_MAX
 from proto.messages import MAX_WINDOW, Limits, Lookup, Policy, Role, Rule
 from proto.policies import REST_AFTER, as_chain, without_drafter
 from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.text.session import Result, SessionFigures
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from engine.layout.slots import Feed
 from proto import codec
 from proto.messages import Draft, Fault, Features, Heartbeat, Open, Verdict
-from target_node import events as target
+from target_node import compute as target
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.executor import Executor
-from node.economics.costs import NOTHING_KNOWN, Costs
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
-from node.follower import Follower
+from node.economics import NOTHING_KNOWN, Costs
+from node.follower import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    Follower,
+    Lanes,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
 from node.forwards import Forwards, SimulatedDevice
-from node.lanes import Lanes
 from proto.messages import Message
-from target_node.events import Action, Compute, Computed
+from target_node.compute import Action, Compute, Computed
 from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying

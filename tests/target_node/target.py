@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from engine.layout.slots import Feed
-from node.economics.costs import NOTHING_KNOWN, Costs, Measured
-from node.events import Arrived, Send, Tick
-from node.follower import Follower
-from node.lanes import Lanes
+from node.economics import NOTHING_KNOWN, Costs, Measured
+from node.follower import Arrived, Follower, Lanes, Send, Tick
 from proto.messages import (
     Draft,
     Fault,
@@ -16,7 +14,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from target_node.events import Action, Compute, Computed, Outcome, Part
+from target_node.compute import Action, Compute, Computed, Outcome, Part
 from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying

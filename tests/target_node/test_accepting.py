@@ -7,7 +7,7 @@ from math import exp
 from proto.messages import Draft
 from proto.policies import POLICIES
 from proto.tree import Graft, Node, SpeculationTree
-from target_node.accepting import laid_out, likeliest, likeliest_chain, rest_of, walk
+from target_node.drafts import laid_out, likeliest, likeliest_chain, rest_of, walk
 from tests.target_node.target import Target, part_of
 from tests.texts import KEY, name, opening
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.layout.earlier import PIECE_LEN, EarlierTexts
-from node.economics.acceptance import FIRST_OF_MODEL, Acceptance, kind_of_earlier
-from node.events import WaitUntil
+from node.economics import FIRST_OF_MODEL, Acceptance, kind_of_earlier
+from node.follower import WaitUntil
 from proto.messages import (
     EARLIER_SOURCE,
     Cause,
@@ -18,7 +18,7 @@ from proto.messages import (
 )
 from proto.policies import POLICIES, without_drafter
 from proto.tree import SpeculationTree
-from target_node.events import Compute, Part
+from target_node.compute import Compute, Part
 from target_node.lookup import LookupSource
 from tests.policies import synchronous
 from tests.target_node.target import Target, part_of, parts_of, said

@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from engine.errors import EngineError, OutOfMemory
 from engine.layout.slots import Move
-from node.events import CopyPrefix, MoveRows, Wipe
-from target_node import events as target
+from node.follower import CopyPrefix, MoveRows, Wipe
+from target_node import compute as target
 from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed
 from target_node.head_worker import WithHeads
 

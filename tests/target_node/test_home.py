@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node import scheduling as drafting
 from drafter_node.statistics import Known as HeadsKnown
-from node.economics.costs import Costs, Passes
-from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
-from node.follower import Follower
-from node.lanes import Lanes
+from node.economics import Costs, Passes
+from node.follower import (
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    Follower,
+    Lanes,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
 from proto.messages import (
     HEADS_SOURCE,
     Close,
@@ -28,7 +37,7 @@ from proto.messages import (
 from proto.policies import POLICIES, as_chain, without_drafter
 from rehearsal.cache import HeadCache, VirtualCache
 from rehearsal.node import with_features
-from target_node import events as target
+from target_node import compute as target
 from target_node import scheduling as verifying
 from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed, Home
 from target_node.statistics import Known

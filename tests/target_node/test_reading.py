@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from engine.layout.slots import Feed
-from node.economics.costs import PREFILL_CHUNK
-from node.events import Allocate, Send
+from node.economics import PREFILL_CHUNK
+from node.follower import Allocate, Send
 from proto.messages import (
     Cause,
     Close,
@@ -14,8 +14,8 @@ from proto.messages import (
     PromptLogprobs,
     SamplingSpec,
 )
-from target_node.events import Action, Outcome, Part
-from target_node.replay import Reports
+from target_node.compute import Action, Outcome, Part
+from target_node.sending import Reports
 from tests.drafter_node.drafter import Drafter
 from tests.drafter_node.drafter import part_of as part_of_forward
 from tests.target_node.target import Target, marked, part_of, said

@@ -7,12 +7,10 @@ from itertools import pairwise
 import pytest
 
 from engine.layout.slots import Move, SlotMap
-from node.economics.acceptance import FIRST_OF_MODEL
-from node.economics.costs import PREFILL_CHUNK
-from node.economics.price import WAIT_S_MAX, num_expected, worth_holding_s
-from node.events import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
+from node.economics import FIRST_OF_MODEL, PREFILL_CHUNK, WAIT_S_MAX, num_expected, worth_holding_s
+from node.follower import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
 from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
-from target_node.events import Action, Compute, Outcome
+from target_node.compute import Action, Compute, Outcome
 from target_node.resting import Way
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, parts_of

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from engine.layout.slots import Feed
-from node.events import Allocate, Send
+from node.follower import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     Ack,
@@ -11,7 +11,7 @@ from proto.messages import (
     Close,
     Heartbeat,
 )
-from target_node.events import Action
+from target_node.compute import Action
 from tests.target_node.target import Target, gap, marked, ready
 from tests.texts import LIMITS, PIPELINED, STOP, draft, opening, verdict
 

@@ -3,9 +3,8 @@
 import pytest
 
 from engine.layout.slots import Feed, SlotMap
-from node.economics.costs import PREFILL_CHUNK
-from node.economics.price import WAIT_S_MIN
-from node.events import Allocate, Send, WaitUntil
+from node.economics import PREFILL_CHUNK, WAIT_S_MIN
+from node.follower import Allocate, Send, WaitUntil
 from proto.messages import (
     Ack,
     Cause,
@@ -13,7 +12,7 @@ from proto.messages import (
     Hit,
     Limits,
 )
-from target_node.events import Computed, Outcome
+from target_node.compute import Computed, Outcome
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, ready, said
 from tests.texts import PIPELINED, STOP, draft, opening, verdict

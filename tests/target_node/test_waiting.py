@@ -4,10 +4,8 @@ import random
 
 import pytest
 
-from node.economics.acceptance import FIRST_OF_MODEL, Acceptance
-from node.economics.costs import Costs
-from node.economics.price import WAIT_S_MIN
-from node.events import WaitUntil
+from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance, Costs
+from node.follower import WaitUntil
 from proto.messages import Ack, Cause, Limits, Policy
 from target_node.drafts import MAX_GAPS, Received
 from target_node.waiting import NUM_FIRST, NUM_SKIPPED_MAX, Waiting

@@ -195,7 +195,7 @@ class Checkpoint:
 
     def check_head_config(self, kind: HeadKind) -> None:
         """Raises ModelError if its config.json lacks what a head of this kind needs."""
-        from engine.heads.checkpoint import refuse_odd_config
+        from engine.heads.head_tensors import refuse_odd_config
 
         with _as_ours():
             refuse_odd_config(self.config, dict(self.stated), kind)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from coordinator.cluster.events import (
+from coordinator.cluster.router_events import (
     Action,
     Arrived,
     Send,

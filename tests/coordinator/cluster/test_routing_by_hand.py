@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cluster.events import (
+from coordinator.cluster.registry import JOIN_LIMIT_S, Health
+from coordinator.cluster.router_events import (
     Abort,
     Action,
     Arrived,
@@ -13,7 +14,6 @@ from coordinator.cluster.events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.routing import NOBODY_DRAFTS, UNREADABLE, Router
 from coordinator.cluster.snapshot import Tally, taken
 from coordinator.text.session import NodeId

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cluster.events import UNREAD, Abort, Action, Arrived, Send, TextSubmitted, Tick
+from coordinator.cluster.router_events import (
+    UNREAD,
+    Abort,
+    Action,
+    Arrived,
+    Send,
+    TextSubmitted,
+    Tick,
+)
 from coordinator.cluster.routing import Router
 from coordinator.text.session import NodeId
 from proto.codec import decode, encode

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from coordinator.cluster.events import Action, Arrived, NodeEnded, Send, TextLeft, TextSubmitted
+from coordinator.cluster.router_events import (
+    Action,
+    Arrived,
+    NodeEnded,
+    Send,
+    TextLeft,
+    TextSubmitted,
+)
 from coordinator.cluster.routing import Router
 from coordinator.text.session import NodeId
 from proto.codec import decode

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cluster.events import (
+from coordinator.cluster.router_events import (
     Abort,
     Action,
     Arrived,

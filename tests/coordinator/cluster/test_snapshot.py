@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coordinator.cluster.events import Arrived, NodeEnded
+from coordinator.cluster.router_events import Arrived, NodeEnded
 from coordinator.cluster.snapshot import (
     MAX_CAUSES,
     MAX_CHARS,

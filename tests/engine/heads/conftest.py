@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.heads.loading import LoadedHead, load_head
+from engine.heads.head_loading import LoadedHead, load_head
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import checkpoint
 from tests.engine.heads.plain import PlainHead

@@ -10,7 +10,7 @@ import torch
 from engine.choice.coupling import rank_scored
 from engine.choice.sampling import Sampling
 from engine.heads.eagle import EagleExecutor
-from engine.heads.loading import LoadedHead
+from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
 from tests.engine.heads.conftest import LoadHead, feature

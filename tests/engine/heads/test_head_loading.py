@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafter_node.events import Compute, Part
+from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
 from engine.heads.eagle import EagleExecutor
-from engine.heads.loading import load_head, load_head_engine
+from engine.heads.head_loading import load_head, load_head_engine
 from engine.layout.slots import Feed
 from engine.loading import fingerprint
 from node.forwards import Forwards, SimulatedDevice

@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint.files import refuse_odd_types
 from engine.errors import ModelError
-from engine.heads.loading import LoadedHead, load_head, load_head_engine
+from engine.heads.head_loading import LoadedHead, load_head, load_head_engine
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, LAYOUTS, VOCAB, checkpoint, medusa
 from tests.tiny_models import make_model
 

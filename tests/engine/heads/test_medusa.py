@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.heads.loading import load_head
+from engine.heads.head_loading import load_head
 from engine.heads.medusa import Medusa
 from proto.head_kinds import HeadKind
 from tests.engine.heads.checkpoints import HIDDEN, VOCAB, Tensors, medusa

@@ -15,9 +15,9 @@ from engine.errors import ModelError, OutOfMemory
 from engine.executor import Executor
 from engine.fastest import FASTEST, usual_num_threads
 from engine.forward.forward import LAST
-from engine.heads.checkpoint import HeadTensors, medusa_counts
 from engine.heads.eagle import EagleExecutor, slot_bytes
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
+from engine.heads.head_tensors import HeadTensors, medusa_counts
 from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa

@@ -1,11 +1,11 @@
-"""What the drafter's machines are told, and what they ask for (pure)."""
+"""What the machines of the drafter ask of its model, a Compute, and what it says (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.layout.slots import Feed
-from node.events import Arrived, Confirmed, SharedAction
+from node.follower import SharedAction
 from proto.messages import Open, Proposal
 
 
@@ -97,5 +97,4 @@ class Proposed:
     num_steps: int = 1
 
 
-Event = Arrived | Confirmed
 Action = SharedAction | Compute

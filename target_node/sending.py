@@ -1,9 +1,63 @@
-"""What the target has said and may have to say again, logprobs included (pure)."""
+"""What the target sends of a text besides new verdicts (pure).
+
+What rows of the text tell goes to whoever asked for it: logprobs of the prompt, and features for a
+head. What the coordinator has missed is said again, in one verdict.
+"""
 
 from collections import deque
+from collections.abc import Sequence
 
-from proto.messages import MAX_TOKENS_PER_VERDICT, Ack, Cause, Logprobs, Open, Verdict
+from node.follower import Send, SharedAction
+from proto.messages import (
+    MAX_FEATURE_BYTES,
+    MAX_TOKENS_PER_VERDICT,
+    Ack,
+    Cause,
+    Features,
+    Logprobs,
+    Open,
+    PromptLogprobs,
+    Verdict,
+)
 from proto.tree import CommittedText
+from target_node.compute import FeatureRows
+
+# -- of rows ---------------------------------------------------------------------------------------
+
+
+def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
+    """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
+    if logprobs is None:
+        return ()
+    start = prefix_len - len(logprobs) + 1
+    return (Send(PromptLogprobs(opened.session, opened.incarnation, start, logprobs)),)
+
+
+def tell_features(
+    opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
+) -> list[SharedAction]:
+    """Send the features of rows that lie one behind another on the text, as far as it goes.
+
+    start  position of the first row; its feature is the one before the token at `start + 1`
+    """
+    if rows is None:
+        return []
+    num_rows = min(rows.num_rows, len(text) - start - 1)
+    most = max(1, MAX_FEATURE_BYTES * rows.num_rows // len(rows.data))
+    told: list[SharedAction] = []
+    for first in range(0, num_rows, most):
+        end = min(first + most, num_rows)
+        end_len, data = start + 1 + end, rows.part(first, end)
+        end_hash, number = text.path_hashes[end_len], end - first
+        session, incarnation = opened.session, opened.incarnation
+        message = Features(session, incarnation, end_len, end_hash, number, rows.dtype, data)
+        told.append(Send(message))
+    return told
+
+
+# -- saying again ----------------------------------------------------------------------------------
+
+# What the target has said and may have to say again, logprobs included.
 
 
 class Reports:

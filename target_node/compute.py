@@ -1,10 +1,10 @@
-"""What the target's machines are told, and what they ask for (pure)."""
+"""What the machines of the target ask of its model, a Compute, and what it says (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed
-from node.events import Arrived, Confirmed, SharedAction
+from node.follower import SharedAction
 from proto.messages import Logprobs, Open, Proposal, Rule
 
 NO_TOKEN = -1  # no choice: the logits are not finite
@@ -112,5 +112,4 @@ class Computed:
     model_us: int
 
 
-Event = Arrived | Confirmed
 Action = SharedAction | Compute
