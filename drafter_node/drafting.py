@@ -28,20 +28,30 @@ What two verdicts in a row lack is taken for lost, and all that is alive is sent
 message, which stands for every number so far; so is what no verdict answers (`sending.py`). A
 target that was opened anew has lost its tree: the first verdict of a new life is answered likewise.
 
-Where logits are not finite nothing is drafted until the root moves, and what is cached behind it
-is wiped (`_stop`).
+A row that is not finite spoils all others of its forward. What that means for a text is its state:
+
+    SOUND      a draft's row is bad -> STOPPED; the root's -> REREADING
+    STOPPED    the root moves -> SOUND
+    REREADING  the root moves -> DOUBTED
+    DOUBTED    as SOUND, but the root's row is bad -> GIVEN_UP; a forward is finite -> SOUND
+    GIVEN_UP   for the rest of this life
+
+Tips are offered in SOUND and in DOUBTED. A bad row of the root may be the fault of what is cached.
+So the text is read anew, and has nothing copied from another lane before a forward is finite.
 
 Under the classical rules every draft is sampled and carries the distribution that it was sampled
 from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
 those on a path that came back: they may have been judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from drafter_node.compute import Children, Part
 from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Tip
-from drafter_node.sending import Reminder, Said, all_of, some_of
+from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
 from node.follower import (
@@ -58,8 +68,35 @@ from node.follower import (
 from proto.messages import Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
-MAX_STUCK = 2  # the first time may be the fault of what was in the lane before
 MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
+
+
+class State(Enum):
+    """What rows that are not finite have come to; the table is above."""
+
+    SOUND = auto()
+    STOPPED = auto()
+    REREADING = auto()
+    DOUBTED = auto()
+    GIVEN_UP = auto()
+
+
+ONCE_MOVED: Mapping[State, State] = {
+    State.STOPPED: State.SOUND,
+    State.REREADING: State.DOUBTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The forward that is running.
+
+    expands    nodes whose children it chooses; none if it only reads
+    num_ahead  steps that may follow it at once
+    """
+
+    expands: tuple[int, ...] = ()
+    num_ahead: int = 0
 
 
 class Drafting:
@@ -86,22 +123,17 @@ class Drafting:
         self.frontier = Frontier(opened, self.tree, known.max_len, known.depth)
         make = HeadReading if known.is_head else Reading
         self._reading: Reading = make(self.slots, self.tree.text)
-        self._expanding: tuple[int, ...] = ()  # the nodes that the running forward expands
-        self._num_ahead = 0  # steps that may follow it at once
+        self._state = State.SOUND
+        self._running = _Running()
         self._forwards = 0  # made in this life
         self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
         self._has_drafted = False  # and said so, in this life
-        self._number = 0  # of the last draft sent in this life
-        self._acked = 0  # <= _number; every draft up to it has arrived
-        self._suspect = 0  # <= _number; lost, if the next verdict does not acknowledge it
-        self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
+        self._numbers = Numbers(known.source, opened.incarnation)
         self._said_done = 0  # root under which the target knows that nothing more will come
         self._num_steps, self._model_us = 0, 0  # since the last draft
         self._attempt = opened.attempt  # of the newest verdict
         self._is_hit = False  # all drafts that it was about were accepted
         self._reminder = Reminder(known.answers)
-        self._stuck_at: int | None = None  # the root below which nothing more can be drafted
-        self._num_stuck = 0  # roots in a row of which that was so from the start
 
     def begin(self) -> Sequence[SharedAction]:
         """Nothing is said before there is a draft."""
@@ -128,6 +160,8 @@ class Drafting:
         if news is None:
             return (gap(opened.session, opened.incarnation, len(self.tree.text)),)
         path, _ = self.tree.advance(news)
+        if path:
+            self._state = ONCE_MOVED.get(self._state, self._state)
         self.rests = message.cause is Cause.RESTING
         self._is_hit = 0 < message.num_drafted == message.num_accepted
         is_new_attempt = message.attempt != self._attempt
@@ -149,40 +183,27 @@ class Drafting:
                 self.frontier.forget()
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         moves = () if move is None else (MoveRows((move,)),)
-        is_lost = self._is_something_lost(message, opened.incarnation)
+        is_lost = self._numbers.heard(message)
         if is_lost and not self.rests:
-            self._suspect = 0
+            self._numbers.trust()
             return (*moves, *self._send_all(now, done=False))
-        self._suspect = self._number
+        self._numbers.suspect()
         return (*moves, *self._send_unsent(now))
 
     @property
     def _fed(self) -> Sequence[int]:
         """The nodes that live, and the steps that the running forward may be followed by."""
-        nodes = self.tree.nodes
-        if not self._num_ahead or self._expanding[0] not in (self.tree.root, *nodes):
+        nodes, running = self.tree.nodes, self._running
+        if not running.num_ahead or running.expands[0] not in (self.tree.root, *nodes):
             return tuple(nodes)
-        return (*nodes, *(~index for index in range(self._num_ahead)))
-
-    def _is_something_lost(self, message: Verdict, life: int) -> bool:
-        """Whether the target has not got, or has no more, what we sent in this life of ours."""
-        if message.incarnation < self._target_life:
-            return False
-        reopened = 0 < self._target_life < message.incarnation
-        self._target_life = message.incarnation
-        if reopened:
-            self._acked = 0
-        for ack in message.acks:
-            if (ack.source, ack.incarnation) == (self._known.source, life):
-                self._acked = max(self._acked, min(ack.number, self._number))
-        return self._acked < (self._number if reopened else self._suspect)
+        return (*nodes, *(~index for index in range(running.num_ahead)))
 
     # -- drafting ---------------------------------------------------------------------------------
 
     @property
     def tips(self) -> Sequence[Tip]:
         """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
-        if self._stuck_at == self.tree.root or self._num_stuck == MAX_STUCK:
+        if self._state not in (State.SOUND, State.DOUBTED):
             return ()
         found = self.frontier.tips()
         if not self._reading.is_ready:
@@ -193,7 +214,7 @@ class Drafting:
     @property
     def may_copy(self) -> bool:
         """Whether its lane may have what another has computed."""
-        return not self._num_stuck
+        return self._state is State.SOUND
 
     @property
     def chunk(self) -> Sequence[int]:
@@ -204,7 +225,7 @@ class Drafting:
         """Prefill the next chunk; the last one expands the root."""
         feed = self._reading.feed_chunk(self.chunk)
         is_last = self.slots.prefix_len == len(self.tree.text)
-        return self._part(feed, (self.tree.root,) if is_last else ())
+        return self._begin(feed, (self.tree.root,) if is_last else ())
 
     def expand(self, tips: Sequence[Tip], *, is_alone: bool = False) -> Part:
         """Feed what the cache lacks of the text, and these nodes; choose what follows them.
@@ -215,11 +236,11 @@ class Drafting:
         nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
         feed = self._reading.feed(self.tree.rows_of(nodes))
         if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
-            return self._part(feed, keys)
-        return self._part(feed, keys, self._feeds_ahead(keys[0]))
+            return self._begin(feed, keys)
+        return self._begin(feed, keys, self._feed_ahead(keys[0]))
 
-    def _feeds_ahead(self, key: int) -> tuple[Feed, ...]:
-        """The steps below this node, which is being expanded, up to one whose draft will be sent.
+    def _feed_ahead(self, key: int) -> tuple[Feed, ...]:
+        """Feed the steps below this node, which is being expanded, up to one whose draft is sent.
 
         Nothing that the target could use before is held up by them. They have places in the cache,
         by the names -1, -2 ... until their tokens are known.
@@ -228,9 +249,9 @@ class Drafting:
         position = len(self.tree.text) - 1 if key == root else self.tree.nodes[key].position
         num_new = self.tree.max_nodes - len(self.tree.nodes) - 1
         room = (self.frontier.end - position - 2, self.slots.num_free, num_new)
-        self._num_ahead = max(0, min(self._num_held_back(), *room))
+        num_ahead = max(0, min(self._num_held_back(), *room))
         feeds, parent = [], None if key == root else key
-        for index in range(self._num_ahead):
+        for index in range(num_ahead):
             feeds.append(self.slots.feed((), ((~index, parent, 0, position + 1 + index),)))
             parent = ~index
         return tuple(feeds)
@@ -244,8 +265,8 @@ class Drafting:
             return wanted - num_there - 1
         return self.opened.policy.group - len(self._unsent) - 1
 
-    def _part(self, feed: Feed, parents: tuple[int, ...], ahead: tuple[Feed, ...] = ()) -> Part:
-        self._expanding = parents
+    def _begin(self, feed: Feed, parents: tuple[int, ...], ahead: tuple[Feed, ...] = ()) -> Part:
+        self._running = _Running(parents, len(ahead))
         self._forwards += 1
         opened = self.opened
         drafted: tuple[tuple[int, ...], ...] = ()
@@ -277,16 +298,18 @@ class Drafting:
 
         children  of more nodes than were expanded: of the steps that followed at once, too
         """
-        expanded, self._expanding = self._expanding, ()
+        running, self._running = self._running, _Running()
+        expanded = running.expands
         followed = children[len(expanded) :]
         self._num_steps += 1 + len(followed)
         self._forwards += len(followed)
         self._model_us += model_us
         first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]
-        if self._num_ahead:
-            self._follow(first[0], followed)
+        if running.num_ahead:
+            self._follow(first[0], followed, running.num_ahead)
         if all(one.tokens for one in children):
-            self._num_stuck = 0 if children else self._num_stuck
+            if children:
+                self._state = State.SOUND
             return self._send_unsent(now)
         said = () if self.rests else self._send_all(now, done=True)
         at = dict(zip(expanded, children, strict=False)).get(self.tree.root)
@@ -298,8 +321,12 @@ class Drafting:
         At a draft that is the draft's fault. At the root it may be what is cached: the text is
         read anew, and if that does not help, this life of the text has no more drafts.
         """
-        self._num_stuck = self._num_stuck + 1 if is_at_root else 0
-        self._stuck_at = self.tree.root
+        if not is_at_root:
+            self._state = State.STOPPED
+        elif self._state is State.DOUBTED:
+            self._state = State.GIVEN_UP
+        else:
+            self._state = State.REREADING
         self.tree.clear()
         self.frontier.forget()
         self._unsent = []
@@ -307,9 +334,8 @@ class Drafting:
         self.slots.truncate(length)
         return Wipe(self.lane.slots.lane, length)
 
-    def _follow(self, key: int | None, followed: Sequence[Children]) -> None:
+    def _follow(self, key: int | None, followed: Sequence[Children], num_ahead: int) -> None:
         """Each step that followed at once has fed the child of the one before, `key` the first."""
-        num_ahead, self._num_ahead = self._num_ahead, 0
         for index in range(num_ahead):
             chosen = followed[index] if index < len(followed) else None
             if chosen is None or key is None:
@@ -349,7 +375,7 @@ class Drafting:
     def _remind(self, now: float) -> Sequence[SharedAction]:
         """Say again what should have been answered by now, or wait until it should."""
         due_at = self._reminder.due_at()
-        if due_at is None or self._acked == self._number:
+        if due_at is None or self._numbers.are_acked:
             return ()
         if now < due_at:
             return (WaitUntil(due_at),)
@@ -372,7 +398,9 @@ class Drafting:
         """Send new drafts, unless they had better wait for more."""
         if not self._unsent or self._holds_back():
             return ()
-        return (self._draft(now, some_of(self.tree, self._unsent), self._number + 1, done=False),)
+        return (
+            self._draft(now, some_of(self.tree, self._unsent), self._numbers.last + 1, done=False),
+        )
 
     @property
     def _sends_at_once(self) -> bool:
@@ -404,7 +432,7 @@ class Drafting:
 
     def _draft(self, now: float, said: Said, first_number: int, *, done: bool) -> Send:
         self._reminder.said(now)
-        self._number += 1
+        self._numbers.last += 1
         self._has_drafted |= bool(said.nodes)
         self._unsent = []
         num_steps, self._num_steps = self._num_steps, 0
@@ -415,7 +443,7 @@ class Drafting:
                 incarnation=self.opened.incarnation,
                 source=self._known.source,
                 first_number=first_number,
-                number=self._number,
+                number=self._numbers.last,
                 parent_hash=said.parent,
                 parent_len=said.length,
                 tokens=tuple(node.token for node in said.nodes),
@@ -432,8 +460,7 @@ class Drafting:
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         self.tree.check()
-        assert self._acked <= self._number
-        assert self._suspect <= self._number
+        self._numbers.check()
         self.frontier.check()
         self._reading.check()
         assert all(key in self.tree.nodes for key in self._unsent)

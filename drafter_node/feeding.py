@@ -80,10 +80,10 @@ class Given:
             end += 1
         return end if end > 1 else 0
 
-    def of(self, start: int, end: int) -> tuple[bytes | None, ...]:
+    def take(self, start: int, end: int) -> tuple[bytes | None, ...]:
         """The features before the tokens at these positions; None where none has come.
 
-        They are not asked for again.
+        They, and all before them, are forgotten.
         """
         found = tuple(self._rows.get(position) for position in range(start, end))
         self._rows = {position: row for position, row in self._rows.items() if position >= end}
@@ -200,7 +200,7 @@ class HeadReading(Reading):
 
     def _with_features(self, feed: Feed, start: int) -> Feed:
         end = self._slots.fed_len
-        features = self._given.of(start, end)
+        features = self._given.take(start, end)
         num_nodes = len(feed.tokens) - len(features)
         return replace(feed, features=(*features, *[PREDICTED] * num_nodes))
 

@@ -1,5 +1,7 @@
-"""When drafts that no verdict has answered are said again (pure).
+"""Which drafts are sent together, how they are numbered, and when they are said again (pure).
 
+Theory of operation
+-------------------
 A lost draft is usually missed by the verdicts that follow, and sent again then. But a target that
 waits for that very draft says nothing until its own limit, which is long where answers have been
 slow. So a drafter that has said all it can, and hears nothing for much longer than an answer has
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.economics import Replies, overdue_s
+from proto.messages import Verdict
 from proto.tree import Node, SpeculationTree
 
 # -- saying ----------------------------------------------------------------------------------------
@@ -61,6 +64,57 @@ def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:
             key = tree.nodes[key].parent
     by_depth = sorted((*above, *nodes), key=lambda node: node.position)
     return Said(tree.root, len(tree.text), by_depth)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+# Which of the numbered drafts the target has; it counts in `Received` (`target_node/drafts.py`).
+
+
+class Numbers:
+    """The numbers of the drafts that one life of a text has sent.
+
+    last  of the newest; 0: none was sent
+    """
+
+    def __init__(self, source: int, life: int) -> None:
+        self._source = source
+        self._life = life
+        self.last = 0
+        self._acked = 0  # <= last; every draft up to it has arrived
+        self._suspect = 0  # <= last; lost, if the next verdict does not acknowledge it
+        self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
+
+    @property
+    def are_acked(self) -> bool:
+        """Whether all have arrived."""
+        return self._acked == self.last
+
+    def heard(self, message: Verdict) -> bool:
+        """A verdict has come. Returns whether the target lacks what it should have by now."""
+        if message.incarnation < self._target_life:
+            return False
+        reopened = 0 < self._target_life < message.incarnation
+        self._target_life = message.incarnation
+        if reopened:
+            self._acked = 0
+        for ack in message.acks:
+            if (ack.source, ack.incarnation) == (self._source, self._life):
+                self._acked = max(self._acked, min(ack.number, self.last))
+        return self._acked < (self.last if reopened else self._suspect)
+
+    def suspect(self) -> None:
+        """The next verdict has to acknowledge all that was sent."""
+        self._suspect = self.last
+
+    def trust(self) -> None:
+        """All is sent again: the next verdict comes too early to say that it was lost."""
+        self._suspect = 0
+
+    def check(self) -> None:
+        """Assert every invariant (for tests and the simulator)."""
+        assert self._acked <= self.last
+        assert self._suspect <= self.last
 
 
 # -- reminding -------------------------------------------------------------------------------------

@@ -126,8 +126,9 @@ class Home:
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:
-        """The last events of a text at the target, or of all; see `Follower.story`."""
-        return self._targets.story(session)
+        """The last events of a text at target and heads, or of all; see `Follower.story`."""
+        stories = self._targets.story(session), self._heads.story(session)
+        return "; at the heads ".join(filter(None, stories))
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""

@@ -318,3 +318,12 @@ def test_verdicts_of_another_session_are_ignored() -> None:
     before: Sequence[int] = list(drafter.machine.tree.text.tokens)
     assert drafter.hears(verdict((1, 2), 3)) == []
     assert drafter.machine.tree.text.tokens == before
+
+
+def test_the_last_events_of_a_text_are_left_for_people_who_look_for_a_mistake() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2))
+    drafter.drafts(3)
+    drafter.hears(verdict((1, 2), 3, 4))
+    kinds = ["Open 2 0.000", "Proposed 0 0.000", "Verdict 2 0.000"]
+    assert drafter.follower.story(drafter.machine.opened.session).split(", ") == kinds

@@ -76,6 +76,19 @@ def test_a_row_that_is_well_again_begins_the_count_anew() -> None:
     assert any(isinstance(action, Compute) for action in drafter.ticks())
 
 
+def test_nothing_is_copied_from_others_before_the_text_has_been_read_well() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=synchronous(4)))
+    assert drafter.machine.may_copy
+    drafter.ticks()
+    drafter.answers_rows(1, (NOTHING,))
+    drafter.hears(verdict((1, 2), 3))
+    drafter.ticks()
+    assert not drafter.machine.may_copy
+    drafter.answers_rows(2, (chosen(4),))
+    assert drafter.machine.may_copy
+
+
 class RealDrafter:
     """The machines of a drafter, and what they ask for done by an executor."""
 

@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.text.session import Session
 from drafter_node import scheduling as drafter_scheduling
-from drafter_node.drafting import Drafting
 from drafter_node.frontier import Frontier, Tip
+from drafter_node.sending import Numbers
 from engine.layout.slots import Feed, SlotMap
 from node.economics import Costs
 from node.follower import CLOSED, Follower, Lane
@@ -233,7 +233,7 @@ def the_drafter_uses_the_result_of_an_earlier_life(patch: Patch) -> None:
 
 
 def what_was_lost_is_not_sent_again(patch: Patch) -> None:
-    patch.setattr(Drafting, "_is_something_lost", lambda self, message, life: False)
+    patch.setattr(Numbers, "heard", lambda self, message: False)
 
 
 def a_draft_that_comes_too_early_is_dropped(patch: Patch) -> None:

@@ -276,6 +276,14 @@ def test_several_texts_and_the_same_one_opened_anew() -> None:
     assert sum(verdict.num_accepted for verdict in node.verdicts(3)) > 5
 
 
+def test_the_story_of_a_text_has_what_its_heads_have_met_too() -> None:
+    node = written(opening(1))
+    at_target, at_heads = node.home.story(1).split("; at the heads ")
+    assert "Computed" in at_target
+    assert "Proposed" in at_heads
+    assert node.home.story(2) == ""
+
+
 @pytest.mark.parametrize("name", ["auto", "sync", "pipelined", "tree"])
 @pytest.mark.parametrize("fails_at", [0, 1, 7])
 def test_heads_that_fail_draft_no_more_and_the_texts_go_on(name: Any, fails_at: int) -> None:
