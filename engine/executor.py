@@ -13,7 +13,7 @@ no tree and no message. Two modes:
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,10 +34,10 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.slots import Feed, LaneLayout, Move, Span
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
 
 SLOT_STEP = 64
-_NUM_TIMED = 3
+_NUM_TIMED = 3  # passes of a shape; the quickest counts
 # Slots; longer passes with a mask are captured when they first come, those whose attention is split
 # over the keys need no other recording.
 CAPTURED_AT_LOAD = 4096
@@ -64,7 +64,116 @@ class Pass:
     fed: tuple[slice, ...]
 
 
-class Executor:
+class AnyExecutor(Protocol):
+    """Runs the passes of one model, or of one head (`heads/`): all that a node knows of either.
+
+    capacity            slots of each lane
+    lanes               how the cache is divided among texts, a lane each
+    num_lanes_per_pass  most lanes that share a pass
+    fixed_rows          rows of every pass in reproducible mode; None: the normal mode
+    """
+
+    capacity: int
+    lanes: LaneLayout
+    num_lanes_per_pass: int
+    fixed_rows: int | None = None
+
+    @property
+    def backend(self) -> str:
+        """The name of the forward that runs."""
+
+    @property
+    def num_uncaptured(self) -> int:
+        """Decode passes that a captured backend had no recording for."""
+        return 0
+
+    @property
+    def can_chain(self) -> bool:
+        """Whether `run_chain` may be called."""
+        return False
+
+    def set_total(self, total: int | None) -> None:
+        """Let every pass cover `total` slots until told otherwise; None: as many as it needs.
+
+        A head has no reproducible mode, and covers what it needs.
+        """
+        assert total is None, f"{self.backend} has no reproducible mode"
+
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Any:
+        """The first half of a pass, on the host; returns what `forward` takes.
+
+        feeds  of different lanes, at most `num_lanes_per_pass`
+        asks   for each feed the rows whose logits are wanted
+        """
+
+    def forward(self, step: Any, layers: Layers = ()) -> Output:
+        """The second half, on the device.
+
+        step    as `lay_out` has returned it
+        layers  whose hidden states are wanted (`forward.py`); a head hands out none
+
+        Returns logits float32, in the order of `asks`, and features of all rows, feed by feed.
+        """
+
+    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
+        """Run one pass: write its keys and values, return the logits of the rows named in `ask`.
+
+        Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
+        empty: what nobody asks for is not computed (but for padded passes, which are all alike).
+        """
+        return self.forward(self.lay_out((feed,), (ask,))).logits
+
+    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run the passes of several lanes as one, which reads the weights once.
+
+        Returns what `run` does of each, one below the other.
+        """
+        return self.forward(self.lay_out(feeds, asks)).logits
+
+    def run_chain(
+        self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Run steps of one row each, each of the token that was chosen after the one before.
+
+        Only where `can_chain`.
+
+        feeds   of one lane; only the first one's token counts
+        choice  of one token, made after each step
+        inputs  [n + 1] int64: `choice_inputs` of the steps
+
+        Returns [n, 3] float64 on the device (`chosen_there` fetches it), valid until the next call.
+        """
+        del feeds, choice, inputs
+        raise AssertionError(f"{self.backend} has no recordings")
+
+    def move(self, *moves: Move) -> None:
+        """Copy cache slots as `SlotMap.advance` says, of all lanes in one gather."""
+
+    def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
+        """Copy the first `length` slots of a lane to another: texts that begin alike."""
+
+    def wipe(self, lane: int, start: int) -> None:
+        """Write zeros to all slots of a lane from `start` on, its scratch included."""
+
+    def not_finite(self, lane: int) -> int | None:
+        """Return the slot of a lane that has brought NaN or infinity (`Backend.not_finite`).
+
+        Asked of a target's model alone.
+        """
+        del lane
+        raise AssertionError(f"{self.backend} does not look for it")
+
+    def seconds_of(self, feed: Feed) -> float:
+        """Return what the quickest of some passes takes until one of its numbers is on the host."""
+        ask, took_s = range(len(feed.tokens)), []
+        for _ in range(_NUM_TIMED):
+            started = time.perf_counter()
+            self.run(feed, ask)[0, 0].item()
+            took_s.append(time.perf_counter() - started)
+        return min(took_s)
+
+
+class Executor(AnyExecutor):
     """A loaded model with a cache of `num_lanes` lanes of `capacity` slots, one for each text."""
 
     def __init__(
@@ -112,7 +221,7 @@ class Executor:
 
     @property
     def backend(self) -> str:
-        """The name of the forward that runs."""
+        """See `AnyExecutor`."""
         assert self._backend is not None, "this executor was freed"
         return self._backend.name
 
@@ -124,7 +233,7 @@ class Executor:
 
     @property
     def num_uncaptured(self) -> int:
-        """Decode passes that a captured backend had no recording for."""
+        """See `AnyExecutor`."""
         backend = self._backend
         return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
 
@@ -140,21 +249,6 @@ class Executor:
         """
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
-
-    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
-        """Run one pass: write its keys and values, return the logits of the rows named in `ask`.
-
-        Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
-        empty: what nobody asks for is not computed (but for padded passes, which are all alike).
-        """
-        return self.forward(self.lay_out((feed,), (ask,))).logits
-
-    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run the passes of several lanes as one, which reads the weights once.
-
-        Returns what `run` does of each, one below the other.
-        """
-        return self.forward(self.lay_out(feeds, asks)).logits
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Pass:
         """The first half of a pass, on the host: from integers to tensors.
@@ -252,14 +346,7 @@ class Executor:
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Run steps of one row each, each of the token that was chosen after the one before.
-
-        feeds   of one lane; only the first one's token counts
-        choice  of one token, made after each step
-        inputs  [n + 1] int64: `choice_inputs` of the steps
-
-        Returns [n, 3] float64 on the device (`chosen_there` fetches it), valid until the next call.
-        """
+        """See `AnyExecutor.run_chain`."""
         assert self._backend is not None, "this executor was freed"
         steps = torch.zeros(6, len(feeds) + 1, dtype=torch.int64)
         steps[:5, :-1] = torch.from_numpy(np.concatenate([self._rows_of(f) for f in feeds], axis=1))
@@ -269,18 +356,12 @@ class Executor:
         return self._backend.chain(steps, spans, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
-        """Copy cache slots as `SlotMap.advance` says, of all lanes in one gather."""
+        """See `AnyExecutor.move`."""
         assert self._backend is not None, "this executor was freed"
-        sources: list[int] = []
-        targets: list[int] = []
-        for move in moves:
-            first = self.lanes.first_slot(move.lane)
-            sources += (first + slot for slot in move.sources)
-            targets += (first + slot for slot in move.targets)
-        self._backend.move(sources, targets)
+        self._backend.move(*copied(moves, self.lanes))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """Copy the first `length` slots of a lane to another: texts that begin alike."""
+        """See `AnyExecutor.copy_prefix`."""
         assert self._backend is not None, "this executor was freed"
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
@@ -288,14 +369,14 @@ class Executor:
         self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
 
     def wipe(self, lane: int, start: int) -> None:
-        """Write zeros to all slots of a lane from `start` on, its scratch included."""
+        """See `AnyExecutor.wipe`."""
         assert self._backend is not None, "this executor was freed"
         assert 0 <= start <= self.capacity
         lanes = self.lanes
         self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
 
     def not_finite(self, lane: int) -> int | None:
-        """Return the slot of a lane that has brought NaN or infinity (`Backend.not_finite`)."""
+        """See `AnyExecutor.not_finite`."""
         assert self._backend is not None, "this executor was freed"
         found = self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
         return None if found is None else found % self.capacity
@@ -321,7 +402,7 @@ class Executor:
                 feed = Feed((0,) * num_rows, where, where, 0, masks)
                 for layers in {(), self.layers}:  # a recording each
                     self.forward(self.lay_out((feed,), (where,)), layers)
-                took_s = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+                took_s = self.seconds_of(feed)
                 seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
         self._total = total
         if self._backend is not None:
@@ -329,12 +410,6 @@ class Executor:
             self.wipe(0, 0)
             self._backend.is_loading = False
         return seconds
-
-    def _seconds_of(self, feed: Feed) -> float:
-        """What a pass takes until one of its numbers is on the host."""
-        started = time.perf_counter()
-        self.run(feed, range(len(feed.tokens)))[0, 0].item()
-        return time.perf_counter() - started
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""
@@ -345,7 +420,7 @@ class Executor:
         return self._backend is not None and self._backend.is_captured
 
     def _round_up(self, total: int) -> int:
-        rounded = captured_len(total) if self._is_captured else -(-total // SLOT_STEP) * SLOT_STEP
+        rounded = captured_len(total) if self._is_captured else in_steps(total)
         return min(rounded, self.capacity)
 
     def _num_visible(self, feed: Feed) -> int:
@@ -390,3 +465,8 @@ class Executor:
 
 def _is_all(ask: Sequence[int], num_rows: int) -> bool:
     return len(ask) == num_rows and all(row == i for i, row in enumerate(ask))
+
+
+def in_steps(num_slots: int) -> int:
+    """A number of slots rounded up to a multiple of `SLOT_STEP`."""
+    return -(-num_slots // SLOT_STEP) * SLOT_STEP

@@ -15,6 +15,7 @@ import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.executor import Executor
+from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 
 FASTEST = "fastest"
@@ -79,7 +80,7 @@ def fastest_num_threads(loaded: LoadedModel) -> int:
     return best
 
 
-def usual_num_threads(loaded: LoadedModel) -> int:
+def usual_num_threads(loaded: Loaded) -> int:
     """The same without a clock: a thread for so many parameters, up to those that are set."""
     return min(torch.get_num_threads(), 1 + loaded.num_parameters // _PARAMETERS_OF_A_THREAD)
 

@@ -19,9 +19,10 @@ from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.coupling import warm_up_choices
 from engine.device import pin
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import AnyExecutor, Executor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.forward.forward import Layers, check_layers
+from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
@@ -97,8 +98,8 @@ class Engine:
     heads        of a target that drafts with heads of its own: those
     """
 
-    executor: Executor
-    loaded: LoadedModel
+    executor: AnyExecutor
+    loaded: Loaded
     max_len: int
     vocab_size: int
     digest: str

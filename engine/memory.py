@@ -6,10 +6,10 @@ an allocator after a minute of reading. Knows sizes; no layer, no text.
 
 import logging
 
-from engine.checkpoint.model import LoadedModel
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
 from engine.forward.kv_cache import slot_bytes
+from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
 
 logger = logging.getLogger(__name__)
@@ -28,17 +28,9 @@ _SPARE_SLOTS = 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
-def longest_text(
-    loaded: LoadedModel,
-    asked: int,
-    each: int | None = None,
-    *,
-    num_lanes: int = 1,
-    part: float = 1.0,
-) -> int:
+def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
     """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
 
-    each       bytes of a token in the cache; None: the model's keys and values
     num_lanes  texts at once that there should be room for, if nothing is asked for
     part       of the memory that such a cache may have, for this model
 
@@ -46,7 +38,7 @@ def longest_text(
         OutOfMemory: a cache for that many does not fit beside the weights.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    each = each or slot_bytes(loaded.model, loaded.device)
+    each = _slot_bytes(loaded)
     kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
     all_free = _free_bytes(loaded)
     free = int(_SHARES[kind] * all_free)
@@ -70,15 +62,13 @@ def longest_text(
     return length
 
 
-def num_lanes_that_fit(
-    loaded: LoadedModel, max_len: int, wanted: int, each: int | None = None
-) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least. `each` as above."""
+def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int) -> int:
+    """As many lanes as are wanted, or as the memory allows; one at least."""
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS
     free = int(_SHARE_OF_SEVERAL * _free_bytes(loaded))
-    fitting = num_lanes_within(free, each or slot_bytes(loaded.model, loaded.device), slots)
+    fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
             "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
@@ -89,7 +79,14 @@ def num_lanes_that_fit(
     return min(wanted, max(1, fitting))
 
 
-def _free_bytes(loaded: LoadedModel) -> int:
+def _slot_bytes(loaded: Loaded) -> int:
+    """Bytes of one token in the cache."""
+    if isinstance(loaded, LoadedHead):
+        return loaded.slot_bytes
+    return slot_bytes(loaded.model, loaded.device)
+
+
+def _free_bytes(loaded: Loaded) -> int:
     """What this process may take of the memory of its device: ranks on CPUs share one."""
     free = free_bytes(loaded.device)
     if loaded.rank is not None and loaded.device.type == "cpu":

@@ -27,7 +27,7 @@ from engine.errors import ModelError
 from engine.forward.flex_attention import Shape
 from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
 from engine.forward.kv_cache import first_not_finite
-from engine.forward.lane_attention import LaneAttention, Plan, Seen
+from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
 from engine.forward.masks import Masks, from_words
 from engine.forward.operators import (
     FORMS,
@@ -41,7 +41,7 @@ from engine.forward.operators import (
     rms_norm,
     unpacked,
 )
-from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout
+from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.split import joined, summed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -67,26 +67,6 @@ class _Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Memory for passes of n rows and views of it, made once: a view costs as much as an operator.
-
-    heads     [n, (heads + 2 kv_heads) * dim]: what `qkv` has computed
-    turned    [n, heads + kv_heads, dim]: its queries and keys
-    halves    the second and the first half of `turned`, along dim
-    swapped   like `turned`
-    written   [2 kv_heads, n, dim]: its keys and values
-    apart     [n, kv_heads, group, dim]: its queries
-    """
-
-    heads: torch.Tensor
-    turned: torch.Tensor
-    halves: tuple[torch.Tensor, torch.Tensor]
-    swapped: torch.Tensor
-    written: torch.Tensor
-    apart: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class _FusedPass:
     """What all layers need to know of one pass; tensors on the device.
 
@@ -94,7 +74,7 @@ class _FusedPass:
     slots     [n] int64
     """
 
-    rows: _Rows
+    made: Projections
     cos: torch.Tensor
     sin: torch.Tensor
     slots: torch.Tensor
@@ -130,7 +110,6 @@ class FusedBackend(Backend):
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
         self._masks = Masks(loaded.dtype)
-        self._made: dict[int, _Rows] = {}
         scale = float(attention.scaling)
         self._attention = LaneAttention(self.cache, lanes, self._group, scale)
         self._last_norm_module = model.norm
@@ -166,7 +145,6 @@ class FusedBackend(Backend):
     def packed(self) -> "FusedBackend":
         """The same with weights of its own over the same cache; the model stays as it is."""
         twin = copy(self)
-        twin._made = {}
         twin._attention = self._attention.twin()
         twin._layers = [replace(layer) for layer in self._layers]
         twin._take_over(Packer(), leave=True)
@@ -248,7 +226,7 @@ class FusedBackend(Backend):
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
-        made = self._rows(len(ids))
+        made = self._attention.projections(len(ids))
         if mask is None:
             plan = self._attention.plan_split(made.apart, spans, rows[3:])
         else:
@@ -284,36 +262,14 @@ class FusedBackend(Backend):
         self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _FusedPass
     ) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
-        rows = step.rows
-        rows.heads.copy_(layer.qkv(hidden))
+        made = step.made
+        made.heads.copy_(layer.qkv(hidden))
         if layer.head_norm is not None:
-            rows.turned.copy_(layer.head_norm(rows.turned))
-        torch.cat(rows.halves, dim=-1, out=rows.swapped)
-        rows.turned.mul_(step.cos).addcmul_(rows.swapped, step.sin)
-        layer.cache.index_copy_(1, step.slots, rows.written)
+            made.turned.copy_(layer.head_norm(made.turned))
+        torch.cat(made.halves, dim=-1, out=made.swapped)
+        made.turned.mul_(step.cos).addcmul_(made.swapped, step.sin)
+        layer.cache.index_copy_(1, step.slots, made.written)
         return self._attention.attend(step.plan, seen)
-
-    def _rows(self, num_rows: int) -> _Rows:
-        made = self._made.get(num_rows)
-        if made is None:
-            made = self._make_rows(num_rows)
-            if num_rows <= NUM_TREE_SLOTS:
-                self._made[num_rows] = made
-        return made
-
-    def _make_rows(self, num_rows: int) -> _Rows:
-        num_queries, num_keys = self._num_heads, self._num_kv_heads
-        heads = self.cache.new_empty(num_rows, num_queries + 2 * num_keys, self._dim)
-        turned = heads[:, : num_queries + num_keys]
-        first, second = turned.chunk(2, dim=-1)
-        return _Rows(
-            heads=heads.view(num_rows, -1),
-            turned=turned,
-            halves=(second, first),
-            swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
-            written=heads[:, num_queries:].transpose(0, 1),
-            apart=heads[:, :num_queries].view(num_rows, num_keys, self._group, self._dim),
-        )
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""

@@ -36,6 +36,26 @@ _MOST_MADE = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Projections:
+    """Memory for the projections of n rows and views of it: a view costs as much as an operator.
+
+    heads     [n, (heads + 2 kv_heads) * dim]: queries, keys and values
+    turned    [n, heads + kv_heads, dim]: queries and keys
+    halves    the second and the first half of `turned`, along dim
+    swapped   like `turned`
+    written   [2 kv_heads, n, dim]: keys and values
+    apart     [n, kv_heads, group, dim]: queries
+    """
+
+    heads: torch.Tensor
+    turned: torch.Tensor
+    halves: tuple[torch.Tensor, torch.Tensor]
+    swapped: torch.Tensor
+    written: torch.Tensor
+    apart: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What one call of attention looks from: n rows in each of some lanes.
 
@@ -75,6 +95,7 @@ class LaneAttention:
         self._lanes = lanes
         self._group = group
         self._scale = scale
+        self._projections: dict[int, Projections] = {}  # by number of rows
         # By rows of each lane and whether they are looked after together.
         self._looks: dict[tuple[tuple[int, ...], bool], list[Look]] = {}
         # Of all layers, by first slot, number and distance of the lanes, and slots of each.
@@ -90,7 +111,17 @@ class LaneAttention:
     def twin(self) -> "LaneAttention":
         """The same over the same cache, for passes that lie elsewhere."""
         made = copy(self)
+        made._projections = {}
         made._looks = {}
+        return made
+
+    def projections(self, num_rows: int) -> Projections:
+        """Memory for a pass of so many rows; up to `NUM_TREE_SLOTS` always the same."""
+        made = self._projections.get(num_rows)
+        if made is None:
+            made = _projections(self._layers[0], num_rows, self._group)
+            if num_rows <= NUM_TREE_SLOTS:
+                self._projections[num_rows] = made
         return made
 
     def choose_forms(self) -> None:
@@ -121,7 +152,7 @@ class LaneAttention:
     def plan(self, apart: torch.Tensor, spans: Spans, mask: torch.Tensor) -> Plan:
         """Lay the calls of a pass out.
 
-        apart  [n, kv_heads, group, dim]: where its queries will lie; for as many rows always there
+        apart  [n, kv_heads, group, dim]: where its queries will lie (`projections`)
         spans  as in `Backend.forward`
         mask   [1, 1, n, num_visible], added to the scores
         """
@@ -228,6 +259,23 @@ class LaneAttention:
                     self._looks.clear()
                 self._looks[counts, together] = made
         return made
+
+
+def _projections(cache: torch.Tensor, num_rows: int, group: int) -> Projections:
+    """Allocate it for passes over a layer's cache [2 kv_heads, slots, dim]."""
+    num_keys, dim = len(cache) // 2, cache.shape[2]
+    num_queries = num_keys * group
+    heads = cache.new_empty(num_rows, num_queries + 2 * num_keys, dim)
+    turned = heads[:, : num_queries + num_keys]
+    first, second = turned.chunk(2, dim=-1)
+    return Projections(
+        heads=heads.view(num_rows, -1),
+        turned=turned,
+        halves=(second, first),
+        swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
+        written=heads[:, num_queries:].transpose(0, 1),
+        apart=heads[:, :num_queries].view(num_rows, num_keys, group, dim),
+    )
 
 
 def _look(apart: torch.Tensor, num_lanes: int) -> Look:

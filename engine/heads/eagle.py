@@ -5,7 +5,6 @@ Each slot of the cache holds keys and values, the state that its row hands on to
 moving and copying are as in the ordinary cache: the state and the bit go along.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,17 +13,16 @@ import numpy.typing as npt
 import torch
 
 from engine.checkpoint.files import one_line
-from engine.checkpoint.model import DTYPES
 from engine.device import send
 from engine.errors import kind_of
-from engine.executor import SLOT_STEP
-from engine.forward.forward import Output, rows_of
+from engine.executor import AnyExecutor, in_steps
+from engine.forward.forward import Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.slots import NUM_TREE_SLOTS, Feed, LaneLayout, Move, Span
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
 
 # -- waves -----------------------------------------------------------------------------------------
 
@@ -199,11 +197,9 @@ def _wave(laid: Sequence[_Laid], number: int) -> Wave:
 
 # -- eagle -----------------------------------------------------------------------------------------
 
-_NUM_TIMED = 3
-
 
 @dataclass(frozen=True, slots=True)
-class HeadPass:
+class EaglePass:
     """A pass, ready to run.
 
     waves     in their order
@@ -218,37 +214,13 @@ class HeadPass:
     num_asked: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Memory for n rows and views of it, made once: a view costs as much as an operator.
-
-    heads     [n, (heads + 2 kv_heads) * dim]: queries, keys and values
-    turned    [n, heads + kv_heads, dim]: queries and keys
-    halves    the second and the first half of `turned`, along dim
-    swapped   like `turned`
-    written   [2 kv_heads, n, dim]: keys and values
-    apart     [n, kv_heads, group, dim]: queries
-    """
-
-    heads: torch.Tensor
-    turned: torch.Tensor
-    halves: tuple[torch.Tensor, torch.Tensor]
-    swapped: torch.Tensor
-    written: torch.Tensor
-    apart: torch.Tensor
-
-
-class EagleExecutor:
+class EagleExecutor(AnyExecutor):
     """An EAGLE head with a cache of `num_lanes` lanes of `capacity` slots, one for each text.
 
     What a row is given is in `Feed.before` and `Feed.features`. Logits of absent rows are zeros.
     """
 
     backend = "eagle"
-    row_counts: tuple[int, ...] = ()
-    num_uncaptured = 0
-    fixed_rows: int | None = None
-    can_chain = False
 
     def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
         """Allocate the cache.
@@ -262,10 +234,8 @@ class EagleExecutor:
         self.num_lanes_per_pass = num_lanes
         self.lanes = LaneLayout(num_lanes, capacity)
         self._device, self._dtype = loaded.device, loaded.dtype
-        self._total: int | None = None
         self._slots = Slots(self.lanes)
         self._masks = Masks(self._dtype)
-        self._made: dict[int, _Rows] = {}
         try:
             self._allocate()
         except (RuntimeError, ValueError) as error:
@@ -287,30 +257,19 @@ class EagleExecutor:
         group = config.num_heads // config.num_kv_heads
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
 
-    def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots, rounded up; None: as many as it needs."""
-        assert total is None or 0 < total <= self.capacity
-        self._total = None if total is None else self._round_up(total)
-
-    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
-        """As `Executor.run`: the logits [len(ask), V] float32 of the rows named in `ask`."""
-        return self.forward(self.lay_out((feed,), (ask,))).logits
-
-    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """As `Executor.run_together`: the passes of several lanes as one."""
-        return self.forward(self.lay_out(feeds, asks)).logits
-
-    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> HeadPass:
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
         """The first half of a pass, on the host; it has to be run before another is laid out."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len({feed.lane for feed in feeds}) == len(feeds), "two feeds of one lane"
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
         assert max(max(feed.positions) for feed in feeds) < self.loaded.max_model_len
-        num_visible = max(map(self._num_visible, feeds))
+        needed = max(feed.total for feed in feeds)
+        assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
+        num_visible = min(in_steps(needed), self.capacity)
         waves, held, empty = self._slots.waves(feeds, asks)
-        return HeadPass(waves, held, empty, num_visible, sum(map(len, asks)))
+        return EaglePass(waves, held, empty, num_visible, sum(map(len, asks)))
 
-    def forward(self, step: HeadPass, layers: tuple[int, ...] = ()) -> Output:
+    def forward(self, step: EaglePass, layers: Layers = ()) -> Output:
         """The second half: the head. Nobody may ask a head for features."""
         assert not layers, "a head hands out no features"
         with torch.inference_mode():
@@ -359,7 +318,7 @@ class EagleExecutor:
     def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Write keys, values and states of a wave; return its states [n, width]."""
         ids, positions, slots = rows.unbind()[:3]
-        made = self._rows(len(ids))
+        made = self._attention.projections(len(ids))
         qkv, residual = self._head.enter(ids, self._states_before(wave))
         made.heads.copy_(qkv)
         cos, sin = self._rotations.index_select(1, positions)
@@ -384,57 +343,21 @@ class EagleExecutor:
 
     def _given(self, wave: Wave) -> torch.Tensor:
         """Return the states [k, width] of the features that a wave is given."""
-        loaded = self.loaded
-        assert len(wave.features) == len(wave.given) * loaded.feature_bytes, (
-            f"features of {len(wave.features)} bytes for {len(wave.given)} rows"
-        )
-        numbers = torch.frombuffer(
-            bytearray(wave.features), dtype=DTYPES[loaded.feature_dtype]
-        ).view(len(wave.given), loaded.feature_size)
-        return self._head.states(send(numbers, self._device).to(self._dtype))
-
-    def _rows(self, num_rows: int) -> _Rows:
-        made = self._made.get(num_rows)
-        if made is None:
-            made = self._make_rows(num_rows)
-            if num_rows <= NUM_TREE_SLOTS:
-                self._made[num_rows] = made
-        return made
-
-    def _make_rows(self, num_rows: int) -> _Rows:
-        config = self._head.config
-        num_queries, num_keys, dim = config.num_heads, config.num_kv_heads, config.dim
-        heads = self._cache.new_empty(num_rows, num_queries + 2 * num_keys, dim)
-        turned = heads[:, : num_queries + num_keys]
-        first, second = turned.chunk(2, dim=-1)
-        return _Rows(
-            heads=heads.view(num_rows, -1),
-            turned=turned,
-            halves=(second, first),
-            swapped=torch.empty_like(turned, memory_format=torch.contiguous_format),
-            written=heads[:, num_queries:].transpose(0, 1),
-            apart=heads[:, :num_queries].view(num_rows, num_keys, num_queries // num_keys, dim),
-        )
+        features = self.loaded.features_of(wave.features, len(wave.given))
+        return self._head.states(send(features, self._device).to(self._dtype))
 
     def move(self, *moves: Move) -> None:
-        """As `Executor.move`: copy slots as `SlotMap.advance` says, of all lanes in one gather."""
-        pairs = [(self.lanes.first_slot(move.lane), move) for move in moves]
-        copied = np.array(
-            [
-                [first + slot for first, move in pairs for slot in move.sources],
-                [first + slot for first, move in pairs for slot in move.targets],
-            ],
-            dtype=np.int64,
-        )
-        self._slots.move(*copied)
-        sources, targets = send(torch.from_numpy(copied), self._device)
+        """See `AnyExecutor.move`."""
+        pair = np.array(copied(moves, self.lanes), dtype=np.int64)
+        self._slots.move(*pair)
+        sources, targets = send(torch.from_numpy(pair), self._device)
         with torch.inference_mode():
             self._cache.index_copy_(1, targets, self._cache.index_select(1, sources))
             for held in (self._states, self._hidden):
                 held.index_copy_(0, targets, held.index_select(0, sources))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """As `Executor.copy_prefix`: copy the first `length` slots of a lane to another."""
+        """See `AnyExecutor.copy_prefix`."""
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
         source, target = map(self.lanes.first_slot, (source_lane, target_lane))
@@ -445,7 +368,7 @@ class EagleExecutor:
                 held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
 
     def wipe(self, lane: int, start: int) -> None:
-        """As `Executor.wipe`: write zeros to all slots of a lane from `start` on."""
+        """See `AnyExecutor.wipe`."""
         first, length = self.lanes.first_slot(lane) + start, self.capacity - start
         with torch.inference_mode():
             self._cache.narrow(1, first, length).zero_()
@@ -469,7 +392,7 @@ class EagleExecutor:
             shape = (0,) * num_rows, (2,) * num_rows, where, 2, masks
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
-            seconds[num_rows] = min(self._seconds_of(feed) for _ in range(_NUM_TIMED))
+            seconds[num_rows] = self.seconds_of(feed)
         self.forget()
         return seconds
 
@@ -478,29 +401,6 @@ class EagleExecutor:
         self._slots = Slots(self.lanes)
         self._hidden.fill_(self._lowest)
 
-    def _seconds_of(self, feed: Feed) -> float:
-        """What a pass takes until one of its numbers is on the host."""
-        started = time.perf_counter()
-        self.run(feed, range(len(feed.tokens)))[0, 0].item()
-        return time.perf_counter() - started
-
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""
         del self._cache, self._states, self._hidden, self._attention
-
-    def _round_up(self, total: int) -> int:
-        return min(-(-total // SLOT_STEP) * SLOT_STEP, self.capacity)
-
-    def _num_visible(self, feed: Feed) -> int:
-        needed = feed.total
-        assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
-        if self._total is None:
-            return self._round_up(needed)
-        assert needed <= self._total, f"{needed} slots, but the session was set to {self._total}"
-        return self._total
-
-
-def slot_bytes(head: EagleHead) -> int:
-    """Return how much memory one token takes: keys, values and state."""
-    config = head.config
-    return (2 * config.num_kv_heads * config.dim + config.width) * head.embeddings.itemsize

@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import torch
 
 from engine.checkpoint.checkpoint import WANTED_OF_HEADS, find_folder
 from engine.checkpoint.files import one_line, read_config
-from engine.checkpoint.model import DTYPES, LoadedModel, refuse_unknown_dtype
+from engine.checkpoint.model import DTYPES, refuse_unknown_dtype
 from engine.device import claim, cpu_is_fast_in, pin
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import Executor
 from engine.fastest import FASTEST, usual_num_threads
 from engine.forward.forward import LAST
-from engine.heads.eagle import EagleExecutor, slot_bytes
+from engine.heads.eagle import EagleExecutor
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
 from engine.heads.head_tensors import HeadTensors, medusa_counts
 from engine.heads.layouts import read_eagle_config
@@ -183,8 +181,8 @@ def load_head_engine(
     part     in that case: of what memory it may take for them, as for `longest_text`
     is_alone  False: beside its target, which has chosen cores and threads of this process
 
-    The tokenizer is the target's. Executor and loaded head have what a node asks of those of a
-    model: `feature_dtype` of `Engine.loaded` may still be set until features come.
+    The tokenizer is the target's. `feature_dtype` of `Engine.loaded` may still be set until
+    features come.
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -204,21 +202,18 @@ def load_head_engine(
         feature_dtype=feature_dtype,
     )
     tokenizer.check_fits(loaded.vocab_size)
-    # What a node reads of a model and of its executor, these have under the same names.
-    like_a_model = cast(LoadedModel, loaded)
     if is_alone and loaded.device.type == "cpu":
-        torch.set_num_threads(usual_num_threads(like_a_model))
-    each = slot_bytes(loaded.module) if isinstance(loaded.module, EagleHead) else 1
-    max_len = longest_text(like_a_model, max_len, each, num_lanes=num_lanes, part=part)
-    num_lanes = num_lanes_that_fit(like_a_model, max_len, num_lanes, each)
+        torch.set_num_threads(usual_num_threads(loaded))
+    max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
+    num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes)
     make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
     executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
     check_outputs(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
     return Engine(
-        executor=cast(Executor, executor),
-        loaded=like_a_model,
+        executor=executor,
+        loaded=loaded,
         max_len=max_len,
         vocab_size=tokenizer.vocab_size or loaded.vocab_size,
         digest=tokenizer.digest,

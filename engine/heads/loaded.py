@@ -1,10 +1,10 @@
-"""A head that was loaded, and what its users must know of it."""
+"""A head that was loaded, and what its users must know of it. `Loaded`: a model or a head."""
 
 from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.model import DTYPES
+from engine.checkpoint.model import DTYPES, LoadedModel
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.medusa import Medusa
 from engine.tensor_parallel.split import Rank
@@ -24,6 +24,7 @@ class LoadedHead:
     num_parameters  its own; what it shares with the target is not counted
     feature_dtype  the number type of features as they come: float32, bfloat16 or float16. Whoever
                   knows the target sets it, before the first pass that is given any
+    rank          None: a head is never divided among ranks
     """
 
     kind: HeadKind
@@ -54,3 +55,24 @@ class LoadedHead:
     def feature_bytes(self) -> int:
         """How long those are, as they come."""
         return self.feature_size * DTYPES[self.feature_dtype].itemsize
+
+    @property
+    def slot_bytes(self) -> int:
+        """How much memory one token of a text takes: keys, values and state; Medusa has none."""
+        if isinstance(self.module, Medusa):
+            return 1
+        config = self.module.config
+        num_numbers = 2 * config.num_kv_heads * config.dim + config.width
+        return num_numbers * self.module.embeddings.itemsize
+
+    def features_of(self, data: bytes, count: int) -> torch.Tensor:
+        """Return features [count, feature_size] of what has come, in its type, on the CPU."""
+        assert len(data) == count * self.feature_bytes, (
+            f"features of {len(data)} bytes for {count} rows"
+        )
+        numbers = torch.frombuffer(bytearray(data), dtype=DTYPES[self.feature_dtype])
+        return numbers.view(count, self.feature_size)
+
+
+Loaded = LoadedModel | LoadedHead
+"""What is on a device; both have the name, sizes, types and device under the same names."""

@@ -6,33 +6,27 @@ token computes all of them, and the rows of drafts behind it look up the head of
 of the likeliest products grows as with any drafter, for the price of one step.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.checkpoint.model import DTYPES
 from engine.device import send
-from engine.forward.forward import Output
+from engine.executor import AnyExecutor
+from engine.forward.forward import Layers, Output
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
 from engine.layout.slots import Feed, LaneLayout, Move
 
-_NUM_TIMED = 3
-_Laid = tuple[Sequence[Feed], Sequence[Sequence[int]]]
+_MedusaPass = tuple[Sequence[Feed], Sequence[Sequence[int]]]
 
 
-class MedusaExecutor:
+class MedusaExecutor(AnyExecutor):
     """Medusa heads for `num_lanes` texts. A row is given its feature by `Feed.features`.
 
     What is said of rows without any is zeros. There is no cache, so there is nothing to move.
     """
 
     backend = "medusa"
-    row_counts: tuple[int, ...] = ()
-    num_uncaptured = 0
-    fixed_rows: int | None = None
-    can_chain = False
 
     def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
         assert isinstance(loaded.module, Medusa)
@@ -43,19 +37,12 @@ class MedusaExecutor:
         # By lane: the position of the row that was given a feature last, and the logits of it.
         self._said: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def set_total(self, total: int | None) -> None:
-        """Nothing depends on how long a text is."""
-
-    def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
-        """As `Executor.run`: the logits [len(ask), V] float32 of the rows named in `ask`."""
-        return self.forward(self.lay_out((feed,), (ask,))).logits
-
-    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> _Laid:
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> _MedusaPass:
         """The first half of a pass: there is nothing to lay out."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         return feeds, asks
 
-    def forward(self, step: _Laid, layers: tuple[int, ...] = ()) -> Output:
+    def forward(self, step: _MedusaPass, layers: Layers = ()) -> Output:
         """The second half: the heads. Nobody may ask them for features."""
         assert not layers, "a head hands out no features"
         rows = [row for feed, ask in zip(*step, strict=True) for row in self._rows(feed, ask)]
@@ -80,8 +67,8 @@ class MedusaExecutor:
 
     def _logits(self, feature: bytes) -> torch.Tensor:
         """What all heads say of a feature, [num_heads, V]."""
-        numbers = torch.frombuffer(bytearray(feature), dtype=DTYPES[self.loaded.feature_dtype])
-        return self._heads.logits(send(numbers, self.loaded.device)[None])[:, 0]
+        features = self.loaded.features_of(feature, 1)
+        return self._heads.logits(send(features, self.loaded.device))[:, 0]
 
     @property
     def _nothing(self) -> torch.Tensor:
@@ -94,20 +81,16 @@ class MedusaExecutor:
         """Likewise."""
 
     def wipe(self, lane: int, start: int) -> None:
-        """As `Executor.wipe`: forget what was said of a text."""
+        """Forget what was said of a text."""
         del start
         self._said.pop(lane, None)
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
-        """As `Executor.warm_up`: seconds of the row that is given a feature."""
+        """Return the seconds of the row that is given a feature, for each number of rows."""
         feed = Feed((0,), (1,), (1,), 0, (2,), features=(bytes(self.loaded.feature_bytes),))
-        seconds = []
-        for _ in range(_NUM_TIMED):
-            started = time.perf_counter()
-            self.run(feed, (0,))[0, 0].item()
-            seconds.append(time.perf_counter() - started)
+        seconds = self.seconds_of(feed)
         self.forget()
-        return dict.fromkeys(row_counts, min(seconds))
+        return dict.fromkeys(row_counts, seconds)
 
     def forget(self) -> None:
         """Nothing has been said; only between sessions."""
