@@ -1,6 +1,8 @@
 """What `ForHeads` means: heads beside the target's model, with what both need around them."""
 
-from drafter_node import compute as drafter
+from collections.abc import Callable
+
+from drafter_node import events as drafter
 from drafter_node import worker as drafting
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
@@ -18,7 +20,6 @@ from proto.node_config import NodeConfig
 from target_node import compute as target
 from target_node.colocated_heads import Event, ForHeads, HeadsDone, HeadsFailed, Home, Targets
 from target_node.statistics import Known as TargetKnown
-from target_node.worker import Worker
 
 Work = target.Compute | ForHeads
 
@@ -36,7 +37,7 @@ class WithHeads:
         heads: Engine,
         targets: Targets,
         of_target: TargetKnown,
-        worker: Worker,
+        compute: Callable[[target.Compute], target.Computed],
         vocab_size: int,
         heart: Heart,
     ) -> None:
@@ -44,7 +45,7 @@ class WithHeads:
         self._engine = engine
         self._heart = heart
         self._have_failed = False
-        self._targets = worker
+        self._compute = compute
         self._executor = heads.executor
         forwards = Forwards(heads.executor, heart, device)
         self._heads = drafting.Worker(config, heads, forwards, vocab_size, lambda: False)
@@ -63,7 +64,7 @@ class WithHeads:
     def compute(self, action: Work) -> Event:
         """Run a pass of the target, or do what is asked of the heads."""
         if isinstance(action, target.Compute):
-            return self._targets.compute(action)
+            return self._compute(action)
         was_step = isinstance(action.action, drafter.Compute)
         if self._have_failed:  # they were asked before that was known
             return HeadsFailed(was_step)

@@ -63,10 +63,11 @@ def serve(
     worker = Worker(Forwards(executor, heart, device))
     if engine.heads is None:
         Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
-    from target_node.head_worker import WithHeads  # it knows a drafter's machine, and this file
+    from target_node.head_worker import WithHeads  # a target without heads loads no drafter
 
-    vocab_size = welcome.vocab_size
-    both = WithHeads(config, engine, engine.heads, follower, known, worker, vocab_size, heart)
+    both = WithHeads(
+        config, engine, engine.heads, follower, known, worker.compute, welcome.vocab_size, heart
+    )
     both.loop(connection, heart).run(has_lifeline=has_lifeline)
 
 

@@ -44,7 +44,8 @@ from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
 from engine.quantised.packed_checkpoint import Lazy, PackedCheckpoint
-from engine.tensor_parallel.split import Rank, split
+from engine.tensor_parallel.group import Rank
+from engine.tensor_parallel.split import split
 
 # -- weights ---------------------------------------------------------------------------------------
 

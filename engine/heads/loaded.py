@@ -7,7 +7,7 @@ import torch
 from engine.checkpoint.model import DTYPES, LoadedModel
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.medusa import Medusa
-from engine.tensor_parallel.split import Rank
+from engine.tensor_parallel.group import Rank
 from proto.head_kinds import HeadKind
 
 

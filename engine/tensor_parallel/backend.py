@@ -23,8 +23,8 @@ from engine.tensor_parallel.calls import (
     TakeOver,
     WipeSlots,
 )
-from engine.tensor_parallel.group import Followers
-from engine.tensor_parallel.split import Rank, lowest
+from engine.tensor_parallel.group import Followers, Rank
+from engine.tensor_parallel.split import lowest
 
 
 class LeadingBackend(Backend):

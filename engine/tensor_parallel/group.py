@@ -35,8 +35,8 @@ from engine import leftovers
 from engine.checkpoint.files import one_line
 from engine.errors import RankError, without_room
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
+from engine.tensor_parallel.layout import shares
 from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_S, Silence
-from engine.tensor_parallel.split import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "engine.tensor_parallel"
@@ -88,7 +88,7 @@ class Followers:
             threading.Thread(target=self._watch, args=(follower,), daemon=True).start()
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> "Rank":
         """Rank 0, as its model sees it."""
         return Rank(0, self.count, _adder(self.failure), self)
 
@@ -188,6 +188,25 @@ class Followers:
             follower.process.kill()
         self._folder.cleanup()
         os._exit(status)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the processes that share a model.
+
+    index, count  0 <= index < count
+    add_up        replace a contiguous tensor by its sum over all ranks; every rank calls it
+    followers     of rank 0: the other ranks
+    """
+
+    index: int
+    count: int
+    add_up: Callable[[torch.Tensor], None]
+    followers: Followers | None = None
+
+    def share(self, count: int, unit: int = 1) -> range:
+        """What this rank has of so many."""
+        return shares(count, self.count, unit)[self.index]
 
 
 def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:

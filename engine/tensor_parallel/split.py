@@ -12,17 +12,14 @@ weights in other shapes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.tensor_parallel.layout import UNIT, scaled, shares
-
-if TYPE_CHECKING:
-    from engine.tensor_parallel.group import Followers
+from engine.tensor_parallel.group import Rank
+from engine.tensor_parallel.layout import UNIT, scaled
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,25 +27,6 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS = ("gate_up_proj", "down_proj")
 _COUNTS_OF_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads")
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One of the processes that share a model.
-
-    index, count  0 <= index < count
-    add_up        replace a contiguous tensor by its sum over all ranks; every rank calls it
-    followers     of rank 0: the other ranks
-    """
-
-    index: int
-    count: int
-    add_up: Callable[[torch.Tensor], None]
-    followers: "Followers | None" = None
-
-    def share(self, count: int, unit: int = 1) -> range:
-        """What this rank has of so many."""
-        return shares(count, self.count, unit)[self.index]
 
 
 def summed(product: Product, rank: Rank | None) -> Product:

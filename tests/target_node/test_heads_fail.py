@@ -52,8 +52,8 @@ class Heads:
 def both(heads: Heads, said: list[str]) -> WithHeads:
     """A target that answers, with these heads."""
     made = WithHeads.__new__(WithHeads)
-    targets: Any = SimpleNamespace(compute=lambda action: target.Computed(action.ticket, (), 1))
-    made._targets, made._heads, made._executor = targets, cast(Any, heads), cast(Any, heads)
+    made._compute = lambda action: target.Computed(action.ticket, (), 1)
+    made._heads, made._executor = cast(Any, heads), cast(Any, heads)
     made._heart = cast(Any, SimpleNamespace(trouble=said.append))
     made._have_failed = False
     return made

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.tensor_parallel.split import Rank
+from engine.tensor_parallel.group import Rank
 
 T = TypeVar("T")
 LIMIT_S = 60.0
