@@ -44,7 +44,7 @@ CAPTURED_AT_LOAD = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ModelPass:
     """A pass, ready to run; tensors on the CPU.
 
     rows, spans  as in `Backend.forward`
@@ -250,7 +250,7 @@ class Executor(AnyExecutor):
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
 
-    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Pass:
+    def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> ModelPass:
         """The first half of a pass, on the host: from integers to tensors.
 
         feeds  of different lanes, at most `num_lanes_per_pass`; a chunk of a prefill comes alone
@@ -272,11 +272,11 @@ class Executor(AnyExecutor):
         index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
         fed = tuple(slice(starts[f.lane], starts[f.lane] + len(f.tokens)) for f in feeds)
         keep, made = torch.tensor(index, dtype=torch.int64), torch.from_numpy(rows)
-        return Pass(
+        return ModelPass(
             made, spans, num_visible, len(index), keep, is_padded=count is not None, fed=fed
         )
 
-    def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> Pass:
+    def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> ModelPass:
         """The usual pass has one lane: what a small drafter does on the host is felt."""
         rows = self._rows_of(feed)
         count = None if feed.masks is None else self._count_for((rows,))
@@ -287,7 +287,9 @@ class Executor(AnyExecutor):
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
         keep = None if _is_all(ask, rows.shape[1]) else torch.tensor(ask, dtype=torch.int64)
         made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
-        return Pass(made, spans, num_visible, len(ask), keep, is_padded=count is not None, fed=fed)
+        return ModelPass(
+            made, spans, num_visible, len(ask), keep, is_padded=count is not None, fed=fed
+        )
 
     def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
         """Put the rows of all lanes side by side, by lane; also where each begins."""
@@ -305,7 +307,7 @@ class Executor(AnyExecutor):
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         return rows_of(feed, self.lanes.first_slot(feed.lane))
 
-    def forward(self, step: Pass, layers: Layers = ()) -> Output:
+    def forward(self, step: ModelPass, layers: Layers = ()) -> Output:
         """The second half of `run`: the model.
 
         layers  whose hidden states are wanted (`forward.py`); others than those that were said at

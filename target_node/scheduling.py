@@ -42,7 +42,7 @@ Asked = Mapping[Verifying, Ready]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _RunningPass:
     """The pass that is running.
 
     num_rows  0 in one that only reads: its cost says nothing of the next pass
@@ -67,7 +67,7 @@ class Schedule:
         self._lanes = lanes
         self._known = known
         self._num_per_pass = num_per_pass
-        self._running: _Pass | None = None
+        self._running: _RunningPass | None = None
         self._ticket = 0  # of the last pass
         self._num_served = 0  # parts of passes, so far
         self._was_chunk = False  # it read a prompt
@@ -117,7 +117,7 @@ class Schedule:
                 return (copy, *self.tick(texts, now))
         self._was_chunk = True
         part = text.read(now)
-        self._running = _Pass((text,), 0, is_plain=True, started=now, wait_s=0.0)
+        self._running = _RunningPass((text,), 0, is_plain=True, started=now, wait_s=0.0)
         return (self._launched((text,), (part,)),)
 
     def _wait(self, asked: Asked, now: float) -> None:
@@ -177,7 +177,7 @@ class Schedule:
         is_usual = all(part.num_asked for part in parts)
         num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
         is_plain = not any(counts)
-        self._running = _Pass(texts, num_rows, is_plain, now, wait_s=now - started_s)
+        self._running = _RunningPass(texts, num_rows, is_plain, now, wait_s=now - started_s)
         return (self._launched(texts, parts),)
 
     def _shares(
@@ -232,7 +232,9 @@ class Schedule:
         self._ended_at = now
         return moved_together(actions)
 
-    def _measure(self, running: _Pass, grown: Sequence[tuple[Verifying, int]], now: float) -> None:
+    def _measure(
+        self, running: _RunningPass, grown: Sequence[tuple[Verifying, int]], now: float
+    ) -> None:
         """What a pass has cost, and what it has brought each kind of text."""
         pass_s = now - running.started
         round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)

@@ -120,8 +120,8 @@ def line(position: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """The pass that is running.
+class _Running:
+    """The part of this text in the pass that is running.
 
     nodes    the drafts in it, by row; None while prefilling
     parents  the rows that they follow; the root's is row 0
@@ -188,7 +188,7 @@ class Verifying:
         self.slots = lane.slots
         self.ready_at = now  # since when the target has been able to start a pass
         self._said_at = now  # when the newest verdict was sent, or said again
-        self._running: _Pass | None = None
+        self._running: _Running | None = None
         self._number = 0  # of the last pass
         self._is_hit = False  # it had drafts, and all were accepted
         self._wanted: int | None = None  # drafts that the next one starts with; None: not decided
@@ -407,7 +407,7 @@ class Verifying:
         self._number += 1
         num_first = len(self.tree.children(self.tree.root))
         wait_s, start = now - self.ready_at, feed.positions[0]
-        self._running = _Pass(nodes, parents, num_first, cause, now, wait_s, start)
+        self._running = _Running(nodes, parents, num_first, cause, now, wait_s, start)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         return Part(
             self.opened,
@@ -454,7 +454,7 @@ class Verifying:
         self.finished = self._not_finite.has_ended
         return (*said, Wipe(self.lane.slots.lane, 0))
 
-    def _on_read(self, running: _Pass, outcome: Outcome, now: float) -> Sequence[SharedAction]:
+    def _on_read(self, running: _Running, outcome: Outcome, now: float) -> Sequence[SharedAction]:
         """A chunk was prefilled."""
         self.ready_at = now
         return (
@@ -462,7 +462,7 @@ class Verifying:
             *tell_features(self.opened, self.tree.text, running.start, outcome.features),
         )
 
-    def _judge(self, running: _Pass, keys: Sequence[int], outcome: Outcome) -> Judged:
+    def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
         """What the pass says about its drafts `keys`. A question: nothing changes."""
         verified = tuple(self.tree.nodes[key] for key in keys)
         drafted = [node.token for node in verified]
@@ -502,7 +502,7 @@ class Verifying:
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(
-        self, judged: Judged, moved: _Moved, running: _Pass, model_us: int, now: float
+        self, judged: Judged, moved: _Moved, running: _Running, model_us: int, now: float
     ) -> Sequence[SharedAction]:
         """Tell everybody, and have the cache do as the text did."""
         if not self.drafts.are_there:

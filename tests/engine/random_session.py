@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Drawn:
     """One pass, and for each of its rows all tokens from the start of the text to the row's own."""
 
     feed: Feed
@@ -33,7 +33,7 @@ class RandomSession:
         self.text: Path = self._draw(prompt_len)
         self.nodes: set[Path] = set()  # keys are whole paths from the start of the text
 
-    def steps(self, count: int, *, shorten: bool = True) -> Iterator[Pass | Move]:
+    def steps(self, count: int, *, shorten: bool = True) -> Iterator[Drawn | Move]:
         """Yield `count` rounds of passes and the moves between them; ends early when it is full."""
         for _ in range(count):
             yield from self._prefill()
@@ -50,13 +50,13 @@ class RandomSession:
     def _draw(self, count: int) -> Path:
         return tuple(self.random.randrange(self.vocab) for _ in range(count))
 
-    def _prefill(self) -> Iterator[Pass]:
+    def _prefill(self) -> Iterator[Drawn]:
         while chunk := self.slots.next_chunk(self.text, len(self.text), 48):
             start = self.slots.prefix_len
             feed = self.slots.feed_prefix(chunk)
-            yield Pass(feed, [self.text[: start + i + 1] for i in range(len(chunk))])
+            yield Drawn(feed, [self.text[: start + i + 1] for i in range(len(chunk))])
 
-    def _feed(self) -> Pass:
+    def _feed(self) -> Drawn:
         """Feed what is missing and some nodes: children of the root, of old and of new nodes."""
         missing = self.text[self.slots.prefix_len :]
         paths = [self.text[: self.slots.prefix_len + i + 1] for i in range(len(missing))]
@@ -75,7 +75,7 @@ class RandomSession:
                 above = None if parent == self.text else parent
                 new.append((key, above, token, len(parent)))
                 paths.append(key)
-        return Pass(self.slots.feed(missing, new), paths)
+        return Drawn(self.slots.feed(missing, new), paths)
 
     def _advance(self) -> Move | None:
         """Commit a random path and perhaps a token that is no node; a random part survives."""

@@ -8,7 +8,7 @@ from engine.executor import Executor
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Load
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.tiny_models import SUPPORTED
 
 # Relative to the largest logit of a row. Two float32 computations in another order differ by 1e-6.
@@ -26,7 +26,7 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> float:
     return float(((got - want).abs().amax(-1) / want.abs().amax(-1)).max())
 
 
-def assert_like_plain(executor: Executor, step: Pass) -> None:
+def assert_like_plain(executor: Executor, step: Drawn) -> None:
     """Run a pass and compare its rows; of a prefill the last one."""
     num_rows = len(step.paths)
     ask = range(num_rows) if step.feed.masks else [num_rows - 1]

@@ -17,7 +17,7 @@ from engine.forward.fused import FAMILIES
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
 from engine.selfcheck import check_reproducible
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.engine.test_slot_cache import difference
 from tests.tiny_models import make_config, make_model
 
@@ -81,7 +81,7 @@ def session_differences(
             for executor in (reference, fused):
                 executor.move(step)
         else:
-            assert isinstance(step, Pass)
+            assert isinstance(step, Drawn)
             ask = range(len(step.paths))
             yield difference(fused.run(step.feed, ask), reference.run(step.feed, ask))
     assert num_moves

@@ -16,7 +16,7 @@ Given = torch.Tensor | bytes | None
 
 
 @dataclass(frozen=True)
-class Row:
+class PlainRow:
     """A row that is not absent: keys and values by head, and what it hands on."""
 
     keys: torch.Tensor
@@ -37,7 +37,7 @@ class PlainHead:
     def is_third(self) -> bool:
         return "lm_head" in self.weights
 
-    def row(self, above: Sequence[Row | None], token: int, given: Given) -> Row | None:
+    def row(self, above: Sequence[PlainRow | None], token: int, given: Given) -> PlainRow | None:
         """The row of a token behind the rows `above`; None if it is absent."""
         position, w = len(above), self.weights
         if position == 0 or given is None:
@@ -60,15 +60,15 @@ class PlainHead:
         queries = w["q"] @ entering + w.get("q bias", torch.zeros(()))
         keys = _turned((w["k"] @ entering).view(NUM_KV_HEADS, DIM), position)
         values = (w["v"] @ entering).view(NUM_KV_HEADS, DIM)
-        seen = [*(row for row in above if row is not None), Row(keys, values, state)]
+        seen = [*(row for row in above if row is not None), PlainRow(keys, values, state)]
         attended = _attended(_turned(queries.view(NUM_HEADS, DIM), position), seen)
         hidden = residual + w["o"] @ attended
         inner = _norm(hidden, w["post norm"])
         gate = w["gate"] @ inner
         hidden = hidden + w["down"] @ (gate * torch.sigmoid(gate) * (w["up"] @ inner))
-        return Row(keys, values, hidden)
+        return PlainRow(keys, values, hidden)
 
-    def logits(self, row: Row) -> torch.Tensor:
+    def logits(self, row: PlainRow) -> torch.Tensor:
         """[V] of the target's vocabulary."""
         if not self.is_third:
             return self.lm_head @ row.state
@@ -78,9 +78,9 @@ class PlainHead:
         )
         return found
 
-    def rows(self, tokens: Sequence[int], given: Sequence[Given]) -> list[Row | None]:
+    def rows(self, tokens: Sequence[int], given: Sequence[Given]) -> list[PlainRow | None]:
         """All rows of a text, from its start."""
-        made: list[Row | None] = []
+        made: list[PlainRow | None] = []
         for token, feature in zip(tokens, given, strict=True):
             made.append(self.row(made, token, feature))
         return made
@@ -105,7 +105,7 @@ def _turned(heads: torch.Tensor, position: int) -> torch.Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=1)
 
 
-def _attended(queries: torch.Tensor, seen: Sequence[Row]) -> torch.Tensor:
+def _attended(queries: torch.Tensor, seen: Sequence[PlainRow]) -> torch.Tensor:
     group = NUM_HEADS // NUM_KV_HEADS
     parts = []
     for head, query in enumerate(queries):

@@ -14,8 +14,8 @@ from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
 from tests.engine.heads.conftest import LoadHead, feature
-from tests.engine.heads.plain import Given, PlainHead, Row
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.heads.plain import Given, PlainHead, PlainRow
+from tests.engine.random_session import Drawn, Path, RandomSession
 
 # Relative to the largest logit of a row.
 TOLERANCE = 1e-4
@@ -39,7 +39,7 @@ class Paths:
 
     def __init__(self, head: PlainHead) -> None:
         self._head = head
-        self.rows: dict[Path, Row | None] = {}
+        self.rows: dict[Path, PlainRow | None] = {}
 
     def feed(self, path: Path, given: Given) -> torch.Tensor | None:
         """The row of a path, made of those above it as they are now; its logits."""
@@ -48,7 +48,7 @@ class Paths:
         return None if row is None else self._head.logits(row)
 
 
-def run(executor: EagleExecutor, step: Pass, given: list[Given], plain: Paths) -> int:
+def run(executor: EagleExecutor, step: Drawn, given: list[Given], plain: Paths) -> int:
     """Run a pass with these features and compare its rows; returns how many were not absent."""
     feed = replace(step.feed, features=tuple(map(as_bytes, given)))
     logits = executor.run(feed, range(len(step.paths)))
@@ -117,7 +117,7 @@ def test_a_row_that_is_fed_anew_replaces_what_was_predicted(eagle: LoadHead) -> 
     executor, slots, plain = EagleExecutor(loaded, CAPACITY), SlotMap[Path](CAPACITY), Paths(head)
     text: Path = (4, 8, 15, 16)
     known: list[Given] = [None, *(features_of(loaded, text[: i + 1]) for i in range(1, 4))]
-    run(executor, Pass(slots.feed_prefix(text), [text[: i + 1] for i in range(4)]), known, plain)
+    run(executor, Drawn(slots.feed_prefix(text), [text[: i + 1] for i in range(4)]), known, plain)
     drafts: list[Path] = [(*text, 23), (*text, 23, 42), (*text, 99)]
     nodes = [
         (drafts[0], None, 23, 4),
@@ -125,17 +125,17 @@ def test_a_row_that_is_fed_anew_replaces_what_was_predicted(eagle: LoadHead) -> 
         (drafts[2], None, 99, 4),
     ]
     predicted: list[Given] = [b""] * 3  # the second needs the first, which runs before it
-    run(executor, Pass(slots.feed((), nodes), drafts), predicted, plain)
+    run(executor, Drawn(slots.feed((), nodes), drafts), predicted, plain)
     assert slots.advance(drafts[:2], ()) is None
     where, paths = (4, 5), drafts[:2]
     true: list[Given] = [features_of(loaded, path) for path in paths]
     anew = Feed((23, 42), where, where, 4, (1, 3))
     before = executor.run(replace(anew, features=(b"", b"")), (1,))[0]
-    assert run(executor, Pass(anew, paths), true, plain) == 2
+    assert run(executor, Drawn(anew, paths), true, plain) == 2
     after = executor.run(replace(anew, features=tuple(map(as_bytes, true))), (1,))[0]
     assert not torch.allclose(before[before.isfinite()], after[after.isfinite()], atol=0.01)
     path = (*drafts[1], 7)
-    assert run(executor, Pass(slots.feed((), [(path, None, 7, 6)]), [path]), [b""], plain) == 1
+    assert run(executor, Drawn(slots.feed((), [(path, None, 7, 6)]), [path]), [b""], plain) == 1
 
 
 def test_a_row_that_is_given_nothing_is_seen_by_nobody(eagle: LoadHead) -> None:
@@ -148,15 +148,15 @@ def test_a_row_that_is_given_nothing_is_seen_by_nobody(eagle: LoadHead) -> None:
     # The third is absent, the fourth starts anew, and the first has nothing before it.
     given: list[Given] = [features_of(loaded, p) for p in paths]
     given[2] = None
-    assert run(executor, Pass(feed, paths), given, plain) == 3
+    assert run(executor, Drawn(feed, paths), given, plain) == 3
     # What follows an absent row is absent, until something is given again.
     given[3] = b""
-    assert run(executor, Pass(feed, paths), given, plain) == 2
+    assert run(executor, Drawn(feed, paths), given, plain) == 2
     # Without any features nothing is there, and what was there is gone.
-    assert run(executor, Pass(feed, paths), [b""] * 5, plain) == 0
+    assert run(executor, Drawn(feed, paths), [b""] * 5, plain) == 0
     row = Feed((6,), (5,), (5,), 5, (1,))
-    assert run(executor, Pass(row, [(*text, 6)]), [b""], plain) == 0
-    assert run(executor, Pass(row, [(*text, 6)]), [features_of(loaded, (*text, 6))], plain) == 1
+    assert run(executor, Drawn(row, [(*text, 6)]), [b""], plain) == 0
+    assert run(executor, Drawn(row, [(*text, 6)]), [features_of(loaded, (*text, 6))], plain) == 1
 
 
 @pytest.mark.parametrize("layout", ["eagle", "speculators eagle3"])
@@ -173,7 +173,7 @@ def test_texts_in_several_lanes_do_not_see_each_other(layout: str, eagle: LoadHe
     num_moves = 0
     for steps in zip(*(session.steps(12, shorten=False) for session in sessions), strict=False):
         moves = [step for step in steps if isinstance(step, Move)]
-        passes = [step for step in steps if isinstance(step, Pass)]
+        passes = [step for step in steps if isinstance(step, Drawn)]
         num_moves += len(moves)
         if moves:
             executor.move(*moves)
@@ -199,10 +199,10 @@ def test_a_prefix_is_copied_with_its_states_and_what_it_lacks(eagle: LoadHead) -
     text = (1, 2, 3, 4)
     where, paths = (0, 1, 2, 3), [text[: i + 1] for i in range(4)]
     given: list[Given] = [None, None, *(features_of(loaded, path) for path in paths[2:])]
-    run(executor, Pass(Feed(text, where, where, 0, None), paths), given, plain)
+    run(executor, Drawn(Feed(text, where, where, 0, None), paths), given, plain)
     executor.copy_prefix(0, 1, 4)
     row = Feed((9,), (4,), (4,), 4, (1,), lane=1)
-    assert run(executor, Pass(row, [(*text, 9)]), [b""], plain) == 1
+    assert run(executor, Drawn(row, [(*text, 9)]), [b""], plain) == 1
 
 
 def test_rows_come_in_the_order_asked_and_only_those(eagle: LoadHead) -> None:
@@ -254,8 +254,8 @@ def test_a_warm_executor_has_forgotten_what_it_warmed_up_with(eagle: LoadHead) -
     assert all(took > 0 for took in seconds.values())
     plain.rows[3,] = plain.rows[3, 4] = None
     row = Feed((5,), (2,), (2,), 2, (1,))
-    assert run(executor, Pass(row, [(3, 4, 5)]), [b""], plain) == 0
-    assert run(executor, Pass(row, [(3, 4, 5)]), [features_of(loaded, (3, 4, 5))], plain) == 1
+    assert run(executor, Drawn(row, [(3, 4, 5)]), [b""], plain) == 0
+    assert run(executor, Drawn(row, [(3, 4, 5)]), [features_of(loaded, (3, 4, 5))], plain) == 1
 
 
 def test_a_lane_of_a_head_is_wiped(eagle: LoadHead) -> None:

@@ -13,7 +13,7 @@ from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, 
 from engine.loading import make_executor
 from tests.engine.conftest import Load
 from tests.engine.forward.test_graphs import recordings  # noqa: F401 (a fixture)
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.engine.test_slot_cache import difference
 from tests.tiny_models import make_model
 
@@ -44,7 +44,7 @@ def poison(executor: Executor, lane: int) -> None:
         buffer.narrow(-2, first, length).fill_(HUGE)
 
 
-def sessions(lanes: Sequence[int]) -> list[Iterator[Pass | Move]]:
+def sessions(lanes: Sequence[int]) -> list[Iterator[Drawn | Move]]:
     """A random text in each lane: other lengths, trees, roll-backs, scattered commits."""
     return [
         RandomSession(
@@ -74,7 +74,7 @@ def run_side_by_side(
             together.move(*moves)
         for move in moves:
             alone.move(move)
-        passes = [step for step in steps if isinstance(step, Pass)]
+        passes = [step for step in steps if isinstance(step, Drawn)]
         chunks = [[step] for step in passes if step.feed.masks is None]
         for group in [*chunks, [step for step in passes if step.feed.masks is not None]]:
             asks = [range(len(step.paths)) for step in group]

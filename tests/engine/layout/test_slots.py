@@ -3,7 +3,7 @@
 import pytest
 
 from engine.layout.slots import Feed, Move, SlotMap
-from tests.engine.random_session import Pass, Path, RandomSession
+from tests.engine.random_session import Drawn, Path, RandomSession
 
 
 class ToyCache:
@@ -12,7 +12,7 @@ class ToyCache:
     def __init__(self, capacity: int) -> None:
         self.cells: list[Path | None] = [None] * capacity
 
-    def run(self, step: Pass) -> None:
+    def run(self, step: Drawn) -> None:
         feed = step.feed
         for slot, path, token in zip(feed.slots, step.paths, feed.tokens, strict=True):
             assert path[-1] == token
