@@ -1,7 +1,8 @@
-"""Run the passes that a `SlotMap` lays out: one model, one cache, one session at a time.
+"""What a node knows of a model or a head (`Executor`), and how the passes of a model are run.
 
-Owns padding and rounding (which shapes reach the model) and the way from integers to tensors. Knows
-no tree and no message. Two modes:
+A `SlotMap` lays passes out, and a `ModelExecutor` runs them: one model, one cache. Owns padding and
+rounding (which shapes reach the model) and the way from integers to tensors. Knows no tree and no
+message. Two modes:
 
     normal        a pass has as many rows as it was given, or as many as the backend has a program
                   for; the number of visible slots is rounded up, to a multiple of 64 or more
@@ -64,7 +65,7 @@ class ModelPass:
     fed: tuple[slice, ...]
 
 
-class AnyExecutor(Protocol):
+class Executor(Protocol):
     """Runs the passes of one model, or of one head (`heads/`): all that a node knows of either.
 
     capacity            slots of each lane
@@ -173,7 +174,7 @@ class AnyExecutor(Protocol):
         return min(took_s)
 
 
-class Executor(AnyExecutor):
+class ModelExecutor(Executor):
     """A loaded model with a cache of `num_lanes` lanes of `capacity` slots, one for each text."""
 
     def __init__(
@@ -221,7 +222,7 @@ class Executor(AnyExecutor):
 
     @property
     def backend(self) -> str:
-        """See `AnyExecutor`."""
+        """See `Executor`."""
         assert self._backend is not None, "this executor was freed"
         return self._backend.name
 
@@ -233,7 +234,7 @@ class Executor(AnyExecutor):
 
     @property
     def num_uncaptured(self) -> int:
-        """See `AnyExecutor`."""
+        """See `Executor`."""
         backend = self._backend
         return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
 
@@ -348,7 +349,7 @@ class Executor(AnyExecutor):
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
-        """See `AnyExecutor.run_chain`."""
+        """See `Executor.run_chain`."""
         assert self._backend is not None, "this executor was freed"
         steps = torch.zeros(6, len(feeds) + 1, dtype=torch.int64)
         steps[:5, :-1] = torch.from_numpy(np.concatenate([self._rows_of(f) for f in feeds], axis=1))
@@ -358,12 +359,12 @@ class Executor(AnyExecutor):
         return self._backend.chain(steps, spans, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
-        """See `AnyExecutor.move`."""
+        """See `Executor.move`."""
         assert self._backend is not None, "this executor was freed"
         self._backend.move(*copied(moves, self.lanes))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """See `AnyExecutor.copy_prefix`."""
+        """See `Executor.copy_prefix`."""
         assert self._backend is not None, "this executor was freed"
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
@@ -371,14 +372,14 @@ class Executor(AnyExecutor):
         self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
 
     def wipe(self, lane: int, start: int) -> None:
-        """See `AnyExecutor.wipe`."""
+        """See `Executor.wipe`."""
         assert self._backend is not None, "this executor was freed"
         assert 0 <= start <= self.capacity
         lanes = self.lanes
         self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
 
     def not_finite(self, lane: int) -> int | None:
-        """See `AnyExecutor.not_finite`."""
+        """See `Executor.not_finite`."""
         assert self._backend is not None, "this executor was freed"
         found = self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
         return None if found is None else found % self.capacity

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 
@@ -27,7 +27,7 @@ _CLEARLY_LESS = 0.97
 _STEADY_S = 0.2  # for one number of threads; quotas are by tenths of a second
 _PARAMETERS_OF_A_THREAD = 50_000_000
 
-MakeExecutor = Callable[[LoadedModel, int], Executor]
+MakeExecutor = Callable[[LoadedModel, int], ModelExecutor]
 
 
 def fastest_dtype(
@@ -98,7 +98,7 @@ def _seconds_of_a_token(loaded: LoadedModel, token: torch.Tensor) -> float:
     return (now - started) / num_passes
 
 
-def _seconds_of_a_row(executor: Executor) -> float:
+def _seconds_of_a_row(executor: ModelExecutor) -> float:
     """The best of some passes: whatever else the machine does only adds to them."""
     before = tuple(range(_CONTEXT))
     executor.run(Feed(before, before, before, 0, None), ())

@@ -19,7 +19,7 @@ from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.coupling import warm_up_choices
 from engine.device import pin
 from engine.errors import ModelError
-from engine.executor import AnyExecutor, Executor
+from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.forward.forward import Layers, check_layers
 from engine.heads.loaded import Loaded
@@ -98,7 +98,7 @@ class Engine:
     heads        of a target that drafts with heads of its own: those
     """
 
-    executor: AnyExecutor
+    executor: Executor
     loaded: Loaded
     max_len: int
     vocab_size: int
@@ -132,10 +132,10 @@ def load_engine(
     max_len, part  most tokens of a text, or 0, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
-    row_counts  by backend, as for `Executor`
+    row_counts  by backend, as for `ModelExecutor`
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
-    layers  whose hidden states forwards will be asked for, as for `Executor`
+    layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -236,7 +236,7 @@ def _choose_threads(
     torch.set_num_threads(choose(loaded))
 
 
-def _check_and_fix_shapes(executor: Executor) -> None:
+def _check_and_fix_shapes(executor: ModelExecutor) -> None:
     """In reproducible mode every pass has one shape, whatever texts there are."""
     if executor.fixed_rows is None:
         return
@@ -254,10 +254,10 @@ def make_executor(
     backend: str = "auto",
     row_counts: Sequence[int] = (),
     layers: Layers = (),
-) -> Executor:
+) -> ModelExecutor:
     """Make an executor and hold it to the model's own forward.
 
-    num_lanes, row_counts, layers  as for `Executor`
+    num_lanes, row_counts, layers  as for `ModelExecutor`
     backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
              and agrees with it, else the reference
 
@@ -273,7 +273,7 @@ def make_executor(
     for name in _candidates(backend, loaded):
         executor = None
         try:
-            executor = Executor(
+            executor = ModelExecutor(
                 loaded,
                 capacity,
                 num_lanes=num_lanes,
@@ -293,7 +293,9 @@ def make_executor(
             executor.take_over()
             check_slot_attention(executor, plain)
             return executor
-    executor = Executor(loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows, layers=layers)
+    executor = ModelExecutor(
+        loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows, layers=layers
+    )
     check_slot_attention(executor, plain)
     return executor
 

@@ -14,7 +14,7 @@ from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.choice.sampling import NOT_FINITE
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.layout.slots import Feed, Move, SlotMap
 
 # Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
@@ -62,7 +62,7 @@ def plain_logits(loaded: LoadedModel) -> PlainLogits:
     return plain
 
 
-def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -> None:
+def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = None) -> None:
     """Hold a small tree, a roll-back and a scattered commit in the slot cache to plain forwards.
 
     plain  of the same model; it must be given if the model cannot be run any more
@@ -95,7 +95,7 @@ def check_slot_attention(executor: Executor, plain: PlainLogits | None = None) -
         )
 
 
-def check_reproducible(executor: Executor) -> None:
+def check_reproducible(executor: ModelExecutor) -> None:
     """Check that in reproducible mode a row's bits do not depend on its place or its neighbours.
 
     Its place is its row and its lane, its neighbours are the other rows of its lane and those of
@@ -123,7 +123,7 @@ def check_reproducible(executor: Executor) -> None:
         )
 
 
-def _slot_error(executor: Executor, plain: PlainLogits) -> float:
+def _slot_error(executor: ModelExecutor, plain: PlainLogits) -> float:
     """Return the largest relative error of any row of the check.
 
     The tree fills the visible slots to the last, and not in the order of its rows: a causal
@@ -182,7 +182,7 @@ def _plain(loaded: LoadedModel, tokens: Sequence[int]) -> torch.Tensor:
     return logits[0].float()
 
 
-def _first_difference(executor: Executor) -> str | None:
+def _first_difference(executor: ModelExecutor) -> str | None:
     """Compare one row's logits, to the bit, between passes of every layout; name the first unlike.
 
     The row ends a chain behind the prompt, its slot equal to its position as in a session. It is
@@ -207,7 +207,7 @@ def _first_difference(executor: Executor) -> str | None:
 
 
 def _difference_of_lanes(
-    executor: Executor, pair: Sequence[int], alone: torch.Tensor
+    executor: ModelExecutor, pair: Sequence[int], alone: torch.Tensor
 ) -> str | None:
     """The same rows in every lane, alone and beside others, which hold the same prefix."""
     assert executor.fixed_rows is not None

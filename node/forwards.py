@@ -7,7 +7,7 @@ import torch
 
 from engine.choice.coupling_on_gpu import Choice, chosen_there
 from engine.choice.processors import ProcessorsByText
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.forward.forward import Layers, Output
 from engine.forward.not_finite import Again, run_again
 from engine.layout.slots import Feed
@@ -86,7 +86,7 @@ class SimulatedDevice:
 class Forwards:
     """Runs one forward after another: `run`, whatever is chosen from its logits, `done`."""
 
-    def __init__(self, executor: AnyExecutor, heart: Heart, device: SimulatedDevice) -> None:
+    def __init__(self, executor: Executor, heart: Heart, device: SimulatedDevice) -> None:
         self._executor = executor
         self._heart = heart
         self._device = device
@@ -101,7 +101,7 @@ class Forwards:
         """Run a forward; what it returns is on the device, feed by feed.
 
         asks    for each feed the rows whose logits are wanted: [sum of their lengths, V]
-        layers  whose hidden states are wanted, of all rows (`AnyExecutor.forward`)
+        layers  whose hidden states are wanted, of all rows (`Executor.forward`)
         """
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
@@ -129,7 +129,7 @@ class Forwards:
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
-        """Run `AnyExecutor.run_chain`; returns what every step has chosen, and its score."""
+        """Run `Executor.run_chain`; returns what every step has chosen, and its score."""
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)
         self._heart.watch.enter(Phase.PREPARE)  # so that a trace tells it from the step before

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory, RankError
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
@@ -230,7 +230,7 @@ class Loop(Generic[Compute, Result]):
         self,
         connection: Connection,
         heart: Heart,
-        executor: AnyExecutor,
+        executor: Executor,
         follower: Handles[Result, SharedAction | Compute],
         compute: Callable[[Compute], Result],
     ) -> None:

@@ -20,7 +20,7 @@ def make_backend(
     """Make a backend, on all ranks if this is the first of several.
 
     name                reference, fused, compiled or graphs
-    row_counts, layers  what it makes programs or graphs for, as for `Executor`
+    row_counts, layers  what it makes programs or graphs for, as for `ModelExecutor`
 
     Raises:
         ModelError: it does not cover the model, or its cache does not fit into memory.

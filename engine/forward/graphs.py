@@ -87,7 +87,7 @@ class GraphBackend(Backend):
                 self._split_from = find_splits(
                     self._fused.make_split, self._captured, self._lanes, self.row_counts
                 )
-            # Those with a mask were for comparison; `Executor.warm_up` comes to what is needed.
+            # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.forward.forward import Layers
 from engine.layout.slots import Feed
 
@@ -40,7 +40,7 @@ class Again:
     culprit: int | None = None
 
 
-def run_again(executor: AnyExecutor, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
+def run_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
     """Make one lane's part of a pass again, whose last `num_asked` rows are wanted.
 
     The first of these is the last committed token, those behind it are drafts. A chunk of a
@@ -80,7 +80,7 @@ def run_again(executor: AnyExecutor, feed: Feed, num_asked: int, layers: Layers 
     return Again(torch.cat(logits), tuple(is_good), made, culprit)
 
 
-def _chunk_again(executor: AnyExecutor, feed: Feed, num_asked: int, layers: Layers) -> Again:
+def _chunk_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers) -> Again:
     num_rows = len(feed.tokens)
     ask = range(num_rows - num_asked, num_rows)
     out = executor.forward(executor.lay_out((feed,), (ask,)), layers)
@@ -89,7 +89,7 @@ def _chunk_again(executor: AnyExecutor, feed: Feed, num_asked: int, layers: Laye
     return Again(out.logits, is_good, out.features, culprit)
 
 
-def _culprit(executor: AnyExecutor, feed: Feed, row: int) -> int:
+def _culprit(executor: Executor, feed: Feed, row: int) -> int:
     """The position of the committed token whose keys or values are bad; else that of the row."""
     slot = executor.not_finite(feed.lane)
     return feed.positions[row] if slot is None else slot

@@ -15,7 +15,7 @@ import torch
 from engine.checkpoint.files import one_line
 from engine.device import send
 from engine.errors import kind_of
-from engine.executor import AnyExecutor, in_steps
+from engine.executor import Executor, in_steps
 from engine.forward.forward import Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
@@ -214,7 +214,7 @@ class EaglePass:
     num_asked: int
 
 
-class EagleExecutor(AnyExecutor):
+class EagleExecutor(Executor):
     """An EAGLE head with a cache of `num_lanes` lanes of `capacity` slots, one for each text.
 
     What a row is given is in `Feed.before` and `Feed.features`. Logits of absent rows are zeros.
@@ -347,7 +347,7 @@ class EagleExecutor(AnyExecutor):
         return self._head.states(send(features, self._device).to(self._dtype))
 
     def move(self, *moves: Move) -> None:
-        """See `AnyExecutor.move`."""
+        """See `Executor.move`."""
         pair = np.array(copied(moves, self.lanes), dtype=np.int64)
         self._slots.move(*pair)
         sources, targets = send(torch.from_numpy(pair), self._device)
@@ -357,7 +357,7 @@ class EagleExecutor(AnyExecutor):
                 held.index_copy_(0, targets, held.index_select(0, sources))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """See `AnyExecutor.copy_prefix`."""
+        """See `Executor.copy_prefix`."""
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
         source, target = map(self.lanes.first_slot, (source_lane, target_lane))
@@ -368,14 +368,14 @@ class EagleExecutor(AnyExecutor):
                 held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
 
     def wipe(self, lane: int, start: int) -> None:
-        """See `AnyExecutor.wipe`."""
+        """See `Executor.wipe`."""
         first, length = self.lanes.first_slot(lane) + start, self.capacity - start
         with torch.inference_mode():
             self._cache.narrow(1, first, length).zero_()
             self._states.narrow(0, first, length).zero_()
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
-        """As `Executor.warm_up`: seconds of a pass by its rows; only before a session.
+        """As `ModelExecutor.warm_up`: seconds of a pass by its rows; only before a session.
 
         All rows follow one whose feature is given, as the children of a node do.
         """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engine.device import send
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.forward.forward import Layers, Output
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
@@ -20,7 +20,7 @@ from engine.layout.slots import Feed, LaneLayout, Move
 _MedusaPass = tuple[Sequence[Feed], Sequence[Sequence[int]]]
 
 
-class MedusaExecutor(AnyExecutor):
+class MedusaExecutor(Executor):
     """Medusa heads for `num_lanes` texts. A row is given its feature by `Feed.features`.
 
     What is said of rows without any is zeros. There is no cache, so there is nothing to move.

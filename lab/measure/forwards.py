@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import make_executor
 from lab.measure.passes import chain, read_up_to
@@ -32,7 +32,7 @@ TURN = 25
 WARM = 5  # passes at the start of a turn that do not count
 
 
-def turn(executor: AnyExecutor, *feeds: Feed) -> list[float]:
+def turn(executor: Executor, *feeds: Feed) -> list[float]:
     """Run some passes; return the seconds of those that count."""
     asks = [range(len(feed.tokens)) for feed in feeds]
     seconds = []

@@ -1,6 +1,6 @@
 """Passes as every measurement here runs them: a chain of rows behind a text that was read."""
 
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.layout.slots import Feed
 
 CHUNK = 1024  # rows of a pass that reads
@@ -18,7 +18,7 @@ def chain(num_rows: int, start: int, lane: int = 0) -> Feed:
     return Feed(tuple(map(token, where)), where, where, start, masks, lane)
 
 
-def read_up_to(executor: AnyExecutor, start: int, end: int, lane: int = 0) -> int:
+def read_up_to(executor: Executor, start: int, end: int, lane: int = 0) -> int:
     """Put the tokens [start, end) of a text into a lane, in chunks; returns `end`."""
     for first in range(start, end, CHUNK):
         where = tuple(range(first, min(end, first + CHUNK)))

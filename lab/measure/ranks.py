@@ -18,7 +18,7 @@ from coordinator.api.prompts import Tokenization
 from engine.choice.coupling import choose, rank_scored
 from engine.choice.sampling import Sampling
 from engine.errors import EngineError
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.layout.slots import SlotMap
 from engine.loading import Engine, load_engine
 from lab.experiments.prompt_sets import read
@@ -45,7 +45,7 @@ def load(model: str, options: argparse.Namespace) -> Engine:
 
 
 def text_of(
-    target: AnyExecutor, prompt: Sequence[int], sampling: Sampling, seed: int, num_tokens: int
+    target: Executor, prompt: Sequence[int], sampling: Sampling, seed: int, num_tokens: int
 ) -> list[int]:
     """What the target writes after a prompt, with this noise."""
     text, slots = list(prompt), SlotMap[int](target.capacity)

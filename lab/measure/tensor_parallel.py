@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
-from engine.executor import AnyExecutor
+from engine.executor import Executor
 from engine.loading import load_engine
 from lab.measure.passes import chain, read_up_to
 from lab.measure.timing import spread
@@ -28,7 +28,7 @@ WARM = 3
 TURN_LIMIT_S = 3600.0
 
 
-def passes(executor: AnyExecutor, num_rows: int, context: int, seconds: float) -> list[float]:
+def passes(executor: Executor, num_rows: int, context: int, seconds: float) -> list[float]:
     """Seconds of passes of a chain behind a text of `context` tokens."""
     feed = chain(num_rows, context)
     taken: list[float] = []

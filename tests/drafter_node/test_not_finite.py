@@ -13,7 +13,7 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from drafter_node.worker import Worker
 from engine.checkpoint.model import load_model
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from node.economics import NOTHING_KNOWN, Passes
 from node.follower import Allocate, Arrived, Follower, Lanes, MoveRows, Send, Tick, WaitUntil, Wipe
@@ -92,7 +92,7 @@ def test_nothing_is_copied_from_others_before_the_text_has_been_read_well() -> N
 class RealDrafter:
     """The machines of a drafter, and what they ask for done by an executor."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: ModelExecutor) -> None:
         self.executor = executor
         known = Known(max_len=200, steps=Passes(NOTHING_KNOWN))
         lanes = Lanes(executor.lanes.count, executor.capacity)

@@ -11,7 +11,7 @@ import engine.fastest
 import engine.loading
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.loading import load_engine, make_executor
 from tests.tiny_models import make_model
@@ -30,7 +30,7 @@ def test_the_quicker_type_wins(
         pytest.skip("this CPU has no bfloat16 arithmetic")
     timed = []
 
-    def seconds(executor: Executor) -> float:
+    def seconds(executor: ModelExecutor) -> float:
         timed.append(executor.loaded.dtype)
         return 1.0 if executor.loaded.dtype == quick else 2.0
 
@@ -57,7 +57,7 @@ def test_a_large_model_stays_as_its_checkpoint(model: str, monkeypatch: pytest.M
 def test_the_time_of_a_row_is_measured(model: str) -> None:
     executors = []
 
-    def make(loaded: object, capacity: int) -> Executor:
+    def make(loaded: object, capacity: int) -> ModelExecutor:
         executors.append(make_executor(loaded, capacity))  # type: ignore[arg-type]
         return executors[-1]
 

@@ -16,7 +16,7 @@ import engine.forward.flex_attention
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.flex_attention import FlexAttention, sees
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def long_pair(
     folder: Folder, num_slots: int, device: str = "cpu", dtype: str = "float32"
-) -> tuple[Executor, Executor]:
+) -> tuple[ModelExecutor, ModelExecutor]:
     """The reference and split passes of `NUM_ROWS`, over caches full of the same numbers."""
     options = {"max_position_embeddings": num_slots, "num_hidden_layers": 2}
     save("llama", folder, options)
@@ -71,7 +71,7 @@ def long_pair(
 
 
 def decode_differences(
-    reference: Executor, graphs: Executor, seed: int, num_rounds: int
+    reference: ModelExecutor, graphs: ModelExecutor, seed: int, num_rounds: int
 ) -> Iterator[tuple[int, float]]:
     """Run a session behind a long text whose keys and values are in both caches already.
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in, pin, torch_device
 from engine.errors import EngineError, ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Folder, Load
 from tests.tiny_models import MIN_DISTINCT, SUPPORTED, make_model, make_noised
@@ -21,7 +21,7 @@ from tests.tiny_models import MIN_DISTINCT, SUPPORTED, make_model, make_noised
 def refusal(name: str | Path, device: str = "cpu") -> str:
     """The one line with which a model is refused, at loading or at the check that follows."""
     with pytest.raises(ModelError) as caught:
-        check_slot_attention(Executor(load_model(str(name), device=device), 64))
+        check_slot_attention(ModelExecutor(load_model(str(name), device=device), 64))
     assert isinstance(caught.value, EngineError)
     text = str(caught.value)
     assert "\n" not in text
@@ -74,7 +74,7 @@ def test_architectures_that_cannot_be_rolled_back_are_refused(
 
 def test_a_model_that_runs_but_attends_otherwise_is_found_out(load: Load) -> None:
     loaded = load("llama")
-    executor = Executor(loaded, 64)
+    executor = ModelExecutor(loaded, 64)
     hook = loaded.model.model.layers[0].self_attn.register_forward_pre_hook(
         lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True
     )
@@ -85,7 +85,7 @@ def test_a_model_that_runs_but_attends_otherwise_is_found_out(load: Load) -> Non
 
 def test_a_model_that_takes_no_such_mask_is_refused(load: Load) -> None:
     loaded = load("llama")
-    executor = Executor(loaded, 64)
+    executor = ModelExecutor(loaded, 64)
 
     def no_mask(_module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         mask = kwargs.get("attention_mask")

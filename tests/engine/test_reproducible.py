@@ -8,7 +8,7 @@ import torch
 
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.forward import Output, Spans
 from engine.layout.slots import Feed, SlotMap
 from engine.selfcheck import check_reproducible, check_slot_attention
@@ -18,10 +18,10 @@ NUM_ROWS = 8
 DTYPES = ["float32", "bfloat16"]
 
 
-def executor_for(load: Load, architecture: str, dtype: str) -> Executor:
+def executor_for(load: Load, architecture: str, dtype: str) -> ModelExecutor:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic, so nothing is promised for it")
-    return Executor(load(architecture, dtype), 200, fixed_rows=NUM_ROWS)
+    return ModelExecutor(load(architecture, dtype), 200, fixed_rows=NUM_ROWS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,7 +102,7 @@ def test_a_row_that_depends_on_its_index_is_found_out(load: Load) -> None:
 def test_texts_in_other_lanes_change_no_bit(backend: str, dtype: str, load: Load) -> None:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic, so nothing is promised for it")
-    executor = Executor(load("llama", dtype), 128, num_lanes=3, fixed_rows=4, backend=backend)
+    executor = ModelExecutor(load("llama", dtype), 128, num_lanes=3, fixed_rows=4, backend=backend)
     check_reproducible(executor)
     assert executor.num_lanes_per_pass == 3
     executor.set_total(128)
@@ -132,7 +132,7 @@ def test_texts_in_other_lanes_change_no_bit(backend: str, dtype: str, load: Load
 
 
 def test_where_other_lanes_are_felt_one_text_is_run_at_a_time(load: Load) -> None:
-    executor = Executor(load("llama"), 128, num_lanes=3, fixed_rows=4, backend="fused")
+    executor = ModelExecutor(load("llama"), 128, num_lanes=3, fixed_rows=4, backend="fused")
     backend = executor._backend
     assert backend is not None
     right = backend.forward

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Load
@@ -26,7 +26,7 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> float:
     return float(((got - want).abs().amax(-1) / want.abs().amax(-1)).max())
 
 
-def assert_like_plain(executor: Executor, step: Drawn) -> None:
+def assert_like_plain(executor: ModelExecutor, step: Drawn) -> None:
     """Run a pass and compare its rows; of a prefill the last one."""
     num_rows = len(step.paths)
     ask = range(num_rows) if step.feed.masks else [num_rows - 1]
@@ -37,7 +37,7 @@ def assert_like_plain(executor: Executor, step: Drawn) -> None:
 
 @pytest.mark.parametrize("architecture", [*SUPPORTED, "gptj"])
 def test_trees_and_roll_backs_and_moves_equal_plain_forwards(architecture: str, load: Load) -> None:
-    executor = Executor(load(architecture), 320)
+    executor = ModelExecutor(load(architecture), 320)
     slots: SlotMap[Path] = SlotMap(executor.capacity)
     session = RandomSession(7, slots, vocab=199, prompt_len=150, max_rows=6)
     num_moves = longest = 0
@@ -55,11 +55,11 @@ def test_trees_and_roll_backs_and_moves_equal_plain_forwards(architecture: str, 
 @pytest.mark.parametrize("architecture", [*SUPPORTED, "gptj"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_self_check_passes_what_is_exact(architecture: str, dtype: str, load: Load) -> None:
-    check_slot_attention(Executor(load(architecture, dtype), 64))
+    check_slot_attention(ModelExecutor(load(architecture, dtype), 64))
 
 
 def test_a_shorter_text_can_follow_a_longer_one(load: Load) -> None:
-    executor = Executor(load("llama"), 200)
+    executor = ModelExecutor(load("llama"), 200)
     session = RandomSession(3, SlotMap[Path](200), vocab=199, prompt_len=40)
     for step in session.steps(40):
         if isinstance(step, Move):
@@ -69,7 +69,7 @@ def test_a_shorter_text_can_follow_a_longer_one(load: Load) -> None:
 
 
 def test_only_asked_rows_come_back_and_in_the_order_asked(load: Load) -> None:
-    executor = Executor(load("llama"), 128)
+    executor = ModelExecutor(load("llama"), 128)
     text = tuple(range(10, 90))
     where = tuple(range(80))
     want = plain(executor.loaded, text)
@@ -82,7 +82,7 @@ def test_only_asked_rows_come_back_and_in_the_order_asked(load: Load) -> None:
 
 def test_a_prefill_computes_logits_for_the_asked_rows_alone(load: Load) -> None:
     loaded = load("llama")
-    executor = Executor(loaded, 128)
+    executor = ModelExecutor(loaded, 128)
     seen: list[int] = []
     head = loaded.model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
@@ -93,14 +93,14 @@ def test_a_prefill_computes_logits_for_the_asked_rows_alone(load: Load) -> None:
 
 
 def test_the_cache_is_one_tensor_where_shapes_agree(load: Load) -> None:
-    executor = Executor(load("llama"), 128)
+    executor = ModelExecutor(load("llama"), 128)
     (buffer,) = executor._backend.cache.buffers.values()  # type: ignore[union-attr]
     assert buffer.shape == (2 * 3, 1, 2, 128, 16)
     assert not buffer.any()
 
 
 def test_a_fixed_total_changes_no_logits(load: Load) -> None:
-    executor = Executor(load("llama"), 320)
+    executor = ModelExecutor(load("llama"), 320)
     where = tuple(range(20))
     chunk = Feed(tuple(range(20)), where, where, 0, None)
     short = executor.run(chunk, (19,))
@@ -109,7 +109,7 @@ def test_a_fixed_total_changes_no_logits(load: Load) -> None:
 
 
 def test_warming_up_leaves_the_executor_as_new(load: Load) -> None:
-    executor = Executor(load("gpt2"), 100)
+    executor = ModelExecutor(load("gpt2"), 100)
     executor.warm_up((1, 2, 5))
     session = RandomSession(1, SlotMap[Path](100), vocab=199, prompt_len=30)
     for step in session.steps(5):
@@ -120,13 +120,13 @@ def test_warming_up_leaves_the_executor_as_new(load: Load) -> None:
 
 
 def test_nothing_runs_after_the_memory_is_given_back(load: Load) -> None:
-    executor = Executor(load("gpt2"), 100)
+    executor = ModelExecutor(load("gpt2"), 100)
     executor.free()
     with pytest.raises(AssertionError, match="freed"):
         executor.run(Feed((1,), (0,), (0,), 0, (1,)), (0,))
 
 
 def test_more_slots_than_the_cache_has_are_refused(load: Load) -> None:
-    executor = Executor(load("gpt2"), 100)
+    executor = ModelExecutor(load("gpt2"), 100)
     with pytest.raises(AssertionError, match="100"):
         executor.run(Feed((1,), (100,), (100,), 100, (1,)), (0,))

@@ -8,7 +8,7 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import choose, rank_scored
 from engine.choice.sampling import Sampling
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import SlotMap
@@ -30,7 +30,7 @@ ROW_COUNTS = (1, 2, 4)
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 
-def executor(folder: Path, dtype: str, backend: str) -> Executor:
+def executor(folder: Path, dtype: str, backend: str) -> ModelExecutor:
     loaded = load_model(str(folder), dtype=dtype, device=GPU)
     return make_executor(loaded, 400, backend=backend, row_counts=ROW_COUNTS)
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from node.economics import NOTHING_KNOWN, Costs
 from node.follower import (
     Allocate,
@@ -41,7 +41,7 @@ class RealTarget:
     passes  the parts of its passes, texts by their session
     """
 
-    def __init__(self, executor: Executor, chunk: int = 32) -> None:
+    def __init__(self, executor: ModelExecutor, chunk: int = 32) -> None:
         self.executor = executor
         known = Known(fixed_rows=executor.fixed_rows, costs=Costs(NOTHING_KNOWN), chunk=chunk)
         self.lanes = lanes = Lanes(executor.lanes.count, executor.capacity)

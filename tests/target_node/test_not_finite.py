@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from proto.messages import (
     Close,
@@ -63,7 +63,9 @@ def target(request: pytest.FixtureRequest, folder: Path, recordings: list[int]) 
     return make
 
 
-def executor(folder: Path, backend: str, *, is_bad: bool, num_lanes: int = NUM_LANES) -> Executor:
+def executor(
+    folder: Path, backend: str, *, is_bad: bool, num_lanes: int = NUM_LANES
+) -> ModelExecutor:
     loaded = load_model(str(folder), dtype="float32")
     if is_bad:
         with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import BACKENDS, make_executor
 from lab.gpu_kit.steps.context import Context, run_step, say
@@ -97,7 +97,7 @@ def _time(
         executor.free()
 
 
-def pass_seconds(executor: Executor, length: int, num_rows: int) -> tuple[float, float]:
+def pass_seconds(executor: ModelExecutor, length: int, num_rows: int) -> tuple[float, float]:
     """The first pass of a chain behind `length` tokens, and the median of later ones."""
     feed = chain(num_rows, length)
 

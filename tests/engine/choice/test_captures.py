@@ -14,7 +14,7 @@ from engine.choice.coupling import chain_choice, rank_scored, row_keys
 from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there, rank_there
 from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
 from engine.choice.sampling import Sampling
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.forward import FEWEST_PROMPT_ROWS
 from engine.layout.slots import Feed
 from engine.loading import make_executor
@@ -90,7 +90,7 @@ def test_choices_that_cannot_be_recorded_are_made_all_the_same(recorder: Recorde
     assert recorder.num_recorded == 0
 
 
-def executor(folder: Path) -> Executor:
+def executor(folder: Path) -> ModelExecutor:
     loaded = load_model(str(folder), dtype="float32")
     return make_executor(loaded, NUM_SLOTS, backend="graphs", row_counts=(1,))
 
@@ -151,8 +151,8 @@ def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32")
-    plain = Executor(loaded, NUM_SLOTS, backend="reference")
-    padded = Executor(loaded, NUM_SLOTS, backend="reference", row_counts=(1,))
+    plain = ModelExecutor(loaded, NUM_SLOTS, backend="reference")
+    padded = ModelExecutor(loaded, NUM_SLOTS, backend="reference", row_counts=(1,))
     padded.pads_prompts = True
     seen: list[int] = []
     forward = padded._backend.forward  # type: ignore[union-attr]

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[3]
 LOAD = """
 import sys
 import torch
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.checkpoint.model import load_model
 torch.set_num_threads(1)
-executor = Executor(load_model(sys.argv[1]), 320, backend="compiled", row_counts=(1,))
+executor = ModelExecutor(load_model(sys.argv[1]), 320, backend="compiled", row_counts=(1,))
 executor.warm_up((1,))
 assert executor._backend._made == {1}
 """

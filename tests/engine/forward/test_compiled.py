@@ -11,7 +11,7 @@ import engine.forward.compiled
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.forward import Layers
 from engine.loading import make_executor
 from engine.selfcheck import check_reproducible
@@ -25,7 +25,9 @@ needs_compiler = pytest.mark.skipif(
 ROW_COUNTS = (1, 4)
 
 
-def pair(folder: Path, dtype: str = "float32", layers: Layers = ()) -> tuple[Executor, Executor]:
+def pair(
+    folder: Path, dtype: str = "float32", layers: Layers = ()
+) -> tuple[ModelExecutor, ModelExecutor]:
     """The reference, and programs for passes of 1 and of 4 rows."""
     reference = make_executor(load_model(str(folder), dtype=dtype), 320, backend="reference")
     compiled = make_executor(

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import LAST, Layers, Output
 from engine.forward.fused import FAMILIES
@@ -53,7 +53,7 @@ def transformers_own(folder: str, layers: Layers = LAYERS, shift: int = 0) -> to
 
 
 def forward(
-    executor: Executor, feeds: Sequence[Feed], asks: Sequence[Sequence[int]], layers: Layers
+    executor: ModelExecutor, feeds: Sequence[Feed], asks: Sequence[Sequence[int]], layers: Layers
 ) -> Output:
     """Lay a pass out and run it."""
     return executor.forward(executor.lay_out(feeds, asks), layers)
@@ -67,7 +67,7 @@ def error(out: Output, want: torch.Tensor) -> float:
     return max(difference(got, of_layer) for got, of_layer in parts)
 
 
-def check(executor: Executor, want: torch.Tensor, layers: Layers = LAYERS) -> None:
+def check(executor: ModelExecutor, want: torch.Tensor, layers: Layers = LAYERS) -> None:
     """Hold a prefill and passes of several rows to `want`: all rows, whoever's logits are asked."""
     out = forward(executor, [chunk()], [(29, 3)], layers)
     assert error(out, want[:NUM_BEFORE]) < TOLERANCE
@@ -85,7 +85,7 @@ def check(executor: Executor, want: torch.Tensor, layers: Layers = LAYERS) -> No
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_the_reference_gives_them(architecture: str, load: Load) -> None:
     loaded = load(architecture)
-    check(Executor(loaded, 128), transformers_own(loaded.name))
+    check(ModelExecutor(loaded, 128), transformers_own(loaded.name))
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -99,7 +99,7 @@ def test_the_fused_forward_gives_them(architecture: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 def test_rows_that_fill_a_pass_up_have_none(backend: str, load: Load) -> None:
     loaded = load("qwen3")
-    executor = Executor(loaded, 128, fixed_rows=5, backend=backend)
+    executor = ModelExecutor(loaded, 128, fixed_rows=5, backend=backend)
     executor.set_total(128)
     check(executor, transformers_own(loaded.name))
 
@@ -107,7 +107,7 @@ def test_rows_that_fill_a_pass_up_have_none(backend: str, load: Load) -> None:
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 def test_a_prompt_that_is_filled_up_has_those_of_its_tokens(backend: str, load: Load) -> None:
     loaded = load("llama")
-    executor = Executor(loaded, 128, backend=backend, row_counts=(1,))
+    executor = ModelExecutor(loaded, 128, backend=backend, row_counts=(1,))
     executor.pads_prompts = True
     check(executor, transformers_own(loaded.name))
 
@@ -126,7 +126,7 @@ def test_they_are_what_enters_a_layer_and_what_the_output_matrix_multiplies(load
         hook.remove()
     want = torch.cat(seen, dim=1)
     for backend in ("reference", "fused"):
-        out = forward(Executor(loaded, 128, backend=backend), [chunk()], [()], (1, LAST))
+        out = forward(ModelExecutor(loaded, 128, backend=backend), [chunk()], [()], (1, LAST))
         assert error(out, want[:NUM_BEFORE]) < TOLERANCE
 
 
@@ -139,7 +139,7 @@ def test_those_of_several_lanes_come_feed_by_feed(
     backend: str, fixed_rows: int | None, load: Load
 ) -> None:
     loaded = load("qwen3")
-    executor = Executor(
+    executor = ModelExecutor(
         loaded,
         128,
         num_lanes=4,
@@ -169,7 +169,7 @@ def test_recordings_hand_out_what_is_said_at_load(
     recordings: list[int],  # noqa: F811
 ) -> None:
     loaded = load("llama")
-    graphs = Executor(loaded, 128, backend="graphs", row_counts=(1, 2, 4), layers=LAYERS)
+    graphs = ModelExecutor(loaded, 128, backend="graphs", row_counts=(1, 2, 4), layers=LAYERS)
     graphs.warm_up(())
     assert len(recordings) == 2 * 3
     check(graphs, transformers_own(loaded.name))
@@ -187,7 +187,7 @@ def test_a_recording_that_fails_in_a_text_hands_them_out_all_the_same(
         raise RuntimeError("out of memory")
 
     loaded = load("llama")
-    graphs = Executor(loaded, 128, backend="graphs", row_counts=(1, 2, 4), layers=LAYERS)
+    graphs = ModelExecutor(loaded, 128, backend="graphs", row_counts=(1, 2, 4), layers=LAYERS)
     assert isinstance(graphs._backend, GraphBackend)
     graphs._backend.is_loading = False
     graphs._backend._record = fails
@@ -213,7 +213,7 @@ def test_programs_hand_out_what_is_said_at_load(
     architecture: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(architecture)
-    compiled = Executor(loaded, 128, backend="compiled", row_counts=(1, 4), layers=LAYERS)
+    compiled = ModelExecutor(loaded, 128, backend="compiled", row_counts=(1, 4), layers=LAYERS)
     backend = compiled._backend
     assert isinstance(backend, CompiledBackend)
     others: list[object] = []
@@ -250,7 +250,7 @@ class Operators(TorchDispatchMode):
         return made
 
 
-def operators(executor: Executor, layers: Layers) -> list[tuple[str, object]]:
+def operators(executor: ModelExecutor, layers: Layers) -> list[tuple[str, object]]:
     """What a decode pass of which one row is asked runs, the second time."""
     forward(executor, [chunk()], [()], ())
     step = executor.lay_out([rows(4)], [(3,)])
@@ -267,7 +267,7 @@ def test_a_pass_that_asks_for_none_runs_nothing_more(
     monkeypatch.setattr(engine.forward.graphs, "recorder", counted([]))
     monkeypatch.setattr(engine.forward.graphs, "capture_on", lambda *_: None)
     without, ready = (
-        Executor(load("llama"), 128, backend=backend, row_counts=(4,), layers=layers)
+        ModelExecutor(load("llama"), 128, backend=backend, row_counts=(4,), layers=layers)
         for layers in ((), LAYERS)
     )
     assert operators(ready, ()) == operators(without, ())
@@ -280,11 +280,11 @@ def test_layers_that_a_model_has_not_are_refused_with_a_line(
 ) -> None:
     loaded = load("llama")
     words = rf"hidden states of layer {wrong} are asked for, but it has 0 to 2, and -1 after"
-    for make in (Executor, make_executor):
+    for make in (ModelExecutor, make_executor):
         with pytest.raises(ModelError, match=words):
             make(loaded, 64, layers=layers)
     with pytest.raises(ModelError, match=words):
-        forward(Executor(loaded, 64, backend="fused"), [rows(1)], [(0,)], layers)
+        forward(ModelExecutor(loaded, 64, backend="fused"), [rows(1)], [(0,)], layers)
     with pytest.raises(ModelError, match=words):
         engine_for(loaded.name, layers)
 

@@ -16,7 +16,7 @@ import engine.forward.flex_attention
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import CAPTURED_AT_LOAD, Executor
+from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
 from engine.forward.flex_attention import BLOCK, EVERY_LENGTH, TIMED_SLOTS, FlexAttention, sees
 from engine.forward.graphs import GraphBackend
 from engine.forward.masks import as_words, from_words
@@ -44,7 +44,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return captured
 
 
-def graphs_of(executor: Executor) -> GraphBackend:
+def graphs_of(executor: ModelExecutor) -> GraphBackend:
     assert isinstance(executor._backend, GraphBackend)
     return executor._backend
 
@@ -54,7 +54,7 @@ def a_step(start: int, num_rows: int) -> Feed:
     return Feed((5,) * num_rows, where, where, start, tuple((2 << i) - 1 for i in range(num_rows)))
 
 
-def prefill(*executors: Executor) -> None:
+def prefill(*executors: ModelExecutor) -> None:
     where = tuple(range(NUM_SLOTS - 1))
     for executor in executors:
         executor.run(Feed(tuple(i * i % 199 for i in where), where, where, 0, None), ())

@@ -12,7 +12,7 @@ import engine.forward.fused
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.fused import FAMILIES
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
@@ -60,7 +60,9 @@ def save(architecture: str, folder: Folder, options: dict[str, Any], seed: int =
     return folder
 
 
-def pair(folder: Folder, dtype: str, num_slots: int, **kwargs: Any) -> tuple[Executor, Executor]:
+def pair(
+    folder: Folder, dtype: str, num_slots: int, **kwargs: Any
+) -> tuple[ModelExecutor, ModelExecutor]:
     """The reference, and the fused backend with weights of its own."""
     reference = make_executor(load_model(str(folder), dtype=dtype), num_slots, backend="reference")
     fused = make_executor(load_model(str(folder), dtype=dtype), num_slots, backend="auto", **kwargs)
@@ -69,7 +71,11 @@ def pair(folder: Folder, dtype: str, num_slots: int, **kwargs: Any) -> tuple[Exe
 
 
 def session_differences(
-    reference: Executor, fused: Executor, seed: int, num_rounds: int = 30, max_rows: int = 6
+    reference: ModelExecutor,
+    fused: ModelExecutor,
+    seed: int,
+    num_rounds: int = 30,
+    max_rows: int = 6,
 ) -> Iterator[float]:
     """Run a random session on both: trees, roll-backs, scattered commits, shorter texts."""
     slots: SlotMap[Path] = SlotMap(fused.capacity)

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import CAPTURED_AT_LOAD, Executor
+from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
 from engine.forward.graphs import Compute, GraphBackend, captured_len
 from engine.forward.masks import Masks, as_words, from_words
 from engine.layout.slots import Feed
@@ -62,7 +62,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def pair(folder: Path, dtype: str = "float32") -> tuple[Executor, Executor]:
+def pair(folder: Path, dtype: str = "float32") -> tuple[ModelExecutor, ModelExecutor]:
     """The reference, and recordings."""
     reference = make_executor(load_model(str(folder), dtype=dtype), NUM_SLOTS, backend="reference")
     graphs = make_executor(

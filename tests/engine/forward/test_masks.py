@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.forward import _first_of_run
 from engine.forward.masks import Masks, _unpack, as_words
 from engine.layout.slots import Feed
@@ -71,7 +71,7 @@ def test_only_ascending_consecutive_slots_are_a_run() -> None:
 
 
 def test_slots_out_of_order_hold_what_slots_in_order_hold(load: Load) -> None:
-    executor = Executor(load("llama"), 128)
+    executor = ModelExecutor(load("llama"), 128)
     prompt = tuple(range(20, 30))
     where = tuple(range(10))
     logits = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.not_finite import run_again
 from engine.layout.slots import Feed, SlotMap
 from tests.engine.conftest import Load
@@ -21,7 +21,7 @@ PROMPT = tuple(range(3, 40))
 NAMES = ("reference", "fused")
 
 
-def poison(executor: Executor, slot: int, value: float = math.nan) -> None:
+def poison(executor: ModelExecutor, slot: int, value: float = math.nan) -> None:
     """What a row that overflows in its second layer leaves behind, if it is in lane 1."""
     cache: Any = executor._backend.cache  # type: ignore[union-attr]
     first = executor.lanes.first_slot(1)
@@ -39,7 +39,7 @@ def poison(executor: Executor, slot: int, value: float = math.nan) -> None:
 def test_the_slot_that_is_at_fault_is_found_and_its_lane_is_wiped(
     name: str, value: float, load: Load
 ) -> None:
-    executor = Executor(load("llama"), 64, num_lanes=2, backend=name)
+    executor = ModelExecutor(load("llama"), 64, num_lanes=2, backend=name)
     want = executor.run(Feed((5, 6), (0, 1), (0, 1), 0, None), (1,))
     executor.copy_prefix(0, 1, 2)
     poison(executor, 20, value)
@@ -58,7 +58,7 @@ def test_warming_up_leaves_nothing_behind(name: str, load: Load) -> None:
     loaded = load("llama")
     embeddings = loaded.model.get_input_embeddings().weight
     before = embeddings[0].clone()
-    executor = Executor(loaded, 128, backend=name)
+    executor = ModelExecutor(loaded, 128, backend=name)
     try:
         with torch.no_grad():
             embeddings[0] = math.nan
@@ -74,7 +74,7 @@ def test_warming_up_leaves_nothing_behind(name: str, load: Load) -> None:
 def test_a_pass_that_is_made_again_says_the_same(
     name: str, fixed_rows: int | None, load: Load
 ) -> None:
-    executor = Executor(load("llama"), 128, backend=name, fixed_rows=fixed_rows, layers=(1,))
+    executor = ModelExecutor(load("llama"), 128, backend=name, fixed_rows=fixed_rows, layers=(1,))
     executor.set_total(128)
     slots = SlotMap[str](128)
     executor.run(slots.feed_prefix(PROMPT), ())
@@ -98,7 +98,7 @@ def test_every_rank_wipes_its_part(backend: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         told: Any = Told(second, pool)
         loaded = replace(first, rank=replace(first.rank, followers=told))
-        executor = Executor(loaded, 64, num_lanes=2, backend=backend)
+        executor = ModelExecutor(loaded, 64, num_lanes=2, backend=backend)
         row = Feed((7,), (0,), (0,), 0, (1,), lane=1)
         want = executor.run(row, (0,))
         inner = [executor._backend._inner, told.follower._backend]  # type: ignore[union-attr]

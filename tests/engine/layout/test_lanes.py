@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.forward.kv_cache import slot_bytes
 from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, num_lanes_within
 from engine.loading import make_executor
@@ -24,7 +24,9 @@ NUM_LANES = 4
 HUGE = 1e30
 
 
-def make(folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str = "cpu") -> Executor:
+def make(
+    folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str = "cpu"
+) -> ModelExecutor:
     """float32, with weights of its own."""
     return make_executor(
         load_model(str(folder), dtype="float32", device=device),
@@ -35,7 +37,7 @@ def make(folder: Folder, backend: str, num_lanes: int = NUM_LANES, device: str =
     )
 
 
-def poison(executor: Executor, lane: int) -> None:
+def poison(executor: ModelExecutor, lane: int) -> None:
     """Fill a lane with what would show in any row that sees it."""
     cache = executor._backend.cache  # type: ignore[union-attr]
     buffers = cache.buffers.values() if hasattr(cache, "buffers") else [cache]
@@ -59,7 +61,7 @@ def sessions(lanes: Sequence[int]) -> list[Iterator[Drawn | Move]]:
 
 
 def run_side_by_side(
-    together: Executor, alone: Executor, lanes: Sequence[int]
+    together: ModelExecutor, alone: ModelExecutor, lanes: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
     """Run sessions on `together` a pass for all, on `alone` each by itself.
 
@@ -125,7 +127,7 @@ def test_texts_equal_texts_alone_on_programs(tmp_path: Folder) -> None:
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("is_batched", [0, 1])
 def test_both_ways_over_lanes_agree(is_batched: int, num_rows: int, load: Load) -> None:
-    executor = Executor(load("qwen2"), CAPACITY, num_lanes=NUM_LANES, backend="fused")
+    executor = ModelExecutor(load("qwen2"), CAPACITY, num_lanes=NUM_LANES, backend="fused")
     attention = executor._backend._attention  # type: ignore[union-attr]
     if is_batched:
         attention._one_row_each = attention._one_row
@@ -147,19 +149,19 @@ def test_both_ways_over_lanes_agree(is_batched: int, num_rows: int, load: Load) 
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 def test_a_copied_prefix_is_as_good_as_its_own(backend: str, load: Load) -> None:
-    executor = Executor(load("llama"), CAPACITY, num_lanes=3, backend=backend)
+    executor = ModelExecutor(load("llama"), CAPACITY, num_lanes=3, backend=backend)
     where = tuple(range(50))
     executor.run(Feed(where, where, where, 0, None, 2), ())
     executor.copy_prefix(2, 0, 30)
     poison(executor, 2)
     rest = tuple(range(30, 50))
-    want = Executor(load("llama"), CAPACITY).run(Feed(where, where, where, 0, None), (49,))
+    want = ModelExecutor(load("llama"), CAPACITY).run(Feed(where, where, where, 0, None), (49,))
     got = executor.run(Feed(rest, rest, rest, 30, None), (19,))
     assert difference(got, want) < TOLERANCE
 
 
 def test_a_lane_twice_and_a_lane_that_is_not_there_are_refused(load: Load) -> None:
-    executor = Executor(load("llama"), 64, num_lanes=2, backend="fused")
+    executor = ModelExecutor(load("llama"), 64, num_lanes=2, backend="fused")
     row = Feed((5,), (0,), (0,), 0, (1,), 1)
     with pytest.raises(AssertionError, match="two feeds of one lane"):
         executor.run_together([row, row], [(0,), (0,)])
@@ -180,7 +182,7 @@ def test_lanes_at_equal_distances_are_a_grid() -> None:
 def test_memory_says_how_many_lanes_fit(load: Load) -> None:
     loaded = load("llama")
     per_slot = slot_bytes(loaded.model, loaded.device)
-    executor = Executor(loaded, 100, num_lanes=3, fixed_rows=4)
+    executor = ModelExecutor(loaded, 100, num_lanes=3, fixed_rows=4)
     (buffer,) = executor._backend.cache.buffers.values()  # type: ignore[union-attr]
     assert buffer.nbytes == executor.lanes.total * per_slot
     assert executor.lanes == LaneLayout(3, 104)

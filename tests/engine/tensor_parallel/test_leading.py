@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.model import LoadedModel
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, MakeBackend
 from engine.tensor_parallel.follower import FollowerRank
@@ -48,7 +48,7 @@ def test_what_is_not_finite_on_one_rank_alone_is_found(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         told: Any = Told(second, pool)
         loaded = replace(first, rank=replace(first.rank, followers=told))
-        executor = Executor(loaded, 128, backend="fused")
+        executor = ModelExecutor(loaded, 128, backend="fused")
         assert executor.not_finite(0) is None
         leading, following = executor._backend._inner.cache, told.follower._backend.cache
         following[0, :, 3] = math.nan
@@ -71,7 +71,7 @@ def test_the_hidden_states_of_rank_0_are_those_of_the_whole_model(
     with ThreadPoolExecutor(1) as pool:
         told: Any = Told(second, pool)
         loaded = replace(first, rank=replace(first.rank, followers=told))
-        executor = Executor(loaded, 128, backend=backend, layers=LAYERS)
+        executor = ModelExecutor(loaded, 128, backend=backend, layers=LAYERS)
         assert isinstance(executor._backend, LeadingBackend)
         executor.take_over()
         check(executor, transformers_own(str(folder)))

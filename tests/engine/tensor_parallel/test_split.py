@@ -7,7 +7,7 @@ import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError
-from engine.executor import Executor
+from engine.executor import ModelExecutor
 from engine.layout.slots import Move, SlotMap
 from tests.engine.forward.test_fused import save
 from tests.engine.random_session import Path as TreePath
@@ -80,7 +80,7 @@ def test_both_backends_run_on_a_part(
 
 def session(loaded: LoadedModel, backend: str) -> list[torch.Tensor]:
     """The logits of every pass of a random session, with weights laid out anew."""
-    executor = Executor(loaded, 192, backend=backend)
+    executor = ModelExecutor(loaded, 192, backend=backend)
     executor.take_over()
     slots: SlotMap[TreePath] = SlotMap(executor.capacity)
     made = []
@@ -96,7 +96,7 @@ def test_a_part_of_tied_embeddings_is_not_given_back(tmp_path: Path) -> None:
     path = save("llama", tmp_path, {"tie_word_embeddings": True})
 
     def left(loaded: LoadedModel) -> int:
-        Executor(loaded, 64, backend="fused", fixed_rows=4).take_over()
+        ModelExecutor(loaded, 64, backend="fused", fixed_rows=4).take_over()
         return int(loaded.model.lm_head.weight.numel())
 
     assert all(Threads(path, 2).run(left))
