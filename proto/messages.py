@@ -17,7 +17,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # How nodes and coordinator meet: the roles, and what each says of itself before any work.
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class Role(StrEnum):
@@ -197,13 +197,11 @@ class Rule(IntEnum):
     COUPLED  a draft is right if the target chooses it; both choose with the same noise
     TOKEN    by the ratio of the two distributions, one token after the other (2211.17192)
     BLOCK    by the ratio, a whole block at once (2403.10444)
-    CARELESS  wrong on purpose, for `verify-lossless`: after a first accepted draft all are accepted
     """
 
     COUPLED = 0
     TOKEN = 1
     BLOCK = 2
-    CARELESS = 3
 
 
 # Who drafted a token: the first drafter, or the target by itself, from what was written before in

@@ -10,7 +10,7 @@ import torch
 from engine.choice.coupling import choose
 from engine.choice.judging import judge, life_of
 from engine.choice.sampling import Sampling, report, sampling_of
-from engine.choice.verification import Distribution, block_trial, careless_trial, token_trial
+from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.errors import NotFinite
 from engine.forward.forward import Layers, as_bytes
 from engine.forward.not_finite import Again
@@ -38,7 +38,7 @@ from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying
 
-TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial, Rule.CARELESS: careless_trial}
+TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
 
 
 def serve(

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from coordinator.launching.devices import default_device, shares_gpu
@@ -305,16 +306,20 @@ class Launcher:
     """Starts nodes on this machine.
 
     is_alone  one node has it for itself
+    modules   that a node's process runs, where it is another one than in `MODULES`
     """
 
     way = "local"
     is_by_hand = False
 
-    def __init__(self, *, is_alone: bool = False) -> None:
+    def __init__(
+        self, *, is_alone: bool = False, modules: Mapping[Role, str] = MappingProxyType({})
+    ) -> None:
         self.outside = ""
         self.keys: CoordinatorKeys | None = None
         self.secret = secrets.token_hex(16)
         self._is_alone = is_alone
+        self._modules = {**MODULES, **modules}
         try:
             # It goes when this process ends, also where `close` is cut short.
             self._runtime = RuntimeFolder()
@@ -353,7 +358,7 @@ class Launcher:
         log = self.logs.of_node(config.identity)
         with log.open("a") as output:  # to its end, also after it was shortened
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULES[config.role]],
+                [sys.executable, "-m", self._modules[config.role]],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=output,

@@ -174,15 +174,3 @@ def block_trial(
         # one succeeds for certain, and this one does not matter.
         chances[i - 1] = over / short if short > 0 else 1.0
     return Trial(targets, proposals, tuple(chances), tuple(weights), whole=True)
-
-
-def careless_trial(
-    targets: Sequence[Distribution], drafts: Sequence[int], proposals: Sequence[Distribution]
-) -> Trial:
-    """Token verification that accepts every draft once the first is accepted: wrong, and known.
-
-    For `verify-lossless`, which must be seen to reject it.
-    """
-    trial = token_trial(targets, drafts, proposals)
-    chances = (*trial.chances[:1], *(1.0 for _ in trial.chances[1:]))
-    return Trial(targets, proposals, chances, trial.weights, whole=False)

@@ -6,13 +6,13 @@ sampled   many short texts against the target's exact distribution: with top-k o
 seeds     under coupled verification the same seed gives the same text under every policy
 
 The sampled check is Pearson's chi-square test. It is also run against a target with a known mistake
-(`Rule.CARELESS`), which it must reject: a check that cannot fail says nothing.
+(`careless_target.py`), which it must reject: a check that cannot fail says nothing.
 """
 
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from coordinator.api.config import (
@@ -23,7 +23,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.session import Emit
 from coordinator.text.stream import TokenStream
-from proto.messages import Role, Rule
+from proto.messages import Role
 from proto.sampling import Logprobs
 
 LEVEL = 1e-4
@@ -201,7 +201,16 @@ def sampled(
     rate = accepted / max(1, drafted)
     detail = f"p = {p_value:.2g}, {rate:.0%} of {drafted} drafts accepted"
     what = f"{speculation.policy} {speculation.verify}"
-    return Check("sampled", what, held, detail, expected=speculation.rule is not Rule.CARELESS)
+    return Check("sampled", what, held, detail)
+
+
+def careless(
+    pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
+) -> Check:
+    """The sampled check of a pair whose target is `careless_target.py`: it must not hold."""
+    judged = speculation.model_copy(update={"verify": "token"})
+    check = sampled(pair, prompt, chances, judged, num_texts)
+    return replace(check, what=f"{speculation.policy} careless", expected=False)
 
 
 def detectable(num_texts: int, chances: Joint) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -10,14 +11,16 @@ from rich.console import Console
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import checked
-from coordinator.api.pair import Pair
+from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress
+from coordinator.launching.launcher import Launcher
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
+from proto.messages import Role
 from proto.policies import TABLE
 
 PROMPTS = (
@@ -28,6 +31,7 @@ PROMPTS = (
 )
 EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
+CARELESS = {Role.TARGET: "lab.lossless.careless_target"}
 TextPrompt = Annotated[
     list[str] | None, typer.Option(help="A text to continue; may be given several times.")
 ]
@@ -59,9 +63,14 @@ def verify_lossless(
 ) -> None:
     """Check that a pair writes what its target alone would write."""
     policies = _policies(policy)
-    with Progress(Console(stderr=True), models_of(pair)) as progress:
-        started = Pair(pair, say=progress.say)
-    with started as running:
+    checks: list[Check] = []
+
+    def add(check: Check) -> None:
+        checks.append(check)
+        if not as_json:
+            typer.echo(_line(check))
+
+    with _started(pair) as running:
         prompts = prompts_of(running, prompt)
         chances = lossless.joint(running, prompts[0])
         power = lossless.detectable(num_texts, chances)
@@ -70,11 +79,10 @@ def verify_lossless(
                 f"sampled: {num_texts} texts of {lossless.LENGTH} tokens a line, level "
                 f"{lossless.LEVEL:g}; an effect of w = {power:.2f} is seen 95 % of the time\n"
             )
-        checks = []
         for check in _checks(running, prompts, chances, policies, num_texts):
-            checks.append(check)
-            if not as_json:
-                typer.echo(_line(check))
+            add(check)
+    with _started(pair, partial(Launcher, modules=CARELESS)) as running:
+        add(lossless.careless(running, prompts[0], chances, policies[0], num_texts))
     passed = all(check.passed for check in checks)
     if as_json:
         lines = [{**dataclasses.asdict(check), "passed": check.passed} for check in checks]
@@ -83,6 +91,11 @@ def verify_lossless(
         typer.echo("\nlossless" if passed else "\nNOT lossless")
     if not passed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _started(config: PairConfig, make_launcher: MakeLauncher = Launcher) -> Pair:
+    with Progress(Console(stderr=True), models_of(config)) as progress:
+        return Pair(config, say=progress.say, make_launcher=make_launcher)
 
 
 def _checks(
@@ -98,8 +111,6 @@ def _checks(
         for policy in policies:
             ruled = policy.model_copy(update={"verify": verify})
             yield lossless.sampled(pair, prompts[0], chances, ruled, num_texts)
-    careless = policies[0].model_copy(update={"verify": "careless"})
-    yield lossless.sampled(pair, prompts[0], chances, careless, num_texts)
 
 
 def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:

@@ -15,11 +15,11 @@ from engine.choice.verification import (
     Purpose,
     Trial,
     block_trial,
-    careless_trial,
     token_trial,
     truncated,
     uniform,
 )
+from lab.lossless.careless_target import careless_trial
 
 Model = Callable[[tuple[int, ...]], Distribution]
 Rule = Callable[..., Trial]
