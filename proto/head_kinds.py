@@ -73,8 +73,10 @@ def feature_layers(
     """Return of which layers of its target, which has `num_layers`, a head reads the features.
 
     i is what enters decoder layer i, -1 the state after the last norm. What stands in config.json
-    itself is counted so; in `eagle_config` too, but where it begins with 1 it is what leaves a
-    layer. Empty: what stands there is no such list, or the target is too small.
+    itself is counted so, as vLLM reads it; in `eagle_config` too, but where it begins with 1 it is
+    what leaves a layer, as SGLang reads it (sgl-project/sglang#25454): nobody takes what enters the
+    second layer for the lowest feature. Empty: what stands there is no such list, or the target is
+    too small.
     """
     if kind is not HeadKind.EAGLE3:
         return (-1,)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from drafter_node import events as drafter
+from drafter_node import compute as drafter
 from drafter_node import worker as drafting
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule

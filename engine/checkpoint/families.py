@@ -2,16 +2,22 @@
 
 Of every token the engine keeps a key and a value that it can drop, move and hide behind a mask.
 Where a layer keeps something else, a branch of drafts cannot be rolled back. One table for both
-sides: whoever starts a node asks it with what config.json states, the node with what transformers
-makes of that. So it knows also what a family does where config.json is silent. Without torch.
+sides: whoever starts a node asks it with what config.json states, and so does the node, which asks
+again with what transformers makes of that. So it knows also what a family does where config.json is
+silent. It names every causal language model of the release of transformers that is installed
+(pyproject.toml): others are refused. Without torch.
 """
 
 from collections.abc import Iterator, Mapping, Set
+from difflib import get_close_matches
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
-Stated = Mapping[str, Any]
+from engine.checkpoint.files import parts, shown
+from engine.errors import ModelError
 
-USE_ANOTHER = "use a model with plain full attention"
+Stated = Mapping[str, Any]
 
 _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
@@ -38,8 +44,9 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
             "falcon_mamba",
             "granitemoehybrid",
         ),
-        *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next"),
-        *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"),
+        *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
+        *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
     ALIBI: ("bloom",),
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
@@ -49,15 +56,12 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
         *("xlm-roberta", "xlm-roberta-xl", "xmod"),
     ),
     _OWN_CACHE: ("cpmant", "openai-gpt", "reformer", "xlm", "xlnet"),
-    _CROSS: ("mllama", "mllama_text_model"),
+    _CROSS: ("mllama",),
     _BYTES: ("blt",),
 }
 # Where config.json has no `layer_types`: the kind of layer that there is.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
-    "linear_attention": (
-        *("inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
-        *("qwen3_5_text", "qwen4_exp", "qwen4_exp_text", "zaya"),
-    ),
+    "linear_attention": ("inkling2_text", "inkling_text", "minimax"),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
         *("afmoe", "beam", "cohere2", "cohere2_moe", "cwm", "dots3_note", "dots3_note_text"),
@@ -86,13 +90,59 @@ _ENCODER_DECODERS = {
     *("musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "whisper"),
 }
 
+# Which have plain layers, unless config.json says otherwise.
+_OTHERS = {
+    *("apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere"),
+    *("cohere_compass_text", "ctrl", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge"),
+    *("dots1", "emu3", "ernie4_5", "ernie4_5_moe", "falcon", "flex_olmo", "fuyu", "gemma", "git"),
+    *("glm", "glm4", "glm4_moe", "glm4_moe_lite", "got_ocr2", "gpt-sw3", "gpt2", "gpt_bigcode"),
+    *("gpt_neox", "gpt_neox_japanese", "gptj", "granite", "granitemoe", "granitemoeshared"),
+    *("helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
+    *("internlm3", "jais2", "jetmoe", "laguna", "lfm2", "lfm2_moe", "llama", "longcat_flash"),
+    *("mellum", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mixtral"),
+    *("moss_transcribe_diarize", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
+    *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
+    *("stablelm", "starcoder2", "xglm", "youtu"),
+}
+# Every model type that transformers has a causal language model of.
+CAUSAL = frozenset(
+    chain(
+        *(*_ALWAYS.values(), *_BY_DEFAULT.values(), _WINDOWS, _WINDOW_BY_FLAG),
+        *(_ENCODERS, _ENCODER_DECODERS, _OTHERS),
+    )
+)
 
-def why_not(kind: str, text: Stated) -> str | None:
-    """Return what it is that this engine cannot run, to follow "<kind> has"; None: nothing.
 
-    kind  the model type of the whole
-    text  what describes its language model, or all of it
+def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) -> None:
+    """Raise ModelError if this engine cannot run a model, as far as its configuration says.
+
+    name    of the model, as the user gave it
+    path    of its config.json, for messages
+    stated  what that holds, or what transformers makes of it
+    text    the part of that which describes the language model; None: as config.json has it
     """
+    kind = stated.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ModelError(
+            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it the "
+            "folder of a model for transformers?"
+        )
+    if _has_encoder(kind, stated):
+        raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
+    if kind not in CAUSAL:
+        near = get_close_matches(kind, sorted(CAUSAL), n=1)
+        raise ModelError(
+            f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
+            f"model; use one that it has{f'; did you mean {near[0]}?' if near else ''}"
+        )
+    if text is None:
+        *_, text = parts(dict(stated))
+    if why := _why_not(kind, text):
+        raise ModelError(f"{name}: {kind} has {why}; use a model with plain full attention")
+
+
+def _why_not(kind: str, text: Stated) -> str | None:
+    """What it is that this engine cannot run, to follow "<kind> has"; None: nothing."""
     kinds = {kind, str(text.get("model_type"))}
     for why, names in _ALWAYS.items():
         if not kinds.isdisjoint(names):
@@ -116,8 +166,7 @@ def why_not(kind: str, text: Stated) -> str | None:
     return None
 
 
-def has_encoder(kind: str, stated: Stated) -> bool:
-    """Return whether it is an encoder-decoder model."""
+def _has_encoder(kind: str, stated: Stated) -> bool:
     found = stated.get("is_encoder_decoder")
     return found is True or (found is None and kind in _ENCODER_DECODERS)
 

@@ -1,6 +1,6 @@
 """Load a Hugging Face causal language model, or say in one line why it cannot be used.
 
-Owns in which precision and on which device weights are loaded, and which architectures are refused.
+Owns in which precision and on which device weights are loaded.
 Must not know how a forward pass is laid out (`forward.py`) or what a session is.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 from transformers.utils.import_utils import is_accelerate_available
 
@@ -324,12 +323,13 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     stated = read_config(folder)
     stated_eos = stated_eos_ids(folder, stated)
     form = read_format(path, stated)
+    families.refuse(name, path, stated)
     shapes = read_shapes(folder)
     refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
     packed = None if form is None else PackedCheckpoint(folder, form)
     config = _read_config(path, stated)
-    refuse_unsupported(name, config)
+    families.refuse(name, path, config.to_dict(), config.get_text_config(decoder=True).to_dict())
     plain = _without_packing(config)
     empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
     return Checked(folder, config, plain, packed, empty, stated_eos)
@@ -339,21 +339,6 @@ def refuse_unknown_dtype(dtype: str) -> None:
     """Raise ModelError if a number type is none of `DTYPES`, nor auto."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
-
-
-def refuse_unsupported(name: str, config: Any) -> None:
-    """Raise ModelError if this architecture's cache cannot be rolled back to any of its tokens."""
-    kind = config.model_type
-    if families.has_encoder(kind, vars(config)):
-        raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
-    text_config = config.get_text_config(decoder=True)
-    why = families.why_not(kind, text_config.to_dict())
-    if why is None and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        why = families.RECURRENT
-    if why is not None:
-        raise ModelError(f"{name}: {kind} has {why}; {families.USE_ANOTHER}")
 
 
 def max_model_len(name: str, config: Any) -> int:

@@ -15,11 +15,12 @@ from engine.fastest import FASTEST, usual_num_threads
 from engine.forward.forward import LAST
 from engine.heads.eagle import EagleExecutor
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
-from engine.heads.head_tensors import HeadTensors, medusa_counts
+from engine.heads.head_tensors import HeadTensors
 from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor
+from engine.heads.stated import NO_HEAD, medusa_counts
 from engine.heads.target import Target
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
@@ -127,9 +128,7 @@ def load_head(
     if kind is None and "speculators_model_type" not in stated:
         kind = head_kind_of_tensors(tensors)
     if kind is None:
-        raise ModelError(
-            f"{path}: it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
-        )
+        raise ModelError(f"{path}: {NO_HEAD}")
     of = Target(target, target_revision)
     chosen = _choose_dtype(dtype, tensors, where)
     layers: tuple[int, ...] = (LAST,)

@@ -1,10 +1,8 @@
 """The tensors of a head's checkpoint: safetensors or PyTorch's own format, numbers alone.
 
-Owns the names of the files, and that each tensor is taken once and with the size that it must have.
-Knows no kind of head.
+Owns that each tensor is taken once and with the size that it must have. Knows no kind of head.
 """
 
-import math
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -15,27 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.checkpoint.files import (
-    THETAS,
-    Object,
-    one_line,
-    refuse_number,
-    refuse_odd_dim,
-    refuse_odd_file,
-    shown,
-    weight_files,
-)
+from engine.checkpoint.files import one_line, weight_files
 from engine.errors import ModelError, remedy
-from proto.head_kinds import HeadKind
+from engine.heads.stated import INDEX, head_file
 
-# -- tensors ---------------------------------------------------------------------------------------
-
-# In this order: what is safe to read first. No other name is looked for.
-_MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 # Number types that are read; of all others (FP8, integers) a head would need more than a tensor.
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
-_WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
 
 class HeadTensors:
@@ -50,7 +34,7 @@ class HeadTensors:
         Raises:
             ModelError: there is none, or it cannot be read, or holds code.
         """
-        self.path, self._target = _file_of(folder), target
+        self.path, self._target = head_file(folder), target
         self._tensors = {
             name.removeprefix("model."): tensor for name, tensor in _read(folder, self.path)
         }
@@ -146,24 +130,12 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
     return made
 
 
-def _file_of(folder: Path) -> Path:
-    for name in (*_MEDUSA, _WHOLE, _INDEX, _PICKLED):
-        path = folder / name
-        if path.exists() or path.is_symlink():
-            refuse_odd_file(path)
-            return path
-    raise ModelError(
-        f"{folder}: no weights of a head; name them {_WHOLE} or {_PICKLED}, of Medusa {_MEDUSA[0]} "
-        f"or {_MEDUSA[1]}"
-    )
-
-
 def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of all files of a checkpoint."""
     if path.suffix in (".pt", ".bin"):
         yield from _unpickled(path).items()
         return
-    for file in weight_files(folder) if path.name == _INDEX else [path]:
+    for file in weight_files(folder) if path.name == INDEX else [path]:
         try:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:
@@ -187,139 +159,3 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     ):
         raise ModelError(f"{path}: it must hold tensors by name and nothing else; get it again")
     return found
-
-
-# -- stated ----------------------------------------------------------------------------------------
-
-# What the config.json of a head may state, whatever its target: numbers, and their ranges.
-#
-# Without torch: whoever starts a node holds a head to this before he does, and the node again.
-
-# What a configuration of the llama family means that does not say.
-EPSILON, POSITIONS = 1e-6, 2048
-MOST_MEDUSA = 1024
-_EPSILONS = (1e-12, 0.1)
-_ROPES = ("rope_scaling", "rope_parameters")
-# The numbers that a kind of rotary embedding cannot do without; of the others transformers knows.
-_NUMBERS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "longrope": (),
-}
-
-
-def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
-    """Raise ModelError if a number that a head of this kind needs is missing or out of range.
-
-    path    of config.json, for messages
-    stated  what it holds
-    """
-    if kind is HeadKind.MEDUSA:
-        medusa_counts(path, stated)
-        return
-    part = layer_config(path, stated)
-    _refuse_other_forms(path, part)
-    width, num_heads = count(path, part, "hidden_size"), count(path, part, "num_attention_heads")
-    num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{path}: num_key_value_heads, {num_kv_heads}, does not divide num_attention_heads, "
-            f"{num_heads}; one of them is wrong"
-        )
-    dim = count(path, part, "head_dim", width // num_heads or 1)
-    of = "head_dim" if part.get("head_dim") else "hidden_size / num_attention_heads"
-    refuse_odd_dim(path, of, dim)
-    count(path, part, "intermediate_size")
-    count(path, part, "max_position_embeddings", POSITIONS)
-    refuse_number(path, part, "rms_norm_eps", _EPSILONS)
-    _refuse_rope(path, part)
-    if kind is HeadKind.EAGLE3:
-        count(path, stated, "draft_vocab_size", 1)
-        if not isinstance(found := stated.get("norm_before_residual"), bool | None):
-            raise ModelError(
-                f"{path}: norm_before_residual is {shown(found)}; it must be true or false"
-            )
-
-
-def medusa_counts(path: Path, stated: Object) -> tuple[int, int]:
-    """Return how many Medusa heads there are, and layers of each. Raises ModelError."""
-    num_heads = _in_range(path, stated, "medusa_num_heads", 1, (1, MOST_MEDUSA))
-    return num_heads, _in_range(path, stated, "medusa_num_layers", 1, (0, MOST_MEDUSA))
-
-
-def layer_config(path: Path, stated: Object) -> Object:
-    """Return what describes the head's layer. Raises ModelError."""
-    part = stated.get("transformer_layer_config", stated)
-    if not isinstance(part, dict):
-        raise ModelError(f"{path}: transformer_layer_config must be an object; get it again")
-    return part
-
-
-def count(path: Path, part: Object, field: str, default: int | None = None) -> int:
-    """Return a number from 1 on that config.json states. Raises ModelError."""
-    return _in_range(path, part, field, default, (1, (1 << 31) - 1))
-
-
-def _in_range(
-    path: Path, part: Object, field: str, default: int | None, between: tuple[int, int]
-) -> int:
-    found, (least, most) = part.get(field), between
-    if found is None:
-        found = default
-    if type(found) is not int or not least <= found <= most:
-        to = f"to {most}" if most == MOST_MEDUSA else "on"
-        raise ModelError(
-            f"{path}: {field} is {shown(part.get(field))}; it must be a whole number from {least} "
-            f"{to}"
-        )
-    return found
-
-
-def _refuse_other_forms(path: Path, part: Object) -> None:
-    num_layers = count(path, part, "num_hidden_layers", 1)
-    if num_layers != 1:
-        raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
-    if part.get("hidden_act", "silu") != "silu":
-        raise ModelError(
-            f"{path}: hidden_act is {shown(part['hidden_act'])}; only heads with silu are covered"
-        )
-    for stated in (part, *(rope for _, rope in _ropes(part))):
-        if stated.get("partial_rotary_factor", 1) != 1:
-            raise ModelError(f"{path}: partial_rotary_factor is not covered; use another head")
-
-
-def _refuse_rope(path: Path, part: Object) -> None:
-    refuse_number(path, part, "rope_theta", THETAS)
-    for field in _ROPES:
-        if part.get(field) is not None and not isinstance(part[field], dict):
-            raise ModelError(
-                f"{path}: its rotary embedding cannot be used: {field} is {shown(part[field])}, "
-                "and it must be an object"
-            )
-    for field, rope in _ropes(part):
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in _NUMBERS:
-            raise ModelError(
-                f"{path}: its rotary embedding cannot be used: rope_type is {shown(kind)} in "
-                f"{field}; there are {', '.join(_NUMBERS)}"
-            )
-        refuse_number(path, rope, "rope_theta", THETAS)
-        for number in _NUMBERS[kind]:
-            found = rope.get(number)
-            if number == "original_max_position_embeddings":
-                found = found or part.get(number)
-            is_number = isinstance(found, int | float) and not isinstance(found, bool)
-            if not is_number or not 0 < float(found or 0) < math.inf:
-                raise ModelError(
-                    f"{path}: its rotary embedding cannot be used: {number} is {shown(found)} in "
-                    f"{field}, and {kind} needs a number above 0"
-                )
-
-
-def _ropes(part: Object) -> Iterator[tuple[str, Object]]:
-    for field in _ROPES:
-        if isinstance(rope := part.get(field), dict) and rope:
-            yield field, rope

@@ -17,16 +17,22 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.checkpoint.files import Object, one_line, shown
+from engine.checkpoint.files import Object, one_line
 from engine.checkpoint.model import max_model_len
 from engine.errors import ModelError
-from engine.forward.forward import LAST
-from engine.heads.head_tensors import EPSILON, POSITIONS, count, layer_config, refuse_odd_config
+from engine.heads.stated import (
+    EPSILON,
+    POSITIONS,
+    TargetSizes,
+    count,
+    layer_config,
+    refuse_odd_config,
+    refuse_other_target,
+)
 from engine.heads.target import Target
-from proto.head_kinds import HeadKind
+from proto.head_kinds import HeadKind, feature_layers
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
-_NUM_FEATURES = 3  # of EAGLE-3, where config.json does not say which
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
         ModelError: it lacks a number, or is of another target's head, or of one of another form.
     """
     part = layer_config(path, stated)
-    _refuse_other_targets(path, stated, part, kind, target)
+    sizes = TargetSizes(target.name, target.vocab_size, target.hidden_size, target.num_layers)
+    refuse_other_target(path, stated, kind, sizes)
     refuse_odd_config(path, stated, kind)
     width, num_heads = count(path, part, "hidden_size"), count(path, part, "num_attention_heads")
     num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
@@ -100,7 +107,7 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
         dim=dim,
         intermediate=count(path, part, "intermediate_size"),
         epsilon=float(part.get("rms_norm_eps") or EPSILON),
-        layers=(LAST,) if kind is HeadKind.EAGLE else _layers(path, stated, target),
+        layers=feature_layers(kind, stated, target.num_layers),
         draft_vocab=draft_vocab,
         residual_is_normed=_residual_is_normed(path, stated, kind),
         # Where positions are only relative it may go on behind what it was trained for, as far
@@ -116,53 +123,6 @@ def rotations(rope: Any, num_positions: int, dtype: torch.dtype) -> torch.Tensor
     cos, sin = made(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
     first, second = sin[0].chunk(2, dim=-1)
     return torch.stack((cos[0], torch.cat((-first, second), dim=-1)))[:, :, None]
-
-
-def _refuse_other_targets(
-    path: Path, stated: Object, part: Object, kind: HeadKind, target: Target
-) -> None:
-    """Raise ModelError if the head was made for a target of other sizes."""
-    vocab = part.get("vocab_size", target.vocab_size)
-    if vocab != target.vocab_size:
-        raise ModelError(
-            f"{path}: vocab_size is {shown(vocab)}, but {target.name} has {target.vocab_size} "
-            "tokens; use a head made for this target"
-        )
-    fields = ["hidden_size"]
-    if kind is HeadKind.EAGLE3 and stated.get("target_hidden_size") is not None:
-        fields = ["target_hidden_size"]
-    for field in fields:
-        size = (part if field == "hidden_size" else stated).get(field)
-        if size != target.hidden_size:
-            raise ModelError(
-                f"{path}: {field} is {shown(size)}, but that of {target.name} is "
-                f"{target.hidden_size}; use a head made for this target"
-            )
-
-
-def _layers(path: Path, stated: Object, target: Target) -> tuple[int, ...]:
-    """Return whose features an EAGLE-3 head is given.
-
-    There are two ways to count. What stands in config.json itself is what *enters* a layer, as
-    vLLM reads it, and as here. In `eagle_config` it is that too, but where it begins with 1 it is
-    what *leaves* a layer, as SGLang reads it (sgl-project/sglang#25454): nobody takes the first
-    layer's input, the bare embedding's neighbour, for the lowest feature.
-    """
-    count = target.num_layers
-    inner = stated.get("eagle_config")
-    field, ids = "eagle_aux_hidden_state_layer_ids", stated.get("eagle_aux_hidden_state_layer_ids")
-    if not ids and isinstance(inner, dict):
-        ids = inner.get(field)
-        if isinstance(ids, list) and ids and ids[0] == 1:
-            ids = [i + 1 if type(i) is int else i for i in ids]
-    if not ids:
-        ids = [2, count // 2, count - _NUM_FEATURES]
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < count for i in ids):
-        raise ModelError(
-            f"{path}: by {field} the head needs what enters the layers {shown(ids)} of its target, "
-            f"but {target.name} has 0 to {count - 1}; use a head made for this target"
-        )
-    return tuple(ids)
 
 
 def _residual_is_normed(path: Path, stated: Object, kind: HeadKind) -> bool:

@@ -34,8 +34,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from engine.layout.slots import LaneLayout
-
 K = TypeVar("K", bound=Hashable)
 
 NUM_TREE_SLOTS = 64
@@ -96,17 +94,6 @@ class Move:
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     lane: int = 0
-
-
-def copied(moves: Iterable[Move], lanes: LaneLayout) -> tuple[list[int], list[int]]:
-    """Slots of the whole cache that moves of several lanes read, and those that they write."""
-    sources: list[int] = []
-    targets: list[int] = []
-    for move in moves:
-        first = lanes.first_slot(move.lane)
-        sources += (first + slot for slot in move.sources)
-        targets += (first + slot for slot in move.targets)
-    return sources, targets
 
 
 @dataclass(slots=True)
@@ -332,3 +319,14 @@ def num_lanes_within(limit_bytes: int, slot_bytes: int, slots_per_lane: int) -> 
     slots_per_lane  the longest text and its tree, scratch included (`Executor.lanes.num_slots`)
     """
     return limit_bytes // (slot_bytes * slots_per_lane)
+
+
+def copied(moves: Iterable[Move], lanes: LaneLayout) -> tuple[list[int], list[int]]:
+    """Slots of the whole cache that moves of several lanes read, and those that they write."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for move in moves:
+        first = lanes.first_slot(move.lane)
+        sources += (first + slot for slot in move.sources)
+        targets += (first + slot for slot in move.targets)
+    return sources, targets

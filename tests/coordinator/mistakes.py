@@ -164,15 +164,15 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--target", "~/typo"],
-        "~/typo/config.json: model_type is 'lama', which transformers does not know here; use a "
-        "model that needs no code of its own; did you mean llama?",
+        '~/typo/config.json: model_type is "lama", of which transformers has no causal language '
+        "model; use one that it has; did you mean llama?",
     ),
-    (["a", "--target", "~/no-type"], "~/no-type/config.json: model_type is None, and it must name"),
+    (["a", "--target", "~/no-type"], "~/no-type/config.json: model_type is null, and it must name"),
     (
         ["a", "--target", "~/recurrent"],
         "~/recurrent: mamba has recurrent layers, whose state cannot be rolled back; " + FULL,
     ),
-    (["a", "--target", "~/t5"], "~/t5: t5 is an encoder-decoder model; use a decoder-only one"),
+    (["a", "--target", "~/t5"], "~/t5: it is an encoder-decoder model; use a decoder-only one"),
     (
         ["a", "--target", "~/sliding"],
         "~/sliding: mistral has sliding-window attention (4096 tokens), which a rolled-back tree "
@@ -180,7 +180,8 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--target", "~/vision"],
-        "~/vision: clip is not a causal language model for transformers; use one",
+        '~/vision/config.json: model_type is "clip", of which transformers has no causal language '
+        "model; use one that it has",
     ),
     (
         ["a", "--target", "~/packed"],

@@ -63,7 +63,7 @@ def test_what_a_model_says_of_itself(architecture: str, load: Load) -> None:
         ("bloom", "bloom has ALiBi position biases"),
         ("falcon_alibi", "falcon has ALiBi position biases"),
         ("gpt_neo_global", "gpt_neo has an attention mask of its own, which would hide the tree's"),
-        ("t5", "t5 is an encoder-decoder model; use a decoder-only one"),
+        ("t5", "it is an encoder-decoder model; use a decoder-only one"),
     ],
 )
 def test_architectures_that_cannot_be_rolled_back_are_refused(
@@ -137,7 +137,7 @@ def test_a_broken_config_is_refused(folder: Folder, tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused(folder: Folder, tmp_path: Path) -> None:
     odd = edited(folder("llama"), tmp_path / "model", model_type="never_heard_of")
-    assert refusal(odd).startswith(f"{odd}/config.json: it cannot be used: ")
+    assert refusal(odd).startswith(f'{odd}/config.json: model_type is "never_heard_of", of which ')
 
 
 def test_torn_weights_are_refused(folder: Folder, tmp_path: Path) -> None:

@@ -5,120 +5,18 @@ What a folder must be is known to the engine alone (`checkpoint.py` and `files.p
 it. They are loaded when the first folder is looked at.
 """
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from coordinator.api.models.fetching import Download, Say
-from proto.errors import ModelError, did_you_mean, shown
+from proto.errors import ModelError, did_you_mean
 from proto.head_kinds import HeadKind
 from proto.system import is_folder, path_of
 
-# -- architectures ---------------------------------------------------------------------------------
-
-# Which architectures are refused by config.json alone; of the rest the engine says more.
-#
-# What transformers knows is read from its source, which takes milliseconds: to import it takes
-# seconds. Where that source is not as expected, nothing is refused here.
-
-Config = Mapping[str, Any]
-
-_CONFIGS, _CAUSAL = "CONFIG_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-
-
-def refuse(name: str, path: Path, stated: Config) -> None:
-    """Raise ModelError if it is certain that the engine does not run this model.
-
-    name    of the model, as the user gave it
-    path    of its config.json, for messages
-    stated  what that holds
-    """
-    kind = stated.get("model_type")
-    if not isinstance(kind, str) or not kind:
-        raise ModelError(
-            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it the "
-            "folder of a model for transformers?"
-        )
-    from engine.checkpoint import families
-
-    known, causal = _known()
-    if known and kind not in known:
-        raise ModelError(
-            f"{path}: model_type is {kind!r}, which transformers does not know here; use a model "
-            f"that needs no code of its own{did_you_mean(kind, known)}"
-        )
-    if families.has_encoder(kind, stated):
-        raise ModelError(f"{name}: {kind} is an encoder-decoder model; use a decoder-only one")
-    if causal and known[kind] not in {known.get(one) for one in causal}:
-        raise ModelError(f"{name}: {kind} is not a causal language model for transformers; use one")
-    inner = stated.get("text_config")
-    if why := families.why_not(kind, inner if isinstance(inner, dict) else stated):
-        raise ModelError(f"{name}: {kind} has {why}; {families.USE_ANOTHER}")
-
-
-@cache
-def _known() -> tuple[Mapping[str, str], frozenset[str]]:
-    """The class of each model type's configuration, and the types of causal language models."""
-    spec = find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
-        return {}, frozenset()
-    auto = Path(spec.submodule_search_locations[0]) / "models" / "auto"
-    types = dict(_listed(auto / "auto_mappings.py", _CONFIGS))
-    if not types:
-        return {}, frozenset()
-    types |= dict(_listed(auto / "configuration_auto.py", _CONFIGS))
-    causal = dict(_listed(auto / "modeling_auto.py", _CAUSAL))
-    return types, frozenset(causal)
-
-
-def _listed(path: Path, name: str) -> Iterator[tuple[str, str]]:
-    """The pairs of words in what is assigned to a name at the top of a file, or updates it."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=found)]) if found == name:
-                pass
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=found)))) if (
-                found == name
-            ):
-                pass
-            case _:
-                continue
-        yield from _pairs(statement)
-
-
-def _pairs(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Tuple(elts=[ast.Constant(value=str(key)), ast.Constant(value=str(value))]):
-                yield key, value
-            case ast.Tuple(elts=[ast.Constant(value=str(key)), ast.Tuple(elts=[first, *_])]):
-                yield key, ast.unparse(first)
-            case ast.Dict(keys=keys, values=values):
-                for one, other in zip(keys, values, strict=True):
-                    if isinstance(one, ast.Constant) and isinstance(other, ast.Constant):
-                        yield str(one.value), str(other.value)
-            case _:
-                pass
-
-
-# -- folders ---------------------------------------------------------------------------------------
-
-TOKENIZER = "tokenizer.json"
-# Without the weights: those are large, and fetched when all else is known to fit.
-HEAD_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
-ANY_HEAD_FILES = (
-    *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
-    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
-)
+TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,36 +80,42 @@ class Checkpoint:
             shards.check_layers(self.config, dict(self.stated), shapes)
 
     def _check_head_files(self) -> None:
-        if not any((self.folder / name).exists() for name in ANY_HEAD_FILES):
-            names = " or ".join(("model.safetensors", "pytorch_model.bin"))
-            raise ModelError(
-                f"{self.folder}: no weights of a head; name them {names}, of Medusa "
-                f"{ANY_HEAD_FILES[0]} or {ANY_HEAD_FILES[1]}"
-            )
         from engine.checkpoint import files as shards
+        from engine.heads.stated import head_file
 
-        for path in self._head_files():
+        path = head_file(self.folder)
+        if path.suffix == SAFETENSORS:
             shards.refuse_odd_types(path, whole=("d2t",))
 
-    def check_head_config(self, kind: HeadKind) -> None:
-        """Raises ModelError if its config.json lacks what a head of this kind needs."""
-        from engine.heads.head_tensors import refuse_odd_config
+    def check_head_config(self, kind: HeadKind | None, target: "Checkpoint") -> None:
+        """Raises ModelError if its config.json lacks what such a head needs, or of another target.
 
+        kind  as its files say; None: they say of none
+        """
+        from engine.heads import stated
+
+        if kind is None:
+            raise ModelError(f"{self.config}: {stated.NO_HEAD}")
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
         with _as_ours():
-            refuse_odd_config(self.config, dict(self.stated), kind)
-
-    def _head_files(self) -> list[Path]:
-        """The file of a head that can be read here; of a head on the hub it may be missing yet."""
-        return [self.folder / n for n in HEAD_FILES if (self.folder / n).is_file()][:1]
+            if kind is not HeadKind.MEDUSA:
+                of_target = stated.TargetSizes(target.name, *map(target.number, sizes))
+                stated.refuse_other_target(self.config, dict(self.stated), kind, of_target)
+            stated.refuse_odd_config(self.config, dict(self.stated), kind)
 
     def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of a head's tensors, where they stand in a file that can be read here."""
-        from engine.checkpoint import files as shards
+        """The shapes of a head's tensors, where they stand in a file that can be read here.
 
+        Empty: they do not, or the head is on the hub and the file is missing yet.
+        """
+        from engine.checkpoint import files as shards
+        from engine.heads.stated import find_head_file
+
+        path = find_head_file(self.folder)
+        if path is None or path.suffix != SAFETENSORS:
+            return {}
         with _as_ours():
-            for path in self._head_files():
-                return shards.shapes_in(path)
-        return {}
+            return shards.shapes_in(path)
 
 
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
@@ -219,6 +123,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
     Raises ModelError.
     """
+    from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
     from engine.checkpoint.files import read_config, stated_eos_ids
     from engine.quantised.formats import read_format
@@ -234,7 +139,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
         if not is_head:
             stated_eos_ids(folder, stated)
             read_format(checkpoint.config, stated)
-            refuse(name, checkpoint.config, stated)
+            families.refuse(name, checkpoint.config, stated)
     return checkpoint
 
 

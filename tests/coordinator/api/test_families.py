@@ -13,12 +13,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from coordinator.api.models import folders as architectures
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import Preflight
-from engine.checkpoint.model import refuse_unsupported
-from engine.errors import ModelError as EngineModelError
-from proto.errors import ModelError, SlipstreamError
+from engine.checkpoint import families
+from engine.errors import ModelError
+from proto.errors import SlipstreamError
 from tests.coordinator.api.test_heads import LLAMA
 
 # Their configuration of all defaults raises in transformers itself.
@@ -52,28 +51,30 @@ def configuration(kind: str) -> Any:
     return CONFIG_MAPPING[kind]()
 
 
-def said_before(stated: dict[str, Any]) -> str:
-    """What the coordinator says of a config.json; empty: nothing."""
+def said_before(stated: dict[str, Any], text: dict[str, Any] | None = None) -> str:
+    """What the coordinator says of a config.json, and the node first; empty: nothing."""
     try:
-        architectures.refuse("M", Path("config.json"), stated)
+        families.refuse("M", Path("config.json"), stated, text)
     except ModelError as error:
         return str(error)
     return ""
 
 
 def said_by_engine(config: Any) -> str:
-    """What the engine says of the same."""
-    try:
-        refuse_unsupported("M", config)
-    except EngineModelError as error:
-        return str(error)
-    return ""
+    """What the node says of what transformers makes of it."""
+    return said_before(config.to_dict(), config.get_text_config(decoder=True).to_dict())
+
+
+def test_the_table_names_just_what_transformers_has() -> None:
+    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) == families.CAUSAL
 
 
 @pytest.mark.parametrize("kind", causal_kinds())
 def test_what_the_engine_refuses_is_refused_before_a_process_is_started(kind: str) -> None:
     config = configuration(kind)
     assert type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
+        assert f"{config.model_type} has recurrent layers" in said_before({"model_type": kind})
     line = said_by_engine(config)
     whole = json.loads(config.to_json_string(use_diff=False))
     assert said_before(whole) == line
