@@ -15,12 +15,6 @@ _DEVICE = re.compile(rf"cpu|(?P<kind>cpu|cuda):(?P<runs>{_RUNS})")
 SPELT = "use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or cuda:N-M (a part on each)"
 
 
-def chosen_devices(target: str, drafter: str) -> tuple[str, str]:
-    """Devices of target and drafter, where "" stands for the default."""
-    defaults = default_devices()
-    return target or defaults[0], drafter or defaults[1]
-
-
 def num_ranks(device: str, size: int = 1) -> int:
     """How many processes share a model on `device` (`engine.tensor_parallel.devices` decides).
 

@@ -185,13 +185,6 @@ def warm_up_choices(row_counts: Iterable[int], vocab_size: int, device: torch.de
                 rank_scored(logits, sampling, 0, 0, range(num_rows), 1)
 
 
-def gumbel(seed: int, sample_index: int, positions: Sequence[int], token_ids: Ids) -> Floats:
-    """Return the noise [n, m] float32 of `token_ids` [n, m] at `positions` [n]."""
-    keys = row_keys(seed, sample_index, positions)
-    assert token_ids.shape[0] == len(keys)
-    return np.stack([_gumbel(_bits(key, ids)) for key, ids in zip(keys, token_ids, strict=True)])
-
-
 def _choose_by_limit(row: Floats, key: int) -> int:
     """Return argmax(row + noise) of one row [V] of finite or -inf scores, hashing but not more."""
     bound = np.partition(row, -_NUM_LIKELY)[-_NUM_LIKELY]

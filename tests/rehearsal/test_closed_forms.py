@@ -1,4 +1,4 @@
-"""The formulas, against each other and against the machines in virtual time."""
+"""The formulas against the machines in virtual time."""
 
 from dataclasses import replace
 
@@ -7,16 +7,9 @@ import pytest
 from proto.messages import Policy
 from proto.policies import POLICIES
 from rehearsal.acceptance import chances, drawn
-from rehearsal.planning import (
-    Figures,
-    branch_cache,
-    free_running_chain,
-    rehearse,
-    step_s,
-    synchronous,
-    tokens_per_pass,
-)
+from rehearsal.planning import Figures, rehearse, step_s
 from rehearsal.setting import Forwards, NodeCosts
+from tests.theory.closed_forms import free_running_chain, synchronous, tokens_per_pass
 
 STEP_S = 1e-3
 
@@ -26,12 +19,6 @@ def rehearsed(policy: Policy, alpha: float, pass_: float, hop: float, num_tokens
     target = NodeCosts(Forwards(((1, pass_ * STEP_S),)))
     drafter = NodeCosts(Forwards(((1, STEP_S),)), hop_s=hop * STEP_S)
     return rehearse(policy, target, drafter, drawn(chances(str(alpha)), 1, num_tokens))
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("k", [1, 4])
-def test_tokens_per_pass_is_the_sum_of_the_chances_to_get_so_far(alpha: float, k: int) -> None:
-    assert tokens_per_pass(alpha, k) == pytest.approx(sum(alpha**i for i in range(k + 1)))
 
 
 @pytest.mark.parametrize(("alpha", "k", "hop"), [(0.6, 2, 0.1), (0.8, 4, 1.0), (0.8, 6, 0.5)])
@@ -55,12 +42,6 @@ def test_a_chain_that_never_waits_takes_about_as_long_as_the_formula_says(
     policy = replace(policy, group=1, min_score=-1e9, rest_after=0)
     token = 1.0 / STEP_S / rehearsed(policy, alpha, pass_, hop, 300).tokens_per_second
     assert token == pytest.approx(free_running_chain(alpha, 2, pass_, hop), rel=0.1)
-
-
-def test_a_branch_cache_that_is_never_hit_is_a_chain() -> None:
-    chain = free_running_chain(0.7, 2, 8.0, 0.5)
-    assert branch_cache(0.7, 2, 8.0, 0.5, hit_rate=0.0, depth=4) == pytest.approx(chain)
-    assert branch_cache(0.7, 2, 8.0, 0.5, hit_rate=0.5, depth=4) < chain
 
 
 def test_a_forward_takes_what_the_slower_of_memory_and_arithmetic_takes() -> None:

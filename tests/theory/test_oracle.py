@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.choice.coupling import gumbel
 from engine.choice.verification import Distribution, Trial, block_trial, token_trial
+from tests.noise import gumbel
 from tests.theory.oracle import (
     Model,
     Outcomes,

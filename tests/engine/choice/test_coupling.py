@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from engine.choice import coupling
-from engine.choice.coupling import choose, gumbel, rank_scored
+from engine.choice.coupling import choose, rank_scored
 from engine.choice.sampling import Sampling, process
 from engine.errors import EngineError
+from tests.noise import gumbel
 
 # (seed, sample index, position, token id): noise, from the specification in Python.
 KNOWN = {
