@@ -10,8 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from drafter_node import events as drafter
-from engine.choice.coupling import gumbel
+from drafter_node import compute as drafter
 from engine.choice.verification import (
     Distribution,
     Purpose,
@@ -24,7 +23,7 @@ from engine.choice.verification import (
 from proto.messages import Proposal, Rule
 from rehearsal.cache import fold
 from rehearsal.timeline import mix
-from target_node import events as target
+from target_node import compute as target
 from tests.noise import gumbel
 
 NUM_SYMBOLS = 3
