@@ -9,13 +9,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from coordinator.cli import process
-from proto.installation import COORDINATOR, may_run
+from proto.installation import COORDINATOR, EXIT_UNUSABLE, may_run
 
 if TYPE_CHECKING:
     from coordinator.cli.flags import Command
     from coordinator.launching.launcher import NodeLauncher, Wanted
-
-EXIT_UNUSABLE = 2
 
 
 def connect_ray(wanted: "Wanted") -> "NodeLauncher":

@@ -41,8 +41,9 @@ def end_at_once_on_signals(role: str) -> None:
 
     def watch() -> None:
         """End the process also where the main thread does not come back to Python."""
-        while (number := os.read(reading, 1)[0]) not in ENDING:
-            pass
+        number = 0
+        while number not in ENDING:
+            number = os.read(reading, 1)[0]
         end(number, None)
 
     for number in ENDING:

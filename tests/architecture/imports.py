@@ -55,7 +55,7 @@ MACHINES = (
 SHELLS = (
     *("proto/links/", "proto/system.py", "proto/installation.py"),
     *("node/process.py", "node/joining.py", "node/loop.py", "node/forwards.py"),
-    "node/ending.py",
+    *("node/starting.py", "node/ending.py"),
     *("drafter_node/__main__.py", "drafter_node/worker.py"),
     *("target_node/__main__.py", "target_node/worker.py", "target_node/head_worker.py"),
     *("coordinator/text/stream.py", "coordinator/tracing/writing.py"),

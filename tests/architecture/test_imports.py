@@ -104,7 +104,11 @@ def test_what_the_coordinator_asks_of_the_engine_about_folders_needs_no_torch() 
 
 @pytest.mark.parametrize("node", ["target_node", "drafter_node"])
 def test_a_node_holds_its_lifeline_before_it_loads_what_takes_seconds(node: str) -> None:
-    program = f"import sys, {node}.__main__; print(*sys.modules)"
+    program = (
+        "import runpy, sys; from node import process; "
+        "process.read_config = lambda: (print(*sys.modules), sys.exit()); "
+        f"runpy.run_module('{node}', run_name='__main__')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -4,8 +4,8 @@ import os
 import sys
 
 from engine.choice.verification import Distribution, Trial
-from node.process import run_node
-from target_node.__main__ import work
+from node.starting import start
+from target_node.__main__ import load_serve
 
 
 def wrong_residual() -> None:
@@ -45,4 +45,4 @@ BIASES = (wrong_residual, accept_all_after_first, truncated_after_sampling)
 
 if __name__ == "__main__":
     {bias.__name__: bias for bias in BIASES}[os.environ["SLIPSTREAM_TEST_BIAS"]]()
-    sys.exit(run_node(work))
+    sys.exit(start("target", load_serve))

@@ -5,11 +5,11 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from drafter_node.__main__ import work
+from drafter_node.__main__ import load_serve
 from engine.errors import OutOfMemory
 from node import loop
 from node.loop import Loop
-from node.process import run_node
+from node.starting import start
 from proto.errors import NodeError
 
 FAILING_STEP = 12  # by then some drafts have been accepted
@@ -56,7 +56,7 @@ def main() -> int:
     fail = WAYS[way]
     if when == "load":
         loop.load_engine = fail  # type: ignore[assignment]
-        return run_node(work)
+        return start("drafter", load_serve)
     turn = Loop._turn
     has_failed = False
 
@@ -68,7 +68,7 @@ def main() -> int:
         return turn(self, *args)
 
     Loop._turn = fail_later  # type: ignore[method-assign]
-    return run_node(work)
+    return start("drafter", load_serve)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import torch
 from engine.forward.forward import Output
 from engine.heads.eagle import EagleExecutor
 from engine.heads.medusa_executor import MedusaExecutor
-from node.process import run_node
+from node.starting import start
 from target_node import head_worker as heads
-from target_node.__main__ import work
+from target_node.__main__ import load_serve
 
 FAILING_STEP = "12"  # by then some drafts have been accepted
 
@@ -61,7 +61,7 @@ def main() -> int:
         begin(self, *args)
 
     heads.WithHeads.__init__ = begin_to_count  # type: ignore[method-assign]
-    return run_node(work)
+    return start("target", load_serve)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ PIPELINED = SpeculationConfig(policy="pipelined", adaptive=False)
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True)
 PROMPTS = [(5, 6, 7 + number) for number in range(8)]
 OLDER = (
-    "import sys; from node import loop; from drafter_node import __main__ as m;"
-    "loop.PROTOCOL_VERSION -= 1; sys.exit(m.join())"
+    "import sys; from node import loop; from drafter_node.__main__ import load_serve, start;"
+    "loop.PROTOCOL_VERSION -= 1; sys.exit(start('drafter', load_serve))"
 )
 
 
