@@ -4,6 +4,7 @@ The loop drains the messages, ticks and does what the machine asks for, for ever
 nothing, and knows of a Compute only that there is somebody who can run it.
 """
 
+import gc
 import logging
 import socket
 import time
@@ -87,8 +88,12 @@ class Serve(Protocol):
         """Work for the coordinator that has said Welcome."""
 
 
-def work(config: NodeConfig, connection: Connection, heart: Heart, serve: Serve) -> None:
+def work(
+    config: NodeConfig, connection: Connection, heart: Heart, load_serve: Callable[[], Serve]
+) -> None:
     """Load, introduce the node, and serve until the process ends."""
+    serve = load_serve()
+    gc.freeze()
     engine = load(config, heart)
     serve(config, engine, introduce(config, connection, engine, heart), connection, heart)
 

@@ -4,7 +4,6 @@ This file is loaded before all others, so it imports nothing that takes time. Py
 old for the rest read it too (`proto/installation.py`).
 """
 
-import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,16 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from node.loop import Serve
-    from node.process import Heart
-    from proto.links.transport import Connection
-    from proto.node_config import NodeConfig
 
 
 def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     """Run `python -m target_node` or `drafter_node`; returns the exit status.
 
     role        target or drafter
-    load_serve  what the node does; to import it takes seconds
+    load_serve  imports what the node does, which takes seconds
     """
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
@@ -32,26 +28,11 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
 
     if not may_run(f"{role}_node", NODE):
         return EXIT_UNUSABLE
-    return _join(role, load_serve) if is_by_hand else _run(load_serve)
+    if is_by_hand:
+        from node import joining
+        from proto.messages import Role
 
-
-def _join(role: str, load_serve: "Callable[[], Serve]") -> int:
-    """Serve one coordinator after another."""
-    from node import joining
-    from proto.messages import Role
-
-    return joining.main(Role(role), load_serve)
-
-
-def _run(load_serve: "Callable[[], Serve]") -> int:
-    """Serve the coordinator that has started this process."""
+        return joining.main(Role(role), load_serve)
     from node.process import run_node
 
-    def work(config: "NodeConfig", connection: "Connection", heart: "Heart") -> None:
-        from node import loop  # only here: by now the lifeline holds
-
-        serve = load_serve()
-        gc.freeze()
-        loop.work(config, connection, heart, serve)
-
-    return run_node(work)
+    return run_node(load_serve)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_serve() -> "Serve":
-    """What the node does; to import it takes seconds."""
+    """Import what the node does, which takes seconds."""
     from target_node.worker import serve
 
     return serve
