@@ -9,15 +9,14 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.api.config_base import checked
-from coordinator.cli.help import OUTPUT_PANEL, default_of, metavar_of, panel_of, place_of
+from coordinator.cli.help import OUTPUT_PANEL, default_of, kind_of, metavar_of, panel_of
 from proto.errors import ConfigurationError, shown
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -143,7 +142,6 @@ def with_settings(command: Command) -> Command:
         made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
         command(**values, **made)
 
-    parameters.sort(key=_place)
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -151,13 +149,6 @@ def with_settings(command: Command) -> Command:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _place(parameter: inspect.Parameter) -> int:
-    """The place of its panel; settings and other options of one are together."""
-    marks = get_args(parameter.annotation)[1:]
-    panels = (getattr(mark, "rich_help_panel", None) for mark in marks)
-    return place_of(next((panel for panel in panels if panel), ""))
 
 
 def _parameter(config: str, name: str, field: FieldInfo, default: object) -> inspect.Parameter:
@@ -183,16 +174,13 @@ def _parameter(config: str, name: str, field: FieldInfo, default: object) -> ins
 
 def _written(annotation: Any) -> Any:
     """The type that is read from the command line for a field of this type."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _written(arguments[0])
-    if origin in (Union, UnionType):
-        return next(_written(one) for one in arguments if one is not NoneType)
+    kind = kind_of(annotation)
+    origin = get_origin(kind)
     if origin is Literal or origin is dict:
         return str
     if origin is tuple:
-        return list[str] if _written(arguments[0]) is str else str
-    return annotation
+        return list[str] if _written(get_args(kind)[0]) is str else str
+    return kind
 
 
 # -- options ---------------------------------------------------------------------------------------

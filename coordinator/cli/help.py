@@ -1,7 +1,8 @@
 """`--help` of a command: its options in panels, a line for its flag and value, examples at the end.
 
-typer's own panels give every option of a panel the room of the longest, and cut off what is longer;
-so they are drawn here.
+Which panel an option is in, typer knows (`rich_help_panel`). The panels are drawn here, because
+typer's give all options of a panel the room of the longest, and cut off what is longer: at 80
+columns that happens in eight lines of `generate`.
 """
 
 import re
@@ -69,8 +70,8 @@ def panel_of(config: str, name: str) -> str:
     return OF_NAME.get(name) or OF_CONFIG.get(config, "")
 
 
-def place_of(panel: str) -> int:
-    """Where a panel stands; those that are not known, at the end."""
+def _place_of(panel: str) -> int:
+    """Where a panel stands; one that is not known, at the end."""
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
@@ -78,7 +79,7 @@ def metavar_of(name: str, annotation: Any) -> str | None:
     """What stands for a value of this type; None: a flag has none."""
     if name in METAVARS:
         return METAVARS[name]
-    kind = _kind_of(annotation)
+    kind = kind_of(annotation)
     if kind is bool:
         return None
     if (unit := UNITS.get(name.rpartition("_")[2])) is not None:
@@ -90,21 +91,21 @@ def metavar_of(name: str, annotation: Any) -> str | None:
     return names.get(kind, "TEXT")
 
 
-def _kind_of(annotation: Any) -> Any:
+def kind_of(annotation: Any) -> Any:
     """The type without what is said about it, and without None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _kind_of(arguments[0])
+        return kind_of(arguments[0])
     if origin in (Union, UnionType):
-        return next(_kind_of(one) for one in arguments if one is not NoneType)
-    return annotation if origin in (None, Literal) else origin
+        return next(kind_of(one) for one in arguments if one is not NoneType)
+    return annotation
 
 
 def default_of(default: object) -> bool | str:
     """How a default is shown: not at all, in its own words, or as typer shows it."""
     if default in (None, "") or default is False:
         return False
-    if isinstance(default, str) and Path(default).is_relative_to(MODELS):
+    if isinstance(default, str | Path) and Path(default).is_relative_to(MODELS):
         return Path(default).relative_to(MODELS.parent).as_posix()
     return True
 
@@ -120,12 +121,12 @@ Row = tuple[str, str, str]  # a flag with what stands for its value, its help, i
 EXAMPLES = {
     "generate": (
         '"class Codec(codecs.Codec):"',
-        '--temperature 0.8 --seed 7 --show-speculation "import os"',
-        '--target LARGE --drafter SMALL --chat "Why is the sky blue?"',
+        '--temperature 0.8 --seed 7 --show-speculation \\\n    "import os"',
+        '--target LARGE --drafter SMALL --chat \\\n    "Why is the sky blue?"',
         "--prompt-file prompts.txt --json --policy ar",
     ),
     "demo": ("", '--pace 0 --temperature 0 "class Queue:"'),
-    "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
+    "verify-lossless": ("", "--target LARGE --drafter SMALL \\\n    --policy auto"),
 }
 
 
@@ -134,7 +135,7 @@ def examples(command: str, program: str) -> str | None:
     lines = [
         f"  {program} {command} {arguments}".rstrip() for arguments in EXAMPLES.get(command, ())
     ]
-    return "\n".join(("Examples:", *lines)) if lines else None
+    return "\n".join((" Examples:", *lines)) if lines else None
 
 
 class Command(TyperCommand):
@@ -176,7 +177,8 @@ def _show(
     for title, table in tables:
         console.print(Panel(table, title=title, title_align="left", border_style="dim"))
     if command.epilog:
-        console.print(Padding(Text(command.epilog), (1, 1)), soft_wrap=True)
+        # Without padding behind a line: a \ at its end must be the last sign when it is pasted.
+        console.print(Text(f"\n{command.epilog}"), soft_wrap=True)
 
 
 def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
@@ -185,7 +187,7 @@ def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
     for one in parameters:
         if not getattr(one, "hidden", False):
             panels[getattr(one, "rich_help_panel", None) or ""].append(_row(one, ctx))
-    return [(title or "Options", panels[title]) for title in sorted(panels, key=place_of)]
+    return [(title or "Options", panels[title]) for title in sorted(panels, key=_place_of)]
 
 
 def _row(parameter: Any, ctx: Any) -> Row:
@@ -212,13 +214,12 @@ def _placeholder(kind: str) -> str:
 def _default(parameter: Any) -> str:
     """As it is shown; empty: it is not."""
     shown, default = getattr(parameter, "show_default", False), parameter.default
+    if shown is True and not callable(default):
+        shown = default_of(default)
     if isinstance(shown, str):
         return shown
-    if shown is False or default is None or default is False or callable(default):
+    if shown is not True or callable(default):
         return ""
-    shown = default_of(str(default) if isinstance(default, Path) else default)
-    if isinstance(shown, str):
-        return shown
     return "on" if default is True else str(default)
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from coordinator.api.config import PairConfig
-from coordinator.cli.app import command_line
+from coordinator.cli.app import PROGRAM, command_line
+from coordinator.cli.help import EXAMPLES, examples
 from coordinator.cli.loading_screen import (
     READY,
     REPORT_S,
@@ -322,6 +323,18 @@ def test_the_help_of_generate_has_its_panels_in_order_and_ends_with_examples() -
     assert "Examples:" in ending
     assert "python -m coordinator generate" in ending
     assert "default: models/target" in shown
+
+
+@pytest.mark.parametrize("command", ["generate", "demo"])
+def test_examples_stand_whole_below_the_help(command: str) -> None:
+    shown = shown_help(command, 80)
+    assert shown.endswith(f"\n{examples(command, PROGRAM)}\n\n")
+
+
+def test_the_lines_of_examples_fit() -> None:
+    for command in EXAMPLES:
+        lines = str(examples(command, PROGRAM)).splitlines()
+        assert all(len(line) <= 80 for line in lines), lines
 
 
 def test_every_setting_begins_with_a_short_sentence() -> None:
