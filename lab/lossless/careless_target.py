@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from engine.choice.verification import Distribution, Trial, token_trial
-from node.process import Heart, run_node
-from proto.links.transport import Connection
+from node.loop import Serve
+from node.process import run_node
 from proto.messages import Rule
-from proto.node_config import NodeConfig
-from target_node import __main__ as right
 
 
 def careless_trial(
@@ -23,13 +21,13 @@ def careless_trial(
     return Trial(targets, proposals, chances, trial.weights, whole=False)
 
 
-def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
-    """Do the target's work with the wrong rule."""
-    from target_node.worker import TRIALS
+def load_serve() -> Serve:
+    """Import what the target does, and put the wrong rule into it."""
+    from target_node.worker import TRIALS, serve
 
     TRIALS[Rule.TOKEN] = careless_trial
-    right.work(config, connection, heart)
+    return serve
 
 
 if __name__ == "__main__":
-    sys.exit(run_node(work))
+    sys.exit(run_node(load_serve))
