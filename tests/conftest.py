@@ -1,4 +1,7 @@
-"""Holds for all tests: nothing is written into the home of whoever runs them; signals work."""
+"""Holds for all tests: nothing is written into the home of whoever runs them; signals work.
+
+An example of hypothesis takes as long as it takes: a busy machine is no mistake.
+"""
 
 import os
 import signal
@@ -6,6 +9,10 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("slipstream", deadline=None)
+settings.load_profile("slipstream")
 
 # Where tests run in the background, or with nohup, these are ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -152,7 +152,7 @@ def test_one_matrix_is_dequantised_at_a_time(
     assert most == [1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([4, 8]),
     st.sampled_from([1, 2, 3, 20]),
@@ -194,7 +194,7 @@ def test_integers_come_back_as_they_were_packed(
         assert np.array_equal(awq.weight(tensors).numpy(), want)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([2, 8, 64]), st.sampled_from([1, 2]))
 def test_weights_of_any_size_come_back_from_their_indices(
     rows: int, columns: int, blocksize: int, times: int

@@ -11,12 +11,12 @@ GUESSED = "as the head had guessed it"
 
 
 def a_feature_is_taken_for_that_of_the_next_token(patch: Patch) -> None:
-    of = Given.of
+    take = Given.take
 
     def shifted(self: Given, start: int, end: int) -> tuple[bytes | None, ...]:
-        return of(self, start, end + 1)[1:]
+        return take(self, start, end + 1)[1:]
 
-    patch.setattr(Given, "of", shifted)
+    patch.setattr(Given, "take", shifted)
 
 
 def features_are_told_from_the_row_after_the_first(patch: Patch) -> None:

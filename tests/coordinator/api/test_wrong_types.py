@@ -111,7 +111,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(FIELDS), ANYTHING)
 def test_whatever_a_program_hands_over_is_refused_or_of_the_right_type(
     field: tuple[type[Frozen], str], value: object
@@ -201,7 +201,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_and_starts_nothing(
     assert str(caught.value).startswith(line)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(speculation.KNOWN), ANYTHING)
 def test_whatever_a_speculative_config_holds_is_read_or_refused(name: str, value: object) -> None:
     line = ""

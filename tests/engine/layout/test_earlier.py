@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.layout import earlier
@@ -128,7 +128,6 @@ def test_a_chain_takes_what_came_most_often_at_every_step(
     assert len(chain.tokens) == limit or not goes_on
 
 
-@settings(deadline=None)  # all of a memory is checked after each piece
 @given(
     texts=st.lists(st.lists(st.integers(0, 2), max_size=200), max_size=8),
     recent=RECENT,
