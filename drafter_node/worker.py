@@ -21,7 +21,7 @@ from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Passes
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice
-from node.loop import Loop
+from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
@@ -55,7 +55,7 @@ def serve(
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
     forwards = Forwards(executor, heart, device)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames)
-    Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
+    Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
 
 
 def about_head(engine: Engine) -> dict[str, Any]:
@@ -93,8 +93,15 @@ class Worker:
         self.forwards = forwards
         self.vocab_size = vocab_size
 
+    def launch(self, action: Compute) -> Launched[Proposed]:
+        """Start a forward and choose the children that it is asked for, and go on if it may.
+
+        Where it goes on, all but the last step have ended when this returns.
+        """
+        return Launched(self.compute(action), self.forwards.ends_at)
+
     def compute(self, action: Compute) -> Proposed:
-        """Run a forward and choose the children that it is asked for, and go on if it may."""
+        """The same; what it says is true when the device has ended it."""
         made = self._forward(action)
         if not all(one.tokens for children in made.children for one in children):
             self.forwards.trouble(
@@ -109,7 +116,10 @@ class Worker:
         if not first.ahead:
             return Proposed(action.ticket, children, model_us)
         chain, num_steps = list(children[0]), 1
-        while (part := first.after(chain)) is not None and not self.is_called():
+        while (part := first.after(chain)) is not None:
+            self.forwards.wait()
+            if self.is_called():
+                break
             feeds = first.ahead[len(chain) - 1 :]
             made, step_us = self._steps(part, [part.feed, *feeds[1:]])
             num_steps += len(made)

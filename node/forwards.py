@@ -20,9 +20,11 @@ from proto.stopwatch import Phase
 
 # A device that is played: a forward ends when it would have ended on the device that is meant.
 #
-# The node computes with the model that it has, which must take less than that, and waits for the
-# rest. It sleeps through most of it, so that two such nodes on two cores leave each other alone,
-# and is awake shortly before the end, because no sleep ends in time.
+# The node computes with the model that it has, which must take less than that. For the rest of the
+# time the host is free, as beside a GPU: the loop hears messages, and shows its machine the result
+# when the forward ends. Where a forward follows another within one call, the node waits: it sleeps
+# through most of it, so that two such nodes on two cores leave each other alone, and is awake
+# shortly before the end, because no sleep ends in time.
 
 AWAKE_S = 0.0002
 LATE_S, LATE_SHARE = 0.0002, 0.01  # so late an end, or by so much of the forward, is in time
@@ -63,21 +65,24 @@ class SimulatedDevice:
         """Seconds of forwards by their rows, where the model takes longer as it does."""
         return {rows: max(self.forward_s(rows), took) for rows, took in measured.items()}
 
-    def await_end(self, started: float, num_rows: int) -> float:
-        """Wait until a forward ends that began at `started`, by the clock.
+    def end_of(self, started: float, num_rows: int) -> tuple[float, float]:
+        """When a forward ends that began at `started`, and by how many seconds that is too late.
 
-        Returns by how many seconds it has overrun, 0 if it is in time: it was computed too slowly
-        here, or others had the core when the sleep was over.
+        It is asked when the forward was computed, which may have taken too long here; a little
+        too long is in time.
         """
         forward_s = self.forward_s(num_rows)
-        end = started + forward_s
+        late_s = self._clock() - started - forward_s
+        is_late = late_s > max(LATE_S, LATE_SHARE * forward_s)
+        return started + max(forward_s, forward_s + late_s), late_s if is_late else 0.0
+
+    def wait_until(self, end: float) -> None:
+        """Return when the clock says so: asleep at first, awake at the end."""
         left_s = end - self._clock()
         if left_s > AWAKE_S:
             self._sleep(left_s - AWAKE_S)
-        while (now := self._clock()) < end:
+        while self._clock() < end:
             pass
-        late_s = now - end
-        return late_s if late_s > max(LATE_S, LATE_SHARE * forward_s) else 0.0
 
 
 # -- forwards --------------------------------------------------------------------------------------
@@ -93,6 +98,7 @@ class Forwards:
         self._started = 0.0
         self._num_rows = 0
         self._num_forwards = 0  # since `run`, or `run_chain`, began
+        self.ends_at = 0.0  # the last one that is done, by the clock of `time.perf_counter`
         self._processors = ProcessorsByText()
 
     def run(
@@ -160,11 +166,22 @@ class Forwards:
         self._heart.trouble(line)
 
     def done(self) -> int:
-        """The choice is made; returns the microseconds since `run` began."""
+        """The choice is made; returns the microseconds from the beginning of `run` to its end.
+
+        On a device that is simulated that may lie ahead.
+        """
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
         if self._device.is_simulated:
-            self._heart.watch.enter(Phase.MODEL)
-            if late_s := self._device.await_end(self._started, self._num_rows):
+            self.ends_at, late_s = self._device.end_of(self._started, self._num_rows)
+            if late_s:
                 self._heart.overran(late_s)
-        return round((time.perf_counter() - self._started) * 1e6)
+        else:
+            self.ends_at = time.perf_counter()
+        return round((self.ends_at - self._started) * 1e6)
+
+    def wait(self) -> None:
+        """Until the device has ended the last forward that is done."""
+        if self._device.is_simulated:
+            self._heart.watch.enter(Phase.MODEL)
+            self._device.wait_until(self.ends_at)

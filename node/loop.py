@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.errors import EngineError, OutOfMemory, RankError
@@ -61,6 +61,7 @@ PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 Result_contra = TypeVar("Result_contra", contravariant=True)
 Action_co = TypeVar("Action_co", covariant=True)
 
@@ -225,10 +226,31 @@ class Handles(Protocol[Result_contra, Action_co]):
         """The last events of an open text, or of all; "": there are none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launched(Generic[Result_co]):
+    """A forward that a device has been given.
+
+    result   shown to the machine when the device has ended the forward, and not before
+    ends_at  when that is, by the clock of `time.perf_counter`; what lies behind us has ended
+    """
+
+    result: Result_co
+    ends_at: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """How long the device will still be at it."""
+        return self.ends_at - time.perf_counter()
+
+
 class Loop(Generic[Compute, Result]):
     """Gives the machines a clock, a socket and a model.
 
-    compute  runs what the machine asks for; the result is its next event
+    While a device is at work that leaves the host free, messages are heard and the machine ticks:
+    it has everything in order when the result comes. Where the host itself computes, launching is
+    computing.
+
+    launch  starts what the machine asks for; the result is an event of the machine's
     """
 
     def __init__(
@@ -237,13 +259,14 @@ class Loop(Generic[Compute, Result]):
         heart: Heart,
         executor: Executor,
         follower: Handles[Result, SharedAction | Compute],
-        compute: Callable[[Compute], Result],
+        launch: Callable[[Compute], Launched[Result]],
     ) -> None:
         self.connection = connection
         self.heart = heart
         self.executor = executor
         self.follower = follower
-        self.compute = compute
+        self.launch = launch
+        self._running: Launched[Result] | None = None
         self._silence: FaultDetector | None = None
 
     def run(self, *, has_lifeline: bool = True) -> NoReturn:
@@ -270,10 +293,16 @@ class Loop(Generic[Compute, Result]):
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
-        """Handle all messages that are there, then tick; returns how long the next may wait."""
+        """Handle all messages that are there, then a result, then tick.
+
+        Returns how long the next turn may wait.
+        """
         enter = self.heart.watch.enter
-        enter(Phase.WAIT)
-        for frame in self.connection.receive(timeout_s):
+        running = self._running
+        enter(Phase.WAIT if running is None else Phase.MODEL)
+        if running is not None:
+            timeout_s = min(timeout_s, running.left_s)
+        for frame in self.connection.receive(timeout_s, exact=running is not None):
             enter(Phase.DECODE)
             self.heart.watch.received(frame)
             message = bad_frames.decode(frame)
@@ -283,6 +312,9 @@ class Loop(Generic[Compute, Result]):
                 self._handle(Arrived(message))
             enter(Phase.WAIT)
         enter(Phase.DECIDE)
+        if running is not None and running.left_s <= 0:
+            self._running = None
+            self._handle(running.result)
         self.heart.marks = self.follower.marks
         if self._silence is not None and self._silence.is_lost(time.monotonic()):
             raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
@@ -339,9 +371,13 @@ class Loop(Generic[Compute, Result]):
                 if self.executor.fixed_rows is not None:
                     self.executor.set_total(max_len + NUM_TREE_SLOTS)
             case _:
-                done = self.compute(action)
+                launched = self.launch(action)
                 enter(Phase.DECIDE)
-                self._handle(done)
+                if launched.left_s > 0:
+                    assert self._running is None, "a device does one thing at a time"
+                    self._running = launched
+                    return IDLE_S
+                self._handle(launched.result)
                 return 0.0
         enter(Phase.DECIDE)
         return IDLE_S

@@ -12,7 +12,7 @@ from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Passes
 from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice
-from node.loop import Loop
+from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import HEADS_SOURCE
@@ -37,7 +37,7 @@ class WithHeads:
         heads: Engine,
         targets: Targets,
         of_target: TargetKnown,
-        compute: Callable[[target.Compute], target.Computed],
+        launch: Callable[[target.Compute], Launched[target.Computed]],
         vocab_size: int,
         heart: Heart,
     ) -> None:
@@ -45,10 +45,10 @@ class WithHeads:
         self._engine = engine
         self._heart = heart
         self._have_failed = False
-        self._compute = compute
+        self._launch = launch
         self._executor = heads.executor
-        forwards = Forwards(heads.executor, heart, device)
-        self._heads = drafting.Worker(config, heads, forwards, vocab_size, lambda: False)
+        self._steps = Forwards(heads.executor, heart, device)
+        self._heads = drafting.Worker(config, heads, self._steps, vocab_size, lambda: False)
         steps = Passes(device.at_least(heads.pass_s))
         chunk = PREFILL_CHUNKS[heads.loaded.device.type]
         about = drafting.about_head(heads)
@@ -61,10 +61,15 @@ class WithHeads:
         layers = drafting.layers_of(heads)
         self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
 
-    def compute(self, action: Work) -> Event:
-        """Run a pass of the target, or do what is asked of the heads."""
+    def launch(self, action: Work) -> Launched[Event]:
+        """Start a pass of the target, or do what is asked of the heads: they are one device."""
         if isinstance(action, target.Compute):
-            return self._compute(action)
+            return self._launch(action)
+        done = self._ask(action)
+        self._steps.wait()
+        return Launched(done)
+
+    def _ask(self, action: ForHeads) -> Event:
         was_step = isinstance(action.action, drafter.Compute)
         if self._have_failed:  # they were asked before that was known
             return HeadsFailed(was_step)
@@ -93,4 +98,4 @@ class WithHeads:
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
         """The loop of the node."""
-        return Loop(connection, heart, self._engine.executor, self.follower, self.compute)
+        return Loop(connection, heart, self._engine.executor, self.follower, self.launch)

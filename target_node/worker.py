@@ -18,7 +18,7 @@ from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Costs
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice
-from node.loop import Loop
+from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
@@ -62,11 +62,11 @@ def serve(
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
     worker = Worker(Forwards(executor, heart, device))
     if engine.heads is None:
-        Loop(connection, heart, executor, follower, worker.compute).run(has_lifeline=has_lifeline)
+        Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter
 
     both = WithHeads(
-        config, engine, engine.heads, follower, known, worker.compute, welcome.vocab_size, heart
+        config, engine, engine.heads, follower, known, worker.launch, welcome.vocab_size, heart
     )
     both.loop(connection, heart).run(has_lifeline=has_lifeline)
 
@@ -77,8 +77,12 @@ class Worker:
     def __init__(self, forwards: Forwards) -> None:
         self.forwards = forwards
 
+    def launch(self, action: Compute) -> Launched[Computed]:
+        """Start a pass, and choose, or judge, at the rows that it is asked for."""
+        return Launched(self.compute(action), self.forwards.ends_at)
+
     def compute(self, action: Compute) -> Computed:
-        """Run a pass and choose, or judge, at the rows that it is asked for."""
+        """The same; what it says is true when the device has ended it."""
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
         layers = next((part.layers for part in parts if part.layers), ())

@@ -43,6 +43,9 @@ class Model:
     def done(self) -> int:
         return 7
 
+    def wait(self) -> None:
+        pass
+
 
 def propose(model: Model, part: Part, *, is_called: bool = False) -> Proposed:
     config: Any = SimpleNamespace(max_candidates=8)

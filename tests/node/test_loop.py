@@ -22,7 +22,7 @@ from node.follower import (
     Tick,
     WaitUntil,
 )
-from node.loop import IDLE_S, Loop, introduce, load
+from node.loop import IDLE_S, Launched, Loop, introduce, load
 from proto import errors
 from proto.codec import decode, encode
 from proto.liveness import MAX_BAD_FRAMES
@@ -64,10 +64,12 @@ class Link:
     turns: list[list[bytes]]
     waits: list[float] = field(default_factory=list)
     sent: list[Message] = field(default_factory=list)
+    were_exact: list[bool] = field(default_factory=list)
 
-    def receive(self, timeout_s: float) -> Iterator[bytes]:
+    def receive(self, timeout_s: float, *, exact: bool) -> Iterator[bytes]:
         """The frames of the next turn."""
         self.waits.append(timeout_s)
+        self.were_exact.append(exact)
         if not self.turns:
             raise Ended
         return iter(self.turns.pop(0))
@@ -130,12 +132,17 @@ def run(
     answers: Callable[[Event], Sequence[Action]] = lambda event: (),
     device: Device | None = None,
     compute: Callable[[Compute], Done] = lambda action: Done(action.ticket),
+    ends_at: float = 0.0,
 ) -> tuple[Script, Link, Heart]:
     """Run a loop through these turns, to the end of the script."""
     script, link, heart = Script(answers), Link(turns), Heart()
     make: Any = Loop
+
+    def launch(action: Compute) -> Launched[Done]:
+        return Launched(compute(action), ends_at)
+
     with pytest.raises(Ended):
-        make(link, heart, device or Device(), script, compute).run()
+        make(link, heart, device or Device(), script, launch).run()
     return script, link, heart
 
 
@@ -163,6 +170,24 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
     assert link.sent == [CLOSE]
     assert device.did == [(Move((5,), (4,)), Move((9,), (8,), 1))]
     assert link.waits == [0.0, 0.0, IDLE_S]
+
+
+def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([9.0, 9.4, 9.5, 9.9, 10.0])  # at the launch, then before and after each wait
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    asked = iter([Compute(1)])
+    turns = [[], [encode(CLOSE)], [], []]
+    script, link, _ = run(turns, lambda event: list(asked) if event == Tick() else [], ends_at=10.0)
+    assert script.events == [Tick(), Arrived(CLOSE), Tick(), Done(1), Tick(), Tick()]
+    assert link.waits[1:3] == [pytest.approx(0.6), pytest.approx(0.1)]
+    assert link.were_exact == [False, True, True, False, False]
+
+
+def test_a_second_forward_is_not_launched_before_the_first_has_ended() -> None:
+    with pytest.raises(AssertionError, match="one thing at a time"):
+        run([[], []], lambda event: [Compute(1)], ends_at=float("inf"))
 
 
 def test_a_copy_is_made_before_the_pass_that_needs_it() -> None:

@@ -10,6 +10,7 @@ from drafter_node import compute as drafter
 from engine.errors import EngineError, OutOfMemory
 from engine.layout.slots import Move
 from node.follower import CopyPrefix, MoveRows, Wipe
+from node.loop import Launched
 from target_node import compute as target
 from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed
 from target_node.head_worker import WithHeads
@@ -52,8 +53,9 @@ class Heads:
 def both(heads: Heads, said: list[str]) -> WithHeads:
     """A target that answers, with these heads."""
     made = WithHeads.__new__(WithHeads)
-    made._compute = lambda action: target.Computed(action.ticket, (), 1)
+    made._launch = lambda action: Launched(target.Computed(action.ticket, (), 1))
     made._heads, made._executor = cast(Any, heads), cast(Any, heads)
+    made._steps = cast(Any, SimpleNamespace(wait=lambda: None))
     made._heart = cast(Any, SimpleNamespace(trouble=said.append))
     made._have_failed = False
     return made
@@ -66,23 +68,23 @@ def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
 ) -> None:
     heads, said = Heads(error), list[str]()
     node = both(heads, said)
-    assert node.compute(wanted) == HeadsFailed(was_step=wanted is STEP)
-    assert node.compute(STEP) == HeadsFailed(was_step=True)
-    assert node.compute(COPY) == HeadsFailed(was_step=False)
+    assert node.launch(wanted) == Launched(HeadsFailed(was_step=wanted is STEP))
+    assert node.launch(STEP) == Launched(HeadsFailed(was_step=True))
+    assert node.launch(COPY) == Launched(HeadsFailed(was_step=False))
     assert said == [f"its heads have failed, and draft no more: {error}"]
     assert heads.num_asked == 1
-    assert node.compute(target.Compute(3, ())) == target.Computed(3, (), 1)
+    assert node.launch(target.Compute(3, ())) == Launched(target.Computed(3, (), 1))
 
 
 def test_heads_that_work_are_asked_again() -> None:
     heads, said = Heads(None), list[str]()
     node = both(heads, said)
-    assert node.compute(STEP) == HeadsDone(drafter.Proposed(1, (), 1))
-    assert node.compute(MOVE) == node.compute(COPY) == node.compute(WIPE) == HeadsDone()
+    assert node.launch(STEP) == Launched(HeadsDone(drafter.Proposed(1, (), 1)))
+    assert node.launch(MOVE) == node.launch(COPY) == node.launch(WIPE) == Launched(HeadsDone())
     assert heads.num_asked == 4
     assert said == []
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:
     with pytest.raises(AssertionError, match="two feeds of one lane"):
-        both(Heads(AssertionError("two feeds of one lane")), []).compute(STEP)
+        both(Heads(AssertionError("two feeds of one lane")), []).launch(STEP)
