@@ -68,7 +68,7 @@ class Setting:
 
     drafter_max_len  most tokens of a text that a drafter can read
     temperature      only whether it is zero matters here
-    blocking         a node reads its messages only between two forwards, as the real loops do
+    blocking         a node reads its messages only between two forwards, as where the host computes
     lookup           how the target drafts by itself
     max_num_seqs     texts that are open at once
     drafter_lanes    of them, as many as a drafter has room for
