@@ -66,7 +66,7 @@ class Scenario:
     drafter_max_len: int
     rule: Rule
     temperature: float  # only whether it is zero matters here
-    blocking: bool  # a node reads its messages only between two forwards, as where the host computes
+    blocking: bool  # a node reads its messages only between two forwards: the host computes
     lookup: Lookup | None = None  # how the target drafts by itself
     num_drafters: int = 1
     max_num_seqs: int = 1  # texts that are open at once
