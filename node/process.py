@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from proto.codec import decode, encode
 from proto.errors import (
@@ -49,9 +48,6 @@ from proto.node_config import (
 )
 from proto.stopwatch import Recorder, Stopwatch
 from proto.system import check_spare
-
-if TYPE_CHECKING:
-    from node.loop import Serve
 
 logger = logging.getLogger(__name__)
 last_words = logging.getLogger("last_words")  # why this process ends
@@ -246,10 +242,10 @@ def _stamp_logs() -> None:
     last_words.propagate = False
 
 
-def run_node(load_serve: "Callable[[], Serve]") -> int:
+def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
     """The main of a node process: returns its exit status; an error becomes a Fault and a line.
 
-    load_serve  imports what the node does, which takes seconds
+    work  loads and serves; what takes seconds to import is imported there
     """
     # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -263,9 +259,7 @@ def run_node(load_serve: "Callable[[], Serve]") -> int:
         last_words.error("error: %s", error)
         return EXIT_UNUSABLE
     try:
-        from node import loop  # takes seconds: by now the lifeline holds
-
-        loop.work(config, connection, heart, load_serve)
+        work(config, connection, heart)
     except SlipstreamError as error:
         last_words.error("%s: %s", config.role, error)
         return tell(connection, error)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from node.loop import Serve
+    from node.process import Heart
+    from proto.links.transport import Connection
+    from proto.node_config import NodeConfig
 
 
 def start(role: str, load_serve: "Callable[[], Serve]") -> int:
@@ -35,4 +38,9 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
         return joining.main(Role(role), load_serve)
     from node.process import run_node
 
-    return run_node(load_serve)
+    def work(config: "NodeConfig", connection: "Connection", heart: "Heart") -> None:
+        from node import loop  # takes seconds: by now the lifeline holds
+
+        loop.work(config, connection, heart, load_serve)
+
+    return run_node(work)

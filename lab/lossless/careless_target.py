@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from engine.choice.verification import Distribution, Trial, token_trial
 from node.loop import Serve
-from node.process import run_node
+from node.starting import start
 from proto.messages import Rule
 
 
@@ -30,4 +30,4 @@ def load_serve() -> Serve:
 
 
 if __name__ == "__main__":
-    sys.exit(run_node(load_serve))
+    sys.exit(start("target", load_serve))
