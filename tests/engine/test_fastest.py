@@ -96,6 +96,7 @@ def test_as_many_threads_run_as_are_fastest(
     assert torch.get_num_threads() == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fixed_rows", [None, 4])
 @pytest.mark.usefixtures("four_threads")
 def test_a_node_runs_with_them_but_where_no_clock_may_decide(

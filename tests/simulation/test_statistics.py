@@ -37,6 +37,7 @@ def test_many_more_texts_are_too(case: Case) -> None:
     assert_exact(case, run(case, NUM_TEXTS_SLOW, Sampling(), seed=2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bias", BIASES, ids=by_name)
 def test_a_planted_bias_is_rejected(bias: Bias, monkeypatch: pytest.MonkeyPatch) -> None:
     bias.plant(monkeypatch)

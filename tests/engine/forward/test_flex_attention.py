@@ -84,6 +84,7 @@ def test_blocks_are_read_up_to_the_last_slot_that_a_tree_can_reach() -> None:
     assert visible.words[0, 2].tolist() == [65] * 4
 
 
+@pytest.mark.long
 def test_one_recording_for_each_number_of_rows_serves_all_lengths(
     tmp_path: Path,
     split: list[int],

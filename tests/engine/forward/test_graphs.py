@@ -92,6 +92,7 @@ def test_half_precision_stays_close_to_the_reference(tmp_path: Path, recordings:
         assert error < TOLERANCES["bfloat16"]
 
 
+@pytest.mark.long
 def test_all_common_shapes_are_recorded_at_load(tmp_path: Path, recordings: list[int]) -> None:
     _, graphs = pair(make_model("llama", tmp_path))
     graphs.warm_up((1,))

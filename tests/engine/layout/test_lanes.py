@@ -114,6 +114,7 @@ def test_texts_equal_texts_alone_on_the_fused_forward(
     check(make_model(architecture, tmp_path, scale=0.5), "fused", lanes)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("recordings")
 def test_texts_equal_texts_alone_on_recordings(tmp_path: Folder) -> None:
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2))

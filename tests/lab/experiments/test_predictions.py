@@ -84,6 +84,7 @@ def test_what_was_not_measured_enough_or_is_void_is_not_predicted() -> None:
     assert predict(arms, [rows[0], *void, *rows[3:]], TRACE) == {}
 
 
+@pytest.mark.long
 def test_what_the_hosts_take_beside_simulated_devices_is_found_again_and_a_link_is_added() -> None:
     fixed = {"simulate_target_ms": 24.0, "simulate_draft_ms": 3.0}
     arms = made(
