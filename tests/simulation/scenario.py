@@ -174,11 +174,13 @@ class Scenario:
         return pass_s + self.round_trip_s + self.num_wanted * step_s
 
     def prefill_s(self, length: int) -> float:
-        """What both nodes need at most to read a text, and others meanwhile."""
-        num_chunks = -(-length // 256)
-        costs = self.costs
-        alone_s = num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
-        return alone_s * self.at_once
+        """What both nodes need at most to read a text, and others meanwhile, the longest first."""
+        others = sorted((text.limits.max_len for text in self.texts), reverse=True)
+        return sum(map(self._read_s, (length, *others[: self.at_once - 1])))
+
+    def _read_s(self, length: int) -> float:
+        num_chunks, costs = -(-length // 256), self.costs
+        return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
 
 
 def draw(
