@@ -98,7 +98,8 @@ class Worker:
 
         Where it goes on, all but the last step have ended when this returns.
         """
-        return Launched(self.compute(action), self.forwards.ends_at)
+        done = self.compute(action)
+        return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Proposed:
         """The same; what it says is true when the device has ended it."""

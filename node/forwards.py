@@ -71,18 +71,25 @@ class SimulatedDevice:
         It is asked when the forward was computed, which may have taken too long here; a little
         too long is in time.
         """
-        forward_s = self.forward_s(num_rows)
-        late_s = self._clock() - started - forward_s
-        is_late = late_s > max(LATE_S, LATE_SHARE * forward_s)
-        return started + max(forward_s, forward_s + late_s), late_s if is_late else 0.0
+        end = started + self.forward_s(num_rows)
+        return max(end, self._clock()), self.late_s(end, num_rows)
 
-    def wait_until(self, end: float) -> None:
-        """Return when the clock says so: asleep at first, awake at the end."""
+    def late_s(self, end: float, num_rows: int) -> float:
+        """By how many seconds a forward that should end at `end` is late now; a little is 0."""
+        late_s = self._clock() - end
+        return late_s if late_s > max(LATE_S, LATE_SHARE * self.forward_s(num_rows)) else 0.0
+
+    def wait_until(self, end: float) -> bool:
+        """Return when the clock says so: asleep at first, awake at the end.
+
+        False: there was nothing to wait for any more.
+        """
         left_s = end - self._clock()
         if left_s > AWAKE_S:
             self._sleep(left_s - AWAKE_S)
         while self._clock() < end:
             pass
+        return left_s > 0
 
 
 # -- forwards --------------------------------------------------------------------------------------
@@ -174,14 +181,23 @@ class Forwards:
         self._heart.num_uncaptured = self._executor.num_uncaptured
         if self._device.is_simulated:
             self.ends_at, late_s = self._device.end_of(self._started, self._num_rows)
-            if late_s:
-                self._heart.overran(late_s)
+            self._overran(late_s)
         else:
             self.ends_at = time.perf_counter()
         return round((self.ends_at - self._started) * 1e6)
+
+    def woke(self) -> None:
+        """Whoever slept until that end has woken: too late, if others had the core then."""
+        if self._device.is_simulated:
+            self._overran(self._device.late_s(self.ends_at, self._num_rows))
+
+    def _overran(self, late_s: float) -> None:
+        if late_s:
+            self._heart.overran(late_s)
 
     def wait(self) -> None:
         """Until the device has ended the last forward that is done."""
         if self._device.is_simulated:
             self._heart.watch.enter(Phase.MODEL)
-            self._device.wait_until(self.ends_at)
+            if self._device.wait_until(self.ends_at):
+                self.woke()

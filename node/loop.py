@@ -232,10 +232,12 @@ class Launched(Generic[Result_co]):
 
     result   shown to the machine when the device has ended the forward, and not before
     ends_at  when that is, by the clock of `time.perf_counter`; what lies behind us has ended
+    woke     told when the loop, which had nothing else to do, has woken for that end
     """
 
     result: Result_co
     ends_at: float = 0.0
+    woke: Callable[[], None] = lambda: None
 
     @property
     def left_s(self) -> float:
@@ -302,7 +304,9 @@ class Loop(Generic[Compute, Result]):
         enter(Phase.WAIT if running is None else Phase.MODEL)
         if running is not None:
             timeout_s = min(timeout_s, running.left_s)
+        was_asleep = timeout_s > 0
         for frame in self.connection.receive(timeout_s, exact=running is not None):
+            was_asleep = False
             enter(Phase.DECODE)
             self.heart.watch.received(frame)
             message = bad_frames.decode(frame)
@@ -313,6 +317,8 @@ class Loop(Generic[Compute, Result]):
             enter(Phase.WAIT)
         enter(Phase.DECIDE)
         if running is not None and running.left_s <= 0:
+            if was_asleep:
+                running.woke()
             self._running = None
             self._handle(running.result)
         self.heart.marks = self.follower.marks

@@ -79,7 +79,8 @@ class Worker:
 
     def launch(self, action: Compute) -> Launched[Computed]:
         """Start a pass, and choose, or judge, at the rows that it is asked for."""
-        return Launched(self.compute(action), self.forwards.ends_at)
+        done = self.compute(action)
+        return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Computed:
         """The same; what it says is true when the device has ended it."""

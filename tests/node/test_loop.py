@@ -133,13 +133,14 @@ def run(
     device: Device | None = None,
     compute: Callable[[Compute], Done] = lambda action: Done(action.ticket),
     ends_at: float = 0.0,
+    woke: Callable[[], None] = lambda: None,
 ) -> tuple[Script, Link, Heart]:
     """Run a loop through these turns, to the end of the script."""
     script, link, heart = Script(answers), Link(turns), Heart()
     make: Any = Loop
 
     def launch(action: Compute) -> Launched[Done]:
-        return Launched(compute(action), ends_at)
+        return Launched(compute(action), ends_at, woke)
 
     with pytest.raises(Ended):
         make(link, heart, device or Device(), script, launch).run()
@@ -183,6 +184,22 @@ def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at
     assert script.events == [Tick(), Arrived(CLOSE), Tick(), Done(1), Tick(), Tick()]
     assert link.waits[1:3] == [pytest.approx(0.6), pytest.approx(0.1)]
     assert link.were_exact == [False, True, True, False, False]
+
+
+def test_who_comes_late_to_the_end_from_other_work_was_not_woken_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([9.0, 9.4, 10.2])  # a message is handled beyond the end
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    asked, woken = iter([Compute(1)]), list[bool]()
+    script, _, _ = run(
+        [[], [encode(CLOSE)]],
+        lambda event: list(asked) if event == Tick() else [],
+        ends_at=10.0,
+        woke=lambda: woken.append(True),
+    )
+    assert script.events == [Tick(), Arrived(CLOSE), Done(1), Tick()]
+    assert woken == []
 
 
 def test_a_second_forward_is_not_launched_before_the_first_has_ended() -> None:

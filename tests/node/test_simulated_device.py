@@ -76,6 +76,16 @@ def test_what_was_computed_too_slowly_here_has_overrun(
     assert clock.slept == []
 
 
+def test_who_was_woken_too_late_has_overrun() -> None:
+    clock = Clock(oversleep_s=AWAKE_S + 2 * LATE_S)
+    simulated = device(clock, 0.005)
+    end, late_s = simulated.end_of(clock.now, 1)
+    assert late_s == 0.0
+    assert simulated.wait_until(end)
+    assert simulated.late_s(end, 1) == pytest.approx(2 * LATE_S, abs=3 * TICK_S)
+    assert not simulated.wait_until(end)
+
+
 def test_the_config_says_whether_anything_is_simulated() -> None:
     config = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model")
     assert not SimulatedDevice.of(config).is_simulated
