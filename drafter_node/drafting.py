@@ -8,7 +8,8 @@ When it computes, and for which texts, `scheduling.py` decides; here is what a t
     tips              the nodes that could be expanded next, if there are any
     chunk, read       the prompt, or what is missing of a text, to be prefilled first   -> Part
     expand            feed such nodes, and what the text lacks                          -> Part
-    proposed          the model's choices become their children: drafts      -> Send(Draft)
+    proposed          the model's choices become their children: drafts
+    send              those of them that the target can do something with    -> Send(Draft)
     idle              nothing to expand, and no answer: say it again, in time -> WaitUntil
     Arrived(Verdict)  move the root along the committed tokens; all else dies -> MoveRows
 
@@ -188,7 +189,7 @@ class Drafting:
             self._numbers.trust()
             return (*moves, *self._send_all(now, done=False))
         self._numbers.suspect()
-        return (*moves, *self._send_unsent(now))
+        return (*moves, *self.send(now))
 
     @property
     def _fed(self) -> Sequence[int]:
@@ -310,7 +311,7 @@ class Drafting:
         if all(one.tokens for one in children):
             if children:
                 self._state = State.SOUND
-            return self._send_unsent(now)
+            return ()
         said = () if self.rests else self._send_all(now, done=True)
         at = dict(zip(expanded, children, strict=False)).get(self.tree.root)
         return (*said, self._stop(is_at_root=at is not None and not at.tokens))
@@ -359,7 +360,8 @@ class Drafting:
 
     def idle(self, now: float) -> Sequence[SharedAction]:
         """There is nothing to expand."""
-        return self._finish_root(now) or self._remind(now)
+        sent = self.send(now)  # it may not have been, if the last forward has ended just now
+        return (*sent, *(self._finish_root(now) or self._remind(now)))
 
     def _finish_root(self, now: float) -> Sequence[SharedAction]:
         """Say once per root that nothing more will come, if the target may be waiting for more."""
@@ -394,7 +396,7 @@ class Drafting:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def _send_unsent(self, now: float) -> Sequence[SharedAction]:
+    def send(self, now: float) -> Sequence[SharedAction]:
         """Send new drafts, unless they had better wait for more."""
         if not self._unsent or self._holds_back():
             return ()

@@ -6,7 +6,8 @@ Theory of operation
         a text to read, unless the forward before read one too   -> Compute, one chunk
         texts with something to expand                           -> Compute, rows of each
         a text without                                           -> Send(Draft) | WaitUntil
-    Proposed    each text that is still in that life has its children       -> Send(Draft) ...
+    Proposed    each text that is still in that life has its children
+    Afterwards  and sends them                                              -> Send(Draft) ...
 
 A forward reads the weights once for all its rows, but a row more is not always free. The rows go
 where they are worth most: to the nodes that texts will likeliest come to, as many as make the most
@@ -18,6 +19,7 @@ once and copied.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
@@ -29,6 +31,19 @@ from proto.messages import Open
 
 Texts = Mapping[int, Drafting]
 Tips = Mapping[Drafting, Sequence[Tip]]  # of texts, by turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A forward whose drafts have not been sent yet.
+
+    texts   that are still in that life
+    num_rows, step_s  what each of its steps has cost; 0 rows: it read a text
+    """
+
+    texts: Sequence[Drafting]
+    num_rows: int
+    step_s: float
 
 
 class Schedule:
@@ -47,6 +62,7 @@ class Schedule:
         self._ticket = 0  # of the last forward
         self._was_chunk = False  # it read a text
         self._left_out: Sequence[Drafting] = ()  # of it
+        self._ended: _Ended | None = None
 
     def make(self, message: Open, lane: Lane, earlier: Drafting | None, now: float) -> Drafting:
         """The machine of a text."""
@@ -124,11 +140,24 @@ class Schedule:
     def done(self, result: Proposed, texts: Texts, now: float) -> Sequence[SharedAction]:
         """Tell every text of the forward that is still in the same life."""
         assert result.ticket == self._ticket
+        assert self._ended is None, "drafts of the forward before have not been sent"
         running, self._running = self._running, ()
-        if self._num_rows and now > self._started:
-            self._known.steps.took(self._num_rows, (now - self._started) / result.num_steps)
         actions: list[SharedAction] = []
+        still_open: list[Drafting] = []
         for text, children in zip(running, result.children, strict=True):
             if is_open(text, texts):
+                still_open.append(text)
                 actions += text.proposed(children, result.model_us, now)
+        step_s = (now - self._started) / result.num_steps
+        self._ended = _Ended(still_open, self._num_rows, step_s)
         return actions
+
+    def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
+        """Send what the forward that has ended last has drafted, and learn what it cost."""
+        del texts  # nothing has been closed since
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return ()
+        if ended.num_rows and ended.step_s > 0:
+            self._known.steps.took(ended.num_rows, ended.step_s)
+        return [action for text in ended.texts for action in text.send(now)]

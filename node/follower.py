@@ -20,6 +20,10 @@ Incarnations are compared within a text. A text that a heartbeat leaves out is n
 the heartbeat may be older than the Open that it seems to deny. What a machine is told is therefore
 always of its present life. Results of the node's own forwards go to its schedule.
 
+A result is handled in two halves, because a device that waits for its next forward is the dearest
+thing here. With the result itself text, tree and cache go on, so that a Tick can launch the next
+forward; with Afterwards the rest follows. Nothing but a Tick ever comes between the two.
+
 A text has a machine for each of its lives, made with the Open that began it, and a lane of the
 cache. There is room for as many texts as there are lanes. One more is not opened: one of ours must
 be closed, and the next heartbeat says which.
@@ -33,7 +37,7 @@ lengths, and no token (`story`).
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
@@ -78,6 +82,14 @@ class Confirmed:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """All messages that were there have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """The result of a forward has been handled, and the next one launched if it could be.
+
+    What nobody waits for as the device does comes now: messages, and what is learnt.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +140,6 @@ class WaitUntil:
 TextEvent = Arrived | Confirmed  # what the machine of a text is told
 # What every machine may ask for, besides its own Compute.
 SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil | Wipe
-
-
-def moved_together(actions: Iterable[SharedAction]) -> list[SharedAction]:
-    """The same, with all moves as one that comes last: nobody waits for it as for a verdict."""
-    moves: list[Move] = []
-    others: list[SharedAction] = []
-    for action in actions:
-        if isinstance(action, MoveRows):
-            moves += action.moves
-        else:
-            others.append(action)
-    return [*others, MoveRows(tuple(moves))] if moves else others
 
 
 def gap(session: int, incarnation: int, length: int) -> Send:
@@ -334,6 +334,11 @@ class Schedule(Protocol[Text, Result_contra, Action_co]):
     ) -> Sequence[SharedAction | Action_co]:
         """What was asked for has been computed; some of its texts may be closed."""
 
+    def afterwards(
+        self, texts: Mapping[int, Text], now: float
+    ) -> Sequence[SharedAction | Action_co]:
+        """What of it could wait until the next forward was launched; see `Afterwards`."""
+
 
 class Follower(Generic[Text, Result, Action]):
     """The texts of one node, a machine and a lane for each, and the schedule of them all."""
@@ -349,11 +354,15 @@ class Follower(Generic[Text, Result, Action]):
         self._past: dict[int, deque[Past]] = {}  # of the open ones, by session; MAX_PAST at most
         self._last: dict[Lane, Text] = {}  # the newest machine of each lane; its text may be closed
 
-    def handle(self, event: Arrived | Tick | Result, now: float) -> Sequence[SharedAction | Action]:
+    def handle(
+        self, event: Arrived | Tick | Afterwards | Result, now: float
+    ) -> Sequence[SharedAction | Action]:
         """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
         match event:
             case Tick():
                 return self._schedule.tick(self._texts, now)
+            case Afterwards():
+                return self._schedule.afterwards(self._texts, now)
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(

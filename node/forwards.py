@@ -105,7 +105,8 @@ class Forwards:
         self._started = 0.0
         self._num_rows = 0
         self._num_forwards = 0  # since `run`, or `run_chain`, began
-        self.ends_at = 0.0  # the last one that is done, by the clock of `time.perf_counter`
+        # The last one that is done, on a device beside the host, by `time.perf_counter`.
+        self.ends_at: float | None = None
         self._processors = ProcessorsByText()
 
     def run(
@@ -122,6 +123,8 @@ class Forwards:
         self._heart.watch.enter(Phase.PREPARE)
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
+        if self._device.is_simulated:  # it begins when it is given the rows
+            self._started = time.perf_counter()
         self._heart.watch.enter(Phase.MODEL)
         out = self._executor.forward(laid_out, layers)
         self._heart.watch.enter(Phase.CHOOSE)
@@ -179,16 +182,16 @@ class Forwards:
         """
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
+        ended = time.perf_counter()
         if self._device.is_simulated:
-            self.ends_at, late_s = self._device.end_of(self._started, self._num_rows)
+            ended, late_s = self._device.end_of(self._started, self._num_rows)
+            self.ends_at = ended
             self._overran(late_s)
-        else:
-            self.ends_at = time.perf_counter()
-        return round((self.ends_at - self._started) * 1e6)
+        return round((ended - self._started) * 1e6)
 
     def woke(self) -> None:
         """Whoever slept until that end has woken: too late, if others had the core then."""
-        if self._device.is_simulated:
+        if self.ends_at is not None:
             self._overran(self._device.late_s(self.ends_at, self._num_rows))
 
     def _overran(self, late_s: float) -> None:
@@ -197,7 +200,7 @@ class Forwards:
 
     def wait(self) -> None:
         """Until the device has ended the last forward that is done."""
-        if self._device.is_simulated:
+        if self.ends_at is not None:
             self._heart.watch.enter(Phase.MODEL)
             if self._device.wait_until(self.ends_at):
                 self.woke()

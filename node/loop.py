@@ -19,6 +19,7 @@ from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
 from node.economics import RECORDED_ROWS, TIMED_ROWS
 from node.follower import (
+    Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
@@ -219,7 +220,9 @@ class Handles(Protocol[Result_contra, Action_co]):
     def marks(self) -> tuple[SessionMark, ...]:
         """How far every open text is here."""
 
-    def handle(self, event: Arrived | Tick | Result_contra, now: float, /) -> Sequence[Action_co]:
+    def handle(
+        self, event: Arrived | Tick | Afterwards | Result_contra, now: float, /
+    ) -> Sequence[Action_co]:
         """The actions that an event asks for."""
 
     def story(self, session: int | None = None, /) -> str:
@@ -231,26 +234,28 @@ class Launched(Generic[Result_co]):
     """A forward that a device has been given.
 
     result   shown to the machine when the device has ended the forward, and not before
-    ends_at  when that is, by the clock of `time.perf_counter`; what lies behind us has ended
+    ends_at  when that is, by the clock of `time.perf_counter`; None: the host itself has computed,
+             and it has ended
     woke     told when the loop, which had nothing else to do, has woken for that end
     """
 
     result: Result_co
-    ends_at: float = 0.0
+    ends_at: float | None = None
     woke: Callable[[], None] = lambda: None
 
     @property
     def left_s(self) -> float:
         """How long the device will still be at it."""
-        return self.ends_at - time.perf_counter()
+        return 0.0 if self.ends_at is None else self.ends_at - time.perf_counter()
 
 
 class Loop(Generic[Compute, Result]):
     """Gives the machines a clock, a socket and a model.
 
     While a device is at work that leaves the host free, messages are heard and the machine ticks:
-    it has everything in order when the result comes. Where the host itself computes, launching is
-    computing.
+    it has everything in order when the result comes. Then the device is idle, so the next forward
+    is launched before anything is said of this one. Where the host itself computes, launching is
+    computing: what is to be said is said first, since a message waits for the whole next forward.
 
     launch  starts what the machine asks for; the result is an event of the machine's
     """
@@ -321,6 +326,8 @@ class Loop(Generic[Compute, Result]):
                 running.woke()
             self._running = None
             self._handle(running.result)
+            self._handle(Tick())
+            self._handle(Afterwards())
         self.heart.marks = self.follower.marks
         if self._silence is not None and self._silence.is_lost(time.monotonic()):
             raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
@@ -346,7 +353,7 @@ class Loop(Generic[Compute, Result]):
             if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
                 raise RefusedError(f"refused by the coordinator: {message.detail}")
 
-    def _handle(self, event: Arrived | Tick | Result) -> float:
+    def _handle(self, event: Arrived | Tick | Afterwards | Result) -> float:
         """Let the machine decide and do it; returns how long the loop may wait for messages."""
         timeout_s = IDLE_S
         for action in self.follower.handle(event, time.monotonic()):
@@ -379,11 +386,12 @@ class Loop(Generic[Compute, Result]):
             case _:
                 launched = self.launch(action)
                 enter(Phase.DECIDE)
-                if launched.left_s > 0:
+                if launched.ends_at is not None:
                     assert self._running is None, "a device does one thing at a time"
                     self._running = launched
                     return IDLE_S
                 self._handle(launched.result)
+                self._handle(Afterwards())
                 return 0.0
         enter(Phase.DECIDE)
         return IDLE_S

@@ -18,6 +18,7 @@ from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
 from node.economics import Costs, Passes
 from node.follower import (
+    Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
@@ -296,6 +297,9 @@ class Node:
         self.is_computing = False
         self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
         self._handle(event)
+        if not self.world.setting.blocking:
+            self._tick()
+        self._handle(Afterwards())
         self._drain()
 
     def _wake(self) -> None:

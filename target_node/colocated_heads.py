@@ -9,6 +9,7 @@ the same messages. Here they cross no wire:
     Draft of the heads                          goes to the target's machine, as it is
     Open                                        opens the text as the target has it, at both
     Tick                                        the heads draft first, then the target verifies
+    Computed, Proposed                          are told at once: the next forward hangs on them
 
 Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
 go on for as long as a step costs less than it saves (`step_pays`), or under a policy without
@@ -22,18 +23,21 @@ What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads th
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
 from drafter_node.statistics import Known
 from node.economics import FIRST_OF_HEADS, drafting_pays, step_pays, token_s
 from node.follower import (
+    Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
     Follower,
     MoveRows,
     Send,
+    SharedAction,
     Tick,
     WaitUntil,
     Wipe,
@@ -81,10 +85,12 @@ class HeadsDone:
     proposed: drafter.Proposed | None = None
 
 
-Event = Arrived | Tick | target.Computed | HeadsDone | HeadsFailed
+Event = Arrived | Tick | Afterwards | target.Computed | HeadsDone | HeadsFailed
 Action = target.Action | ForHeads
 Targets = Follower[Verifying, target.Computed, target.Action]
 Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
+Result = TypeVar("Result")
+Done = TypeVar("Done")
 
 
 class Home:
@@ -135,18 +141,20 @@ class Home:
         match event:
             case Tick():
                 return () if self._is_busy else self._tick(now)
+            case Afterwards():
+                return ()
             case HeadsDone(proposed):
                 if proposed is None:
                     return ()
                 self._is_busy = False
-                return self._of_heads(self._heads.handle(proposed, now), now)
+                return self._of_heads(_both(self._heads, proposed, now), now)
             case HeadsFailed(was_step):
                 self._have_failed = True
                 self._is_busy = self._is_busy and not was_step
                 return ()
             case target.Computed():
                 self._is_busy = False
-                return self._of_target(self._targets.handle(event, now), now)
+                return self._of_target(_both(self._targets, event, now), now)
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(message) if isinstance(message, Close | Heartbeat | Welcome):
@@ -296,6 +304,13 @@ class Home:
         for session, text in self._heads.texts.items():
             if session in self.texts and not self.texts[session].finished:
                 assert text.tree.text.tokens == self.texts[session].tree.text.tokens
+
+
+def _both(
+    follower: Follower[Any, Result, Done], result: Result, now: float
+) -> Sequence[SharedAction | Done]:
+    """What a follower does with a result, and afterwards."""
+    return (*follower.handle(result, now), *follower.handle(Afterwards(), now))
 
 
 def policy_at_home(policy: Policy) -> Policy:

@@ -132,6 +132,7 @@ class Judged:
     finish    why the text ends with them; None: it goes on
     hit       what became of the drafts of the first token
     along     what hung at each token that was chosen, also beyond the end, as far as drafts did
+    copies    what the copies among all these count as
     outcome   what all this was read from
     """
 
@@ -142,6 +143,7 @@ class Judged:
     finish: FinishReason | None
     hit: Hit
     along: tuple[Siblings, ...]
+    copies: Mapping[int, Kind]
     outcome: Outcome
 
     @property
@@ -271,12 +273,17 @@ class Drafts:
 
     def _chance(self, node: Node) -> float:
         """That a draft is right, given that those before it are."""
-        return self._known.acceptance.chance(self._kind_of(node))
+        return self._known.acceptance.chance(self._kind_of(node, self.copies))
 
-    def _kind_of(self, node: Node) -> Kind:
+    @property
+    def copies(self) -> Mapping[int, Kind]:
+        """What the copies that live count as; the next pass begins another mapping."""
+        return self._lookup.kinds
+
+    def _kind_of(self, node: Node, copies: Mapping[int, Kind]) -> Kind:
         """What it counts as, when it is asked how often such drafts are right."""
         if node.source in COPIES:
-            return self._lookup.kind_of(node)
+            return copies[node.key]
         # All drafters count as one.
         source = node.source if node.source in OWN_SOURCES else MODEL_SOURCE
         return kind_of_score(node.score, source) if self._is_coupled else (source, 0)
@@ -293,30 +300,35 @@ class Drafts:
         """A pass of at most so many drafts begins: what is copied from earlier text joins them."""
         self._lookup.grow(self.tree, most)
 
-    def learn(self, judged: Judged) -> bool:
-        """How often drafts are right; returns whether any of them was a drafter's.
+    def were_there(self, judged: Judged) -> bool:
+        """Whether any of the drafts that a pass tells something of was a drafter's."""
+        if not self._is_coupled:
+            return bool(judged.verified)
+        return any(
+            node.source not in OWN_SOURCES for along in judged.along for node in along.drafts
+        )
+
+    def learn(self, judged: Judged) -> None:
+        """How often drafts are right.
 
         Where a draft is right if it is what the target says, that is known also of drafts that were
-        not verified. It is to be called before the next pass begins, which forgets dead copies.
+        not verified.
         """
-        add = self._known.acceptance.add
+        add, copies = self._known.acceptance.add, judged.copies
         if not self._is_coupled:
             for index, node in enumerate(judged.verified[: len(judged.accepted) + 1]):
-                add(self._kind_of(node), right=index < len(judged.accepted))
-            return bool(judged.verified)
-        has_models = False
+                add(self._kind_of(node, copies), right=index < len(judged.accepted))
+            return
         for siblings in judged.along:
             token = siblings.token
             for node in siblings.drafts:
-                add(self._kind_of(node), right=node.token == token)
+                add(self._kind_of(node, copies), right=node.token == token)
             first = next((one for one in siblings.drafts if one.source not in OWN_SOURCES), None)
             if first is not None:
-                has_models = True
                 add(FIRST_OF_MODEL, right=first.token == token)
             first = next((one for one in siblings.drafts if one.source == HEADS_SOURCE), None)
             if first is not None:
                 add(FIRST_OF_HEADS, right=first.token == token)
-        return has_models
 
     def advance(self, tokens: Sequence[int], *, is_new_attempt: bool) -> tuple[list[int], int]:
         """The text goes on. Returns the path hashes of its tokens and how many drafts died."""

@@ -20,7 +20,7 @@ pass waits for the whole of a long prompt, and the rest when it ends or is close
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.layout.earlier import MAX_MATCH, NOTHING, PIECE_LEN, EarlierTexts
@@ -115,9 +115,13 @@ class LookupSource:
         chance = self._acceptance.chance
         return min(map(chance, kinds)) >= chance(FIRST_OF_MODEL)
 
-    def kind_of(self, node: Node) -> Kind:
-        """What a copied draft counts as, when it is asked how often such drafts are right."""
-        return self._kinds[node.key]
+    @property
+    def kinds(self) -> Mapping[int, Kind]:
+        """What the copied drafts count as, when it is asked how often such drafts are right.
+
+        `grow` makes another mapping, so this one goes on saying it of drafts that have died.
+        """
+        return self._kinds
 
     def grow(self, tree: SpeculationTree, limit: int) -> None:
         """Add drafts for a pass that verifies at most `limit` of them."""

@@ -8,7 +8,11 @@ A pass reads the weights once for the rows of all its texts, so whoever can use 
         a prompt to read, unless the pass before read one too          -> Compute, one chunk
         somebody has a reason to start (`Ready.cause`)                 -> Compute, all of them
         nobody has                                                     -> WaitUntil
-    Computed    each text still in that life has its outcome   -> Send(Verdict) ..., MoveRows
+    Computed    each text still in that life goes on with its outcome
+    Afterwards  and tells of it                                -> Send(Verdict) ..., MoveRows
+
+Only the next pass needs rows where they were moved to: if one is launched before Afterwards, the
+moves go ahead of it.
 
 While one text has a reason to start and drafts for another are expected, the pass is held if they
 bring more tokens than the time costs (`worth_holding_s`). When it starts, those that would
@@ -26,8 +30,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.layout.slots import Move
 from node.economics import rows_worth, worth_holding_s
-from node.follower import Lane, Lanes, SharedAction, WaitUntil, is_open, moved_together, next_reader
+from node.follower import (
+    Lane,
+    Lanes,
+    MoveRows,
+    SharedAction,
+    WaitUntil,
+    is_open,
+    next_reader,
+)
 from proto.messages import Open
 from target_node.compute import Action, Compute, Computed, Part
 from target_node.drafts import Chances
@@ -57,6 +70,19 @@ class _RunningPass:
     wait_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _EndedPass:
+    """A pass of which nothing has been said yet.
+
+    grown  the texts that are still in that life, with how many tokens each has gained
+    """
+
+    running: _RunningPass
+    grown: Sequence[tuple[Verifying, int]]
+    ended: float
+    is_usual: bool
+
+
 class Schedule:
     """The passes of one target.
 
@@ -68,6 +94,8 @@ class Schedule:
         self._known = known
         self._num_per_pass = num_per_pass
         self._running: _RunningPass | None = None
+        self._ended: _EndedPass | None = None
+        self._moves: list[Move] = []  # that the next pass needs
         self._ticket = 0  # of the last pass
         self._num_served = 0  # parts of passes, so far
         self._was_chunk = False  # it read a prompt
@@ -84,6 +112,13 @@ class Schedule:
         """Start a pass if there is a reason to."""
         if self._running is not None:
             return ()
+        actions = self._next(texts, now)
+        if not self._moves or all(isinstance(action, WaitUntil) for action in actions):
+            return actions
+        return (*self._take_moves(), *actions)
+
+    def _next(self, texts: Texts, now: float) -> Sequence[Action]:
+        """What the device does next, or until when it does nothing."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
@@ -114,7 +149,7 @@ class Schedule:
         if text.may_copy:
             copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
             if copy is not None:
-                return (copy, *self.tick(texts, now))
+                return (copy, *self._next(texts, now))
         self._was_chunk = True
         part = text.read(now)
         self._running = _RunningPass((text,), 0, is_plain=True, started=now, wait_s=0.0)
@@ -209,9 +244,10 @@ class Schedule:
     # -- what came of it --------------------------------------------------------------------------
 
     def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Tell every text of the pass that is still in the same life."""
+        """Every text of the pass that is still in the same life goes on."""
         running, self._running = self._running, None
         assert running is not None
+        assert self._ended is None, "of the pass before nothing has been said"
         assert result.ticket == self._ticket
         pairs = [
             (text, outcome)
@@ -221,22 +257,41 @@ class Schedule:
         actions: list[SharedAction] = []
         lengths = [len(text.tree.text) for text, _ in pairs]
         for text, outcome in pairs:
-            actions += text.computed(outcome, result.model_us, now)
+            for action in text.computed(outcome, result.model_us, now):
+                if isinstance(action, MoveRows):
+                    self._moves += action.moves
+                else:
+                    actions.append(action)
         grown = [
             (text, len(text.tree.text) - length)
             for (text, _), length in zip(pairs, lengths, strict=True)
         ]
         is_usual = not any(outcome.was_repeated for outcome in result.outcomes)
-        if running.num_rows and is_usual and len(pairs) == len(running.texts):
-            self._measure(running, grown, now)
+        is_usual = is_usual and running.num_rows > 0 and len(pairs) == len(running.texts)
+        self._ended = _EndedPass(running, grown, now, is_usual)
         self._ended_at = now
-        return moved_together(actions)
+        return actions
 
-    def _measure(
-        self, running: _RunningPass, grown: Sequence[tuple[Verifying, int]], now: float
-    ) -> None:
+    def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
+        """Every text of the pass tells of it, and what it has cost is learnt."""
+        del texts, now  # nothing has been closed since, and what is said is of the pass's end
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return ()
+        said = [action for text, _ in ended.grown for action in text.afterwards()]
+        if ended.is_usual:
+            self._measure(ended)
+        return (*said, *self._take_moves())
+
+    def _take_moves(self) -> Sequence[SharedAction]:
+        """All of them as one."""
+        moves, self._moves = tuple(self._moves), []
+        return (MoveRows(moves),) if moves else ()
+
+    def _measure(self, ended: _EndedPass) -> None:
         """What a pass has cost, and what it has brought each kind of text."""
-        pass_s = now - running.started
+        running, grown = ended.running, ended.grown
+        pass_s = ended.ended - running.started
         round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)
         self._known.costs.passed(
             len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain

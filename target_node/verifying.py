@@ -11,7 +11,8 @@ When that is, and with which others, is decided by `scheduling.py`; here is what
     ready            why a pass should start now, or until when drafts are waited for -> Ready
     add_copies       drafts of the text's own join the others, right before a pass
     launch           the text's part of a pass                              -> Part
-    computed         judge, advance, report, learn                   -> Send(Verdict), MoveRows
+    computed         judge, advance                                  -> MoveRows
+    afterwards       report, learn                                   -> Send(Verdict)
     Confirmed        forget what need not be said again                     -> Send(Fault)
 
 It is made with the Open that begins one life of the text, and with the machine of the life before:
@@ -154,6 +155,20 @@ class _Moved:
     move: Move | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """A verdict that has not been told yet.
+
+    ended  when the pass was
+    """
+
+    judged: Judged
+    moved: _Moved
+    running: _Running
+    model_us: int
+    ended: float
+
+
 class Verifying:
     """One life of a text at the target, from `opened` on.
 
@@ -189,6 +204,7 @@ class Verifying:
         self.ready_at = now  # since when the target has been able to start a pass
         self._said_at = now  # when the newest verdict was sent, or said again
         self._running: _Running | None = None
+        self._unsaid: _Unsaid | None = None
         self._number = 0  # of the last pass
         self._is_hit = False  # it had drafts, and all were accepted
         self._wanted: int | None = None  # drafts that the next one starts with; None: not decided
@@ -433,7 +449,7 @@ class Verifying:
     # -- the verdict ------------------------------------------------------------------------------
 
     def computed(self, outcome: Outcome, model_us: int, now: float) -> Sequence[SharedAction]:
-        """What the pass that is running has said; it took so long."""
+        """What the pass that is running has said; it took so long. The text goes on."""
         running, self._running = self._running, None
         assert running is not None
         if outcome.bad_at is not None:
@@ -442,8 +458,18 @@ class Verifying:
             return self._on_read(running, outcome, now)
         judged = self._judge(running, running.nodes, outcome)
         moved = self._advance(judged, now)
-        said = self._report(judged, moved, running, model_us, now)
-        self._learn(judged)
+        if self.drafts.were_there(judged):
+            self._waiting.had_drafts()
+        self._unsaid = _Unsaid(judged, moved, running, model_us, now)
+        return () if moved.move is None else (MoveRows((moved.move,)),)
+
+    def afterwards(self) -> Sequence[SharedAction]:
+        """Tell of the pass that has ended last, which nobody waits for as the device does."""
+        unsaid, self._unsaid = self._unsaid, None
+        if unsaid is None:
+            return ()
+        said = self._report(unsaid)
+        self.drafts.learn(unsaid.judged)
         return said
 
     def _on_not_finite(self, position: int, now: float) -> Sequence[SharedAction]:
@@ -480,6 +506,7 @@ class Verifying:
             finish=finish,
             hit=hit,
             along=self.drafts.along(chosen),
+            copies=self.drafts.copies,
             outcome=outcome,
         )
 
@@ -499,15 +526,14 @@ class Verifying:
             self.slots.truncate(len(self.tree.text) - 1)
         self._is_hit, self._wanted = 0 < len(judged.verified) == len(judged.accepted), None
         self.ready_at = now
-        return _Moved(base_len, base_hash, num_dead, move)
-
-    def _report(
-        self, judged: Judged, moved: _Moved, running: _Running, model_us: int, now: float
-    ) -> Sequence[SharedAction]:
-        """Tell everybody, and have the cache do as the text did."""
+        self._said_at = now  # or a launch later
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
-        self._said_at = now
+        return _Moved(base_len, base_hash, num_dead, move)
+
+    def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
+        """Tell everybody. The next pass may be running: nothing here is to be read from it."""
+        judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
         verdict = Verdict(
@@ -523,8 +549,8 @@ class Verifying:
             num_rolled_back=moved.num_dead,
             num_stale=self.drafts.take_num_stale(),
             wait_us=round(running.wait_s * 1e6),
-            model_us=model_us,
-            host_us=max(0, round((now - running.started) * 1e6) - model_us),
+            model_us=unsaid.model_us,
+            host_us=max(0, round((unsaid.ended - running.started) * 1e6) - unsaid.model_us),
             drafter_us=self.drafts.received.take_model_us(),
             rejected=tuple(node.token for node in judged.rejected),
             attempt=self.drafts.attempt,
@@ -536,13 +562,7 @@ class Verifying:
         self.reports.add(moved.base_len, verdict.logprobs)
         # A head can do nothing with a verdict without them.
         features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
-        moves = () if moved.move is None else (MoveRows((moved.move,)),)
-        return (*features, Send(verdict), *moves)
-
-    def _learn(self, judged: Judged) -> None:
-        """How often drafts are right, for all that is decided from now on."""
-        if self.drafts.learn(judged):
-            self._waiting.had_drafts()
+        return (*features, Send(verdict))
 
     @property
     def _plain_s(self) -> float:

@@ -8,7 +8,7 @@ from drafter_node import compute as d
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule as DrafterSchedule
 from drafter_node.statistics import Known as DrafterKnown
-from node.follower import Arrived, Follower, Lanes, Send, Tick
+from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import compute as t
 from target_node.scheduling import Schedule as TargetSchedule
@@ -80,7 +80,7 @@ class Trio:
                 case s.Fail(detail):
                     raise AssertionError(detail)
 
-    def _step_drafter(self, event: Arrived | Tick | d.Proposed) -> bool:
+    def _step_drafter(self, event: Arrived | Tick | Afterwards | d.Proposed) -> bool:
         """Whether it computed."""
         has_computed = False
         for action in self._drafting.handle(event, 0.0):
@@ -88,6 +88,7 @@ class Trio:
                 case d.Compute():
                     has_computed = True
                     self._step_drafter(self._proposal(action))
+                    self._step_drafter(Afterwards())
                 case Send(message):
                     self._step_target(Arrived(message))
         self._drafting.check()
@@ -100,12 +101,13 @@ class Trio:
         )
         return d.Proposed(compute.ticket, (children,), 0)
 
-    def _step_target(self, event: Arrived | Tick | t.Computed) -> None:
+    def _step_target(self, event: Arrived | Tick | Afterwards | t.Computed) -> None:
         for action in self._verifying.handle(event, 0.0):
             match action:
                 case t.Compute(ticket=ticket, parts=(part,)):
                     tokens = tuple(self._target_says[position] for position in part.positions)
                     self._step_target(t.Computed(ticket, (t.Outcome(tokens),), 0))
+                    self._step_target(Afterwards())
                 case Send(message):
                     self._heard_from_target(message)
         self._verifying.check()

@@ -9,7 +9,7 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
 from node.economics import NOTHING_KNOWN, Measured, Passes
-from node.follower import Arrived, Follower, Lanes, Send, Tick, WaitUntil
+from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick, WaitUntil
 from proto.messages import Draft, Message
 
 
@@ -71,8 +71,19 @@ class Drafter:
         self, ticket: int, *children: tuple[Children, ...], step_s: float = 0.0, model_us: int = 0
     ) -> list[Action]:
         """The model has answered, for every node of each text of the forward, after `step_s`."""
+        at_once = self.ends(ticket, *children, step_s=step_s, model_us=model_us)
+        return [*at_once, *self.tells()]
+
+    def ends(
+        self, ticket: int, *children: tuple[Children, ...], step_s: float = 0.0, model_us: int = 0
+    ) -> list[Action]:
+        """The same, but for what comes afterwards: `tells`."""
         self.now += step_s
         return self._handle(Proposed(ticket, children, model_us))
+
+    def tells(self) -> list[Action]:
+        """What could wait until the next forward was launched."""
+        return self._handle(Afterwards())
 
     def drafts(self, *tokens: int) -> list[Draft]:
         """Run the model once per token; returns the drafts that were sent."""
@@ -86,7 +97,7 @@ class Drafter:
                 sent.append(action.message)
         return sent
 
-    def _handle(self, event: Arrived | Tick | Proposed) -> list[Action]:
+    def _handle(self, event: Arrived | Tick | Afterwards | Proposed) -> list[Action]:
         actions = list(self.follower.handle(event, self.now))
         self.follower.check()
         return actions if self.goes_on else list(map(_called, actions))

@@ -8,7 +8,7 @@ from node.economics import PREFILL_CHUNK
 from node.follower import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
-from tests.drafter_node.drafter import Drafter
+from tests.drafter_node.drafter import Drafter, chosen
 from tests.target_node.target import gap, marked
 from tests.texts import (
     KEY,
@@ -59,6 +59,27 @@ def test_a_free_running_chain_sends_every_token_once_the_target_can_start() -> N
         draft((1, 2, 5, 6), 7, number=3),
     ]
     assert drafter.ticks() == [drafter.row(4, 7, 4, 2, mask=0b111)]
+
+
+def test_the_next_step_is_launched_before_the_draft_of_the_last_one_is_sent() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=PIPELINED))
+    drafter.ticks()
+    assert drafter.ends(1, (chosen(5),)) == []
+    assert drafter.ticks() == [drafter.row(2, 5, 2, 2, mask=0b1)]
+    assert drafter.tells() == [Send(draft((1, 2), 5, number=1))]
+    assert drafter.tells() == []
+
+
+def test_the_last_draft_of_a_window_is_sent_once_and_by_itself() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2))
+    drafter.drafts(5, 6, 7)
+    drafter.ticks()
+    assert drafter.ends(4, (chosen(8),)) == []
+    last = draft((1, 2, 5), 6, 7, 8, number=2)
+    assert drafter.ticks()[:1] == [Send(last)], "all that there is, done or not"
+    assert drafter.tells() == []
 
 
 def test_the_window_is_its_credit_and_a_verdict_renews_it() -> None:

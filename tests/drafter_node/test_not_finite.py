@@ -16,7 +16,18 @@ from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from node.economics import NOTHING_KNOWN, Passes
-from node.follower import Allocate, Arrived, Follower, Lanes, MoveRows, Send, Tick, WaitUntil, Wipe
+from node.follower import (
+    Afterwards,
+    Allocate,
+    Arrived,
+    Follower,
+    Lanes,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
 from node.forwards import Forwards, SimulatedDevice
 from proto.messages import Draft, Limits, Message, Open
 from tests.drafter_node.drafter import Drafter, chosen
@@ -127,6 +138,7 @@ class RealDrafter:
                     self.executor.wipe(lane, start)
                 case Compute():
                     self._handle(self.worker.compute(action))
+                    self._handle(Afterwards())
                 case Send() | WaitUntil() | Allocate():
                     pass
                 case _:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from node.follower import (
     MAX_PAST,
     MAX_REMEMBERED,
+    Afterwards,
     Allocate,
     Arrived,
     Confirmed,
@@ -37,7 +38,7 @@ class Noted:
     num_texts: int
 
 
-Event = Arrived | Confirmed | Tick | Done
+Event = Arrived | Confirmed | Tick | Afterwards | Done
 
 
 class Notes:
@@ -86,6 +87,11 @@ class Desk:
     ) -> Sequence[SharedAction | Noted]:
         """Take a note."""
         self.told.append(result)
+        return (Noted(len(texts)),)
+
+    def afterwards(self, texts: Mapping[int, Notes], now: float) -> Sequence[SharedAction | Noted]:
+        """Take a note."""
+        self.told.append(Afterwards())
         return (Noted(len(texts)),)
 
 
@@ -155,9 +161,11 @@ def test_ticks_and_results_go_to_the_schedule_with_all_texts() -> None:
     assert entrance.follower.handle(Tick(), 0.0) == (Noted(0),)
     entrance.hears(text(1), text(2))
     assert entrance.follower.handle(Done(), 0.0) == (Noted(2),)
+    assert entrance.follower.handle(Afterwards(), 0.0) == (Noted(2),)
     assert [event for event in entrance.desk.told if not isinstance(event, Arrived)] == [
         Tick(),
         Done(),
+        Afterwards(),
     ]
 
 

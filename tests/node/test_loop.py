@@ -13,6 +13,7 @@ from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.layout.slots import NUM_TREE_SLOTS, Move
 from node import loop
 from node.follower import (
+    Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
@@ -49,7 +50,7 @@ class Done:
     ticket: int
 
 
-Event = Arrived | Tick | Done
+Event = Arrived | Tick | Afterwards | Done
 Action = SharedAction | Compute
 
 
@@ -132,7 +133,7 @@ def run(
     answers: Callable[[Event], Sequence[Action]] = lambda event: (),
     device: Device | None = None,
     compute: Callable[[Compute], Done] = lambda action: Done(action.ticket),
-    ends_at: float = 0.0,
+    ends_at: float | None = None,
     woke: Callable[[], None] = lambda: None,
 ) -> tuple[Script, Link, Heart]:
     """Run a loop through these turns, to the end of the script."""
@@ -167,7 +168,7 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
 
     device = Device()
     script, link, _ = run([[], []], answers, device)
-    assert script.events == [Tick(), Done(1), Tick()]
+    assert script.events == [Tick(), Done(1), Afterwards(), Tick()]
     assert link.sent == [CLOSE]
     assert device.did == [(Move((5,), (4,)), Move((9,), (8,), 1))]
     assert link.waits == [0.0, 0.0, IDLE_S]
@@ -176,12 +177,13 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
 def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.0, 9.4, 9.5, 9.9, 10.0])  # at the launch, then before and after each wait
+    clock = iter([9.4, 9.5, 9.9, 10.0])  # before and after each wait
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     asked = iter([Compute(1)])
     turns = [[], [encode(CLOSE)], [], []]
     script, link, _ = run(turns, lambda event: list(asked) if event == Tick() else [], ends_at=10.0)
-    assert script.events == [Tick(), Arrived(CLOSE), Tick(), Done(1), Tick(), Tick()]
+    heard, ended = [Arrived(CLOSE), Tick()], [Done(1), Tick(), Afterwards()]
+    assert script.events == [Tick(), *heard, *ended, Tick(), Tick()]
     assert link.waits[1:3] == [pytest.approx(0.6), pytest.approx(0.1)]
     assert link.were_exact == [False, True, True, False, False]
 
@@ -189,7 +191,7 @@ def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at
 def test_who_comes_late_to_the_end_from_other_work_was_not_woken_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.0, 9.4, 10.2])  # a message is handled beyond the end
+    clock = iter([9.4, 10.2])  # a message is handled beyond the end
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     asked, woken = iter([Compute(1)]), list[bool]()
     script, _, _ = run(
@@ -198,8 +200,28 @@ def test_who_comes_late_to_the_end_from_other_work_was_not_woken_late(
         ends_at=10.0,
         woke=lambda: woken.append(True),
     )
-    assert script.events == [Tick(), Arrived(CLOSE), Done(1), Tick()]
+    assert script.events == [Tick(), Arrived(CLOSE), Done(1), Tick(), Afterwards(), Tick()]
     assert woken == []
+
+
+def test_the_next_forward_is_launched_before_anything_is_said_of_the_last_one() -> None:
+    asked, device = iter([Compute(1), Compute(2)]), Device()
+
+    def answers(event: Event) -> Sequence[Action]:
+        match event:
+            case Tick():
+                device.did.append("ticked")
+                return [action] if (action := next(asked, None)) else []
+            case Afterwards():
+                device.did.append("told")
+                return [Send(CLOSE)]
+            case _:
+                return []
+
+    script, link, _ = run([[], []], answers, device, ends_at=time.perf_counter())
+    assert script.events == [Tick(), Done(1), Tick(), Afterwards(), Tick()]
+    assert device.did == ["ticked", "ticked", "told", "ticked"]
+    assert link.sent == [CLOSE]
 
 
 def test_a_second_forward_is_not_launched_before_the_first_has_ended() -> None:

@@ -63,7 +63,9 @@ class Truth:
         self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
         self.paths: dict[int, tuple[int, int]] = {}  # path hash -> digest and length
         self.said_len = 0  # how far any verdict has come
-        self.has_right = False  # whether the target knew the right next token when its pass began
+        # Whether the target knew the right next token when its pass began: of the pass that is
+        # running, and of the one that has ended last.
+        self.has_right = self.had_right = False
         self.emitted: list[int] = []
         self.finished: FinishReason | None = None
         hashes = CommittedText(session.text.key, self.tokens).path_hashes
@@ -236,6 +238,10 @@ class Judge:
 
     def heard(self, node: "Node", event: Any) -> None:
         """A node has been told of an event, and has not answered yet."""
+        if isinstance(event, target.Computed):
+            for session in node.follower.texts:
+                self.liveness[session].pass_ended()
+                self.truths[session].had_right = self.truths[session].has_right
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Draft) and message.session in node.follower.texts:
             come = self._come[message.session][message.incarnation]
@@ -347,7 +353,7 @@ class Judge:
             if self.scenario.policy.branches > 1:
                 # Of a tree a path is right, and it begins with a draft; but a detour may have come
                 # while the first choice is still on its way.
-                num_right = max(truth.has_right * min(1, num_right), verdict.num_accepted)
+                num_right = max(truth.had_right * min(1, num_right), verdict.num_accepted)
             assert verdict.num_accepted == num_right, "an oracle is contradicted"
         assert len(verdict.sources) in (0, verdict.num_accepted)
         if NGRAM_SOURCE in verdict.sources:

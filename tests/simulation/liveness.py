@@ -68,7 +68,8 @@ class Liveness:
         self._drafter_depths: Counter[str] = Counter()  # by drafter
         self._sent: dict[tuple[int, int], int] = {}  # draft (its life and number) -> depth
         self._target_depth = 0
-        self._pass_depth = 0  # of the running pass
+        self._running_depth = 0  # of the running pass
+        self._pass_depth = 0  # of the pass that has ended last
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -92,7 +93,11 @@ class Liveness:
 
     def pass_started(self) -> None:
         """The target begins."""
-        self._pass_depth = self._target_depth
+        self._running_depth = self._target_depth
+
+    def pass_ended(self) -> None:
+        """It has what there is to say; the next one may begin before it is said."""
+        self._pass_depth = self._running_depth
 
     def verdict_issued(self, verdict: Verdict, limits: Limits) -> None:
         """The target has spoken."""

@@ -46,13 +46,13 @@ def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None
 
 
 def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
-    send_unsent = Drafting._send_unsent
+    send = Drafting.send
 
     def wait(self: Drafting, now: float) -> Sequence[Any]:
         is_launch_met = len(self._first_chain()) == self._num_wanted()
-        return send_unsent(self, now) if is_launch_met else ()
+        return send(self, now) if is_launch_met else ()
 
-    patch.setattr(Drafting, "_send_unsent", wait)
+    patch.setattr(Drafting, "send", wait)
 
 
 def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:

@@ -34,6 +34,7 @@ def rounds(cause: Cause, num_rounds: int) -> Liveness:
     judge = Liveness(healthy(), timeline, Counter(), cast(Session, object()), 1000)
     for number in range(1, num_rounds + 1):
         judge.pass_started()
+        judge.pass_ended()
         said = verdict(text, 1, cause=cause)
         judge.verdict_issued(said, LIMITS)
         judge.verdict_applied("drafter", said)

@@ -6,6 +6,7 @@ from typing import Any
 from engine.executor import ModelExecutor
 from node.economics import NOTHING_KNOWN, Costs
 from node.follower import (
+    Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
@@ -90,5 +91,6 @@ class RealTarget:
             case Compute():
                 self.passes.append([part.opened.session for part in action.parts])
                 self._handle(self.worker.compute(action))
+                self._handle(Afterwards())
             case WaitUntil() | Allocate():
                 pass

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.layout.slots import Feed
 from node.economics import NOTHING_KNOWN, Costs, Measured
-from node.follower import Arrived, Follower, Lanes, Send, Tick
+from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
 from proto.messages import (
     Draft,
     Fault,
@@ -37,6 +37,7 @@ class Target:
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
         self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)
         self.now = 0.0
+        self._said: list[Action] = []
 
     @property
     def machine(self) -> Verifying:
@@ -61,10 +62,21 @@ class Target:
 
     def answers(self, ticket: int, *outcomes: Outcome, pass_s: float = 0.0) -> list[Action]:
         """The model has answered, for each text of the pass, after `pass_s`."""
-        self.now += pass_s
-        return self._handle(Computed(ticket, outcomes, round(pass_s * 1e6)))
+        self.goes_on(ticket, *outcomes, pass_s=pass_s)
+        return self.tells()
 
-    def _handle(self, event: Arrived | Tick | Computed) -> list[Action]:
+    def goes_on(self, ticket: int, *outcomes: Outcome, pass_s: float = 0.0) -> None:
+        """The same, but for what comes afterwards: `tells`."""
+        self.now += pass_s
+        said = self._handle(Computed(ticket, outcomes, round(pass_s * 1e6)))
+        self._said += said
+
+    def tells(self) -> list[Action]:
+        """What could wait for the next launch, behind what could not."""
+        said, self._said = self._said, []
+        return [*said, *self._handle(Afterwards())]
+
+    def _handle(self, event: Arrived | Tick | Afterwards | Computed) -> list[Action]:
         actions = list(self.follower.handle(event, self.now))
         self.follower.check()
         return actions

@@ -166,8 +166,8 @@ def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
         source.grow(tree, 4)
         chain = tree.best_chain(4)
         assert [node.token for node in chain] == [4, 5, 6, 7]
-        assert source.kind_of(chain[0]) == kind
-        acceptance.add(source.kind_of(chain[0]), right=False)
+        assert source.kinds[chain[0].key] == kind
+        acceptance.add(source.kinds[chain[0].key], right=False)
         source.check(tree)
     assert math.exp(chain[0].score) < 0.1
     assert acceptance.chance(kind) < acceptance.chance(FIRST_OF_MODEL)

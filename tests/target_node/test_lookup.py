@@ -135,7 +135,7 @@ def test_what_is_found_wrong_again_and_again_is_not_trusted_any_more() -> None:
         source.grow(tree, 4)
         chain = tree.best_chain(4)
         assert [node.token for node in chain] == [4, 5, 6, 7]
-        acceptance.add(source.kind_of(chain[0]), right=False)
+        acceptance.add(source.kinds[chain[0].key], right=False)
         source.check(tree)
     assert math.exp(chain[0].score) < 0.1
     assert not source.is_worth_starting(4)

@@ -8,8 +8,8 @@ import pytest
 
 from engine.layout.slots import Move, SlotMap
 from node.economics import FIRST_OF_MODEL, PREFILL_CHUNK, WAIT_S_MAX, num_expected, worth_holding_s
-from node.follower import CopyPrefix, MoveRows, Send, WaitUntil, moved_together
-from proto.messages import Cause, Close, Limits, Open, Policy, Verdict
+from node.follower import CopyPrefix, MoveRows, Send, WaitUntil
+from proto.messages import NGRAM_SOURCE, Cause, Close, Limits, Lookup, Open, Policy, Verdict
 from target_node.compute import Action, Compute, Outcome
 from target_node.resting import Way
 from tests.policies import autoregressive, pipelined
@@ -155,11 +155,65 @@ def test_the_rows_of_all_texts_are_moved_at_once_after_the_last_verdict(
     assert moved == MoveRows(tuple(Move((9,), (8,), lane) for lane in lanes))
 
 
-def test_without_a_move_nothing_is_moved() -> None:
-    assert moved_together([WaitUntil(1.0)]) == [WaitUntil(1.0)]
-    first, second = Move((5,), (4,)), Move((9,), (8,), 1)
-    moved = moved_together([MoveRows((first,)), WaitUntil(1.0), MoveRows((second,))])
-    assert moved == [WaitUntil(1.0), MoveRows((first, second))]
+def test_a_pass_that_is_launched_before_the_last_one_is_told_finds_its_rows_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    move = Move((9,), (8,))
+    monkeypatch.setattr(SlotMap, "advance", lambda *_: move)
+    target = target_of(opens(1))
+    target.ticks()
+    target.goes_on(1, Outcome((5,)))
+    moved, launched = target.ticks()
+    assert moved == MoveRows((move,))
+    assert sessions([launched]) == [1]
+    assert verdicts(target.tells()) == {1: (5,)}
+
+
+def test_what_is_told_of_a_pass_is_the_same_when_the_next_one_is_running() -> None:
+    told = []
+    for is_next_launched in (False, True):
+        target = target_of(opens(1))
+        target.ticks()
+        target.hears(draft(text(1), 7, 8, session=1))
+        target.goes_on(1, Outcome((5,)), pass_s=0.01)
+        if is_next_launched:
+            assert sessions(target.ticks()) == [1]
+        target.now += 0.001
+        told.append(target.tells())
+    assert told[0] == told[1]
+
+
+def test_without_a_next_pass_the_verdict_comes_before_the_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SlotMap, "advance", lambda *_: Move((9,), (8,)))
+    target = target_of(opens(1, policy=PIPELINED))
+    target.ticks()
+    target.hears(draft(text(1), 5, session=1))
+    target.goes_on(1, Outcome((6,)), pass_s=0.01)
+    assert all(isinstance(action, WaitUntil) for action in target.ticks())
+    assert [type(action) for action in target.tells()] == [Send, MoveRows]
+
+
+def test_what_became_of_copies_is_learnt_also_when_the_next_pass_has_others() -> None:
+    again = opens(1, *(1, 2, 3, 4) * 3)
+    target = target_of(replace(again, lookup=Lookup(1, 4), policy=PIPELINED))
+    assert drafts(target.ticks())[1][:2] == (1, 2)
+    target.goes_on(1, Outcome((9,) * 8))
+    target.ticks()
+    chance, kind = target.known.acceptance.chance, (NGRAM_SOURCE, 4)
+    before = chance(kind)
+    target.tells()
+    assert chance(kind) < before, "the first copy, which was wrong, is forgotten"
+
+
+def test_of_a_pass_that_was_not_told_no_second_one_is_forgotten() -> None:
+    target = target_of(opens(1))
+    target.ticks()
+    target.goes_on(1, Outcome((5,)))
+    target.ticks()
+    with pytest.raises(AssertionError, match="nothing has been said"):
+        target.goes_on(2, Outcome((6,)))
 
 
 # -- turns ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from engine.layout.slots import Feed, SlotMap
 from node.economics import PREFILL_CHUNK, WAIT_S_MIN
-from node.follower import Allocate, Send, WaitUntil
+from node.follower import Afterwards, Allocate, Send, WaitUntil
 from proto.messages import (
     Ack,
     Cause,
@@ -168,7 +168,8 @@ def test_durations_are_split_into_waiting_model_and_host() -> None:
     target = ready()
     target.now = 1.0
     target.ticks()
-    (send,) = target.follower.handle(Computed(2, (Outcome((4,)),), 400_000), 1.5)
+    target.follower.handle(Computed(2, (Outcome((4,)),), 400_000), 1.5)
+    (send,) = target.follower.handle(Afterwards(), 1.7)
     expected = verdict((1, 2, 3), 4, cause=Cause.QUIET, durations_us=(1_000_000, 400_000, 100_000))
     assert send == Send(expected)
 
