@@ -43,7 +43,7 @@ class Said:
 
 def all_of(tree: SpeculationTree) -> Said:
     """Every live node."""
-    return Said(tree.root, len(tree.text), list(tree.below(tree.root)))
+    return Said(tree.root, len(tree.text), tree.below(tree.root))
 
 
 def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:
