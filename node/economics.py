@@ -16,9 +16,11 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from math import ceil, exp
 from types import MappingProxyType
+from typing import NamedTuple
 
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
 
@@ -250,15 +252,10 @@ def kind_of_earlier(match_len: int, share: float) -> Kind:
 
 @dataclass(slots=True)
 class Rate:
-    """`hits` of `tries`, with some for a start."""
+    """`hits` of `tries`, with some for a start: above 0 and at most all."""
 
     hits: float
     tries: float = PRIOR_TRIES
-
-    @property
-    def chance(self) -> float:
-        """The share of hits, above 0 and at most 1."""
-        return self.hits / self.tries
 
     def add(self, *, right: bool) -> None:
         """One more try."""
@@ -278,19 +275,21 @@ class Acceptance:
     def chance(self, kind: Kind) -> float:
         """How often such a draft is right, given that those before it are."""
         rate = self._rates.get(kind)
-        return _prior(kind) if rate is None else rate.chance
+        return _prior(kind) if rate is None else rate.hits / rate.tries
 
     def add(self, kind: Kind, *, right: bool) -> None:
         """What became of one."""
-        if kind not in self._rates:
-            self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
-        self._rates[kind].add(right=right)
+        rate = self._rates.get(kind)
+        if rate is None:
+            rate = self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
+        rate.add(right=right)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())
 
 
+@cache  # there are few kinds
 def _prior(kind: Kind) -> float:
     """Before anything is known: the longer an n-gram, the likelier."""
     source, rank = kind
@@ -389,15 +388,33 @@ def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: fl
     1 + p + ... + p^k tokens, and drafts are there afterwards if all k and one more are right:
     p^(k+1).
     """
-    return _rate(p, first, most, pass_s + wait_s, pass_s)
+    return _rate(_chain(p, first, pass_s), _chain(p, most, pass_s), wait_s)
 
 
-def _rate(p: float, first: int, most: int, first_s: float, most_s: float) -> float:
-    """The same where each kind of pass takes its own time, with what is waited before it."""
-    enters, stays = p ** (first + 1), p ** (most + 1)
-    share = enters / (enters + 1 - stays)  # of the passes that find drafts at hand
-    tokens = (1 - share) * num_expected(p, first) + share * num_expected(p, most)
-    return tokens / ((1 - share) * first_s + share * most_s)
+class _Chain(NamedTuple):
+    """A pass of so many drafts in a row.
+
+    num_tokens  that it is expected to make
+    all_right   chance that all are right, and one more
+    pass_s      that it takes
+    """
+
+    num_tokens: float
+    all_right: float
+    pass_s: float
+
+
+def _chain(p: float, num_drafts: int, pass_s: float) -> _Chain:
+    """The pass of so many, each right with chance `p`."""
+    return _Chain(num_expected(p, num_drafts), p ** (num_drafts + 1), pass_s)
+
+
+def _rate(first: _Chain, most: _Chain, wait_s: float) -> float:
+    """The same where each kind of pass takes its own time; `wait_s` comes before the first kind."""
+    enters = first.all_right
+    share = enters / (enters + 1 - most.all_right)  # of the passes that find drafts at hand
+    tokens = (1 - share) * first.num_tokens + share * most.num_tokens
+    return tokens / ((1 - share) * (first.pass_s + wait_s) + share * most.pass_s)
 
 
 def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
@@ -411,15 +428,16 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     is that of its first children: what the others add at the top is missing further down, and with
     the chance of any child this rule waited too long or not at all (docs/LOG.md).
     """
-    step_s, passes = costs.draft.value, costs.passes(1)
-    deepest = min(most, int(costs.pass_s / step_s)) if step_s > 0 else most
+    step_s, reply_s, usual_s = costs.draft.value, costs.reply.value, costs.pass_s
+    deepest = min(most, int(usual_s / step_s)) if step_s > 0 else most
+    of = costs.passes(1).of
+    passes = [_chain(p, number, of(1 + number) or usual_s) for number in range(most + 1)]
 
     def rate(first: int) -> float:
         """At the number of drafts that is best where they are at hand."""
-        wait_s = costs.reply.value + (first - 1) * step_s if first else 0.0
-        first_s = (passes.of(1 + first) or costs.pass_s) + wait_s
+        wait_s = reply_s + (first - 1) * step_s if first else 0.0
         return max(
-            _rate(p, first, depth, first_s, passes.of(1 + depth) or costs.pass_s)
+            _rate(passes[first], passes[depth], wait_s)
             for depth in range(first, max(first, deepest) + 1)
         )
 

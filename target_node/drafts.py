@@ -160,18 +160,19 @@ def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]
 
     chance  of a node: that it is right, given that its parent is
     """
+    nodes = tree.nodes
     found: dict[int, float] = {}
     open_: list[tuple[float, int, int]] = []  # minus its chance, number in order of discovery, key
-
-    def discover(parent: int, above: float) -> None:
-        for key in tree.children(parent):
-            heappush(open_, (-above * chance(tree.nodes[key]), len(open_) + len(found), key))
-
-    discover(tree.root, 1.0)
-    while open_ and len(found) < limit:
+    children, above, number = tree.children(tree.root), 1.0, 0
+    while len(found) < limit:
+        for key in children:
+            heappush(open_, (-above * chance(nodes[key]), number, key))
+            number += 1
+        if not open_:
+            break
         minus, _, key = heappop(open_)
-        found[key] = -minus
-        discover(key, -minus)
+        found[key] = above = -minus
+        children = nodes[key].children
     return found
 
 
@@ -275,10 +276,11 @@ class Drafts:
 
     def _kind_of(self, node: Node) -> Kind:
         """What it counts as, when it is asked how often such drafts are right."""
-        if node.source in COPIES:
+        source = node.source
+        if source in COPIES:
             return self._lookup.kind_of(node)
-        # All drafters count as one.
-        source = node.source if node.source in OWN_SOURCES else MODEL_SOURCE
+        if source not in OWN_SOURCES:
+            source = MODEL_SOURCE  # all drafters count as one
         return kind_of_score(node.score, source) if self._is_coupled else (source, 0)
 
     # -- facts ------------------------------------------------------------------------------------
@@ -358,18 +360,20 @@ def laid_out(tree: SpeculationTree, chosen: Iterable[int]) -> tuple[list[Node], 
     chosen  likeliest first, parents first
     Rows count from 0, the root's, on; the first node's is row 1.
     """
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[Node]] = {}
     for key in chosen:
-        children.setdefault(tree.nodes[key].parent, []).append(key)
+        node = tree.nodes[key]
+        children.setdefault(node.parent, []).append(node)
     nodes: list[Node] = []
     parents: list[int] = []
-    pending = [(key, 0) for key in reversed(children.get(tree.root, ()))]
+    pending = [(node, 0) for node in reversed(children.get(tree.root, ()))]
     while pending:
-        key, parent = pending.pop()
-        nodes.append(tree.nodes[key])
+        node, parent = pending.pop()
+        nodes.append(node)
         parents.append(parent)
-        row = len(nodes)
-        pending += [(child, row) for child in reversed(children.get(key, ()))]
+        if (below := children.get(node.key)) is not None:
+            row = len(nodes)
+            pending += [(child, row) for child in reversed(below)]
     return nodes, tuple(parents)
 
 
@@ -399,18 +403,11 @@ def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) 
     parents  the row that each of them follows
     chosen   the target's choice at each row
     """
+    rows = {step: row for row, step in enumerate(zip(parents, drafted, strict=True), 1)}
     path = [0]
-    while True:
-        here = path[-1]
-        token = chosen[here]
-        following = (
-            row
-            for row, (draft, parent) in enumerate(zip(drafted, parents, strict=True), 1)
-            if parent == here and draft == token
-        )
-        if (row := next(following, None)) is None:
-            return path
+    while (row := rows.get((path[-1], chosen[path[-1]]))) is not None:
         path.append(row)
+    return path
 
 
 def chosen_of(
