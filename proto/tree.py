@@ -21,13 +21,13 @@ What becomes of a drafted node depends on where its parent is:
 Advancing along committed tokens moves the root; what hangs below it survives, all else dies.
 """
 
-import math
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
+from math import exp
 
 from proto.messages import Draft, Proposal
 
@@ -203,18 +203,20 @@ class SpeculationTree:
         while len(chain) < limit and children:
             best = children[0]
             if len(children) > 1:
-                best = max(children, key=partial(self._worth, limit=limit - len(chain)))
+                best = max(children, key=partial(self._worth, limit - len(chain)))
             chain.append(self.nodes[best])
             children = self.nodes[best].children
         return chain
 
-    def _worth(self, key: int, limit: int) -> float:
+    def _worth(self, limit: int, key: int) -> float:
         """How many of at most `limit` nodes from this one on are expected to be accepted."""
-        node, below = self.nodes[key], 0.0
+        node, most = self.nodes[key], 0.0
         if limit > 1:
             for child in node.children:
-                below = max(below, self._worth(child, limit - 1))
-        return math.exp(node.score) * (1.0 + below)
+                below = self._worth(limit - 1, child)
+                if below > most:
+                    most = below
+        return exp(node.score) * (1.0 + most)
 
     def rows_of(self, nodes: Iterable[Node]) -> list[tuple[int, int | None, int, int]]:
         """Key, parent's key (None: the text itself), token and position of each, for the slots."""
@@ -288,9 +290,9 @@ class SpeculationTree:
 
     def _place(self, length: int, parent: int, graft: Graft, index: int) -> tuple[int, int] | None:
         """Where node `index` ends up below the known path (`length`, `parent`), if anywhere."""
-        token = graft.tokens[index]
-        if length < len(self.text):
-            if self.text.tokens[length] != token:
+        token, committed = graft.tokens[index], self.text.tokens
+        if length < len(committed):
+            if committed[length] != token:
                 return None
             return length + 1, self.text.path_hashes[length + 1]
         proposal = graft.proposals[index] if graft.proposals else None
@@ -328,7 +330,8 @@ class SpeculationTree:
         nodes, key = self.nodes, path_hash(parent, token, self.text.key)
         if key in nodes:
             return key
-        children = self.children(parent)
+        above = nodes.get(parent)
+        children = self._root_children if above is None else above.children
         if len(nodes) >= self.max_nodes or (self.first_child_wins and children):
             return None
         children.append(key)

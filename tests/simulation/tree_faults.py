@@ -99,7 +99,7 @@ def what_was_expanded_is_forgotten(patch: Patch) -> None:
         moved(self)
         self._expanded &= {self._tree.root}
         self._open.update(
-            (key, (node.position, self._scores[key], self._detours[key]))
+            (key, (node.position, *self._paths[key]))
             for key, node in self._tree.nodes.items()
         )
 
