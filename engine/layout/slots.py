@@ -266,13 +266,14 @@ class SlotMap(Generic[K]):
         assert self.fed_len <= self.prefix_len
         slots = [place.slot for place in self._places.values()]
         assert len(set(slots)) == len(slots), "two nodes in one slot"
-        assert self._taken == sum(1 << (slot - self.prefix_len) for slot in slots)
         for place in self._places.values():
             index = place.slot - self.prefix_len
             assert 0 <= index < self.num_tree_slots
             assert place.slot < self.capacity
             assert place.mask >> index & 1, "a node sees itself"
             assert place.mask < 1 << self.num_tree_slots
+        taken = sum(1 << (slot - self.prefix_len) for slot in slots)
+        assert self._taken == taken, "a slot is taken by no node, or a node's is free"
 
 
 # -- all lanes -------------------------------------------------------------------------------------
