@@ -248,7 +248,8 @@ class Drafts:
         """What became of the first token of a pass that began with so many drafts of it."""
         if is_accepted:
             return Hit.HIT
-        children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
+        nodes = self.tree.nodes
+        children = [nodes[key].token for key in self.tree.children(self.tree.root)]
         if token in children:
             return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
         return Hit.CONTENT if num_there else Hit.TIMING
@@ -256,14 +257,16 @@ class Drafts:
     def along(self, tokens: Sequence[int]) -> tuple[Siblings, ...]:
         """The drafts that hang on the path of `tokens`, which are to follow the root."""
         found: list[Siblings] = []
-        parent = self.tree.root
+        nodes, keys = self.tree.nodes, self.tree.children(self.tree.root)
         for token in tokens:
-            children = tuple(self.tree.nodes[key] for key in self.tree.children(parent))
+            children = tuple([nodes[key] for key in keys])
             found.append(Siblings(token, children))
-            here = next((node for node in children if node.token == token), None)
-            if here is None:
+            for node in children:
+                if node.token == token:
+                    keys = node.children
+                    break
+            else:
                 break
-            parent = here.key
         return tuple(found)
 
     def num_right(self, num_drafts: int) -> float:
