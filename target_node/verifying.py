@@ -465,7 +465,8 @@ class Verifying:
 
     def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
         """What the pass says about its drafts `keys`. A question: nothing changes."""
-        verified = tuple(self.tree.nodes[key] for key in keys)
+        nodes = self.tree.nodes
+        verified = tuple([nodes[key] for key in keys])
         drafted = [node.token for node in verified]
         rows, chosen = chosen_of(drafted, running.parents, outcome)
         accepted = tuple(verified[row - 1] for row in rows[1:])

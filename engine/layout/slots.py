@@ -29,7 +29,7 @@ committing a path that lies scattered moves rows, and that is one gather over al
 tree of the process.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -220,7 +220,7 @@ class SlotMap(Generic[K]):
         self._taken |= own
         return place
 
-    def advance(self, path: Sequence[K], survivors: Iterable[K]) -> Move | None:
+    def advance(self, path: Sequence[K], survivors: Container[K]) -> Move | None:
         """Commit the nodes of `path` (the first hangs on the last committed token).
 
         `survivors` stay, every other node dies. Nodes of `path` that are not cached stay missing:
@@ -232,7 +232,7 @@ class SlotMap(Generic[K]):
             cached += 1
         places, prefix_len = self._places, self.prefix_len
         steps = [places[key].slot for key in path[:cached]]
-        kept = {key: places[key] for key in survivors if key in places}
+        kept = {key: place for key, place in places.items() if key in survivors}
         assert not kept or cached == len(path), "a cached node below an uncached one"
         new_prefix = prefix_len + cached
         moves = {step: slot for slot, step in enumerate(steps, prefix_len) if step != slot}
