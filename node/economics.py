@@ -13,12 +13,13 @@ tokens is worth it if dn > lambda dt, with lambda the tokens a second that are w
 """
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import ceil, exp
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -430,8 +431,11 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     """
     step_s, reply_s, usual_s = costs.draft.value, costs.reply.value, costs.pass_s
     deepest = min(most, int(usual_s / step_s)) if step_s > 0 else most
-    of = costs.passes(1).of
-    passes = [_chain(p, number, of(1 + number) or usual_s) for number in range(most + 1)]
+    of, powers = costs.passes(1).of, [p**number for number in range(most + 2)]
+    passes = [
+        _Chain(num_tokens, powers[number + 1], of(1 + number) or usual_s)
+        for number, num_tokens in enumerate(accumulate(powers[:-1]))
+    ]
 
     def rate(first: int) -> float:
         """At the number of drafts that is best where they are at hand."""
@@ -501,18 +505,19 @@ def rows_worth(
         return [0] * len(chances)
     each_s = token_s(alone_s, num_texts, passes)
     by_chance = sorted(
-        ((chance, which) for which, drafts in enumerate(chances) for chance in drafts),
-        key=lambda pair: -pair[0],
+        [(chance, which) for which, drafts in enumerate(chances) for chance in drafts],
+        key=itemgetter(0),
+        reverse=True,  # equal ones stay in their order
     )
-    values = [
-        gain - passes.of(num_fixed + k) / each_s
-        for k, gain in enumerate(accumulate((chance for chance, _ in by_chance), initial=0.0))
-    ]
+    gains, of = accumulate([chance for chance, _ in by_chance], initial=0.0), passes.of
+    values = [gain - of(num_fixed + k) / each_s for k, gain in enumerate(gains)]
     best = max(range(len(values)), key=values.__getitem__)
     if best == 0 and passes.for_trials_s >= passes.of(num_fixed + num_drafts) - alone_s:
         return lengths
-    chosen = Counter(which for _, which in by_chance[:best])
-    return [chosen[which] for which in range(len(chances))]
+    counts = [0] * len(chances)
+    for _, which in by_chance[:best]:
+        counts[which] += 1
+    return counts
 
 
 def num_rows_worth(chances: Sequence[float], passes: Passes) -> int:
