@@ -440,10 +440,8 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     def rate(first: int) -> float:
         """At the number of drafts that is best where they are at hand."""
         wait_s = reply_s + (first - 1) * step_s if first else 0.0
-        return max(
-            _rate(passes[first], passes[depth], wait_s)
-            for depth in range(first, max(first, deepest) + 1)
-        )
+        later = passes[first : max(first, deepest) + 1]
+        return max([_rate(passes[first], at_hand, wait_s) for at_hand in later])
 
     return max(range(most + 1), key=rate)
 
