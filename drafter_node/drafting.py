@@ -45,7 +45,7 @@ from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends 
 those on a path that came back: they may have been judged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -192,12 +192,12 @@ class Drafting:
         return (*moves, *self.send(now))
 
     @property
-    def _fed(self) -> Sequence[int]:
+    def _fed(self) -> Container[int]:
         """The nodes that live, and the steps that the running forward may be followed by."""
         nodes, running = self.tree.nodes, self._running
         if not running.num_ahead or running.expands[0] not in (self.tree.root, *nodes):
-            return tuple(nodes)
-        return (*nodes, *(~index for index in range(running.num_ahead)))
+            return nodes
+        return {*nodes, *(~index for index in range(running.num_ahead))}
 
     # -- drafting ---------------------------------------------------------------------------------
 
@@ -448,14 +448,14 @@ class Drafting:
                 number=self._numbers.last,
                 parent_hash=said.parent,
                 parent_len=said.length,
-                tokens=tuple(node.token for node in said.nodes),
+                tokens=tuple([node.token for node in said.nodes]),
                 parents=said.parents,
-                scores=tuple(node.score for node in said.nodes),
+                scores=tuple([node.score for node in said.nodes]),
                 done=done,
                 model_us=model_us,
                 num_steps=num_steps,
                 attempt=self._attempt,
-                proposals=tuple(n.proposal for n in said.nodes if n.proposal is not None),
+                proposals=tuple([n.proposal for n in said.nodes if n.proposal is not None]),
             )
         )
 

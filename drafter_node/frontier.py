@@ -44,8 +44,7 @@ class Frontier:
         self._window = min(opened.policy.window, depth)
         # Of the root and every live node: log of the chance that the text comes to it, and how many
         # later children are on its path; both with those of what is committed.
-        self._scores: dict[int, float] = {tree.root: 0.0}
-        self._detours: dict[int, int] = {tree.root: 0}
+        self._paths: dict[int, tuple[float, int]] = {tree.root: (0.0, 0)}
         self._expanded: set[int] = set()
         # Of live nodes that have not been expanded and do not end the text: position, and the same.
         self._open: dict[int, tuple[int, float, int]] = {}
@@ -56,14 +55,15 @@ class Frontier:
         """The nodes to expand next, the likeliest first; empty if nothing is left to offer."""
         tree, policy = self._tree, self._opened.policy
         text = tree.text
-        if len(text) >= self.end:
+        end = self.end
+        if len(text) >= end:
             return []
         if tree.root not in self._expanded:
             is_generated = len(text) > self._opened.num_prompt
             is_end = is_generated and text.tokens[-1] in self._opened.limits.stop_ids
             return [] if is_end else [Tip(tree.root, 1.0)]
-        origin, most = self._scores[tree.root], self._detours[tree.root] + policy.detours
-        least, end = origin + policy.min_score, self.end
+        origin, detours_so_far = self._paths[tree.root]
+        least, most = origin + policy.min_score, detours_so_far + policy.detours
         open_ = [
             (score, key)
             for key, (position, score, detours) in self._open.items()
@@ -82,8 +82,8 @@ class Frontier:
 
     def least_below(self, key: int) -> float:
         """Below a live node, or the root: what is no likelier than so much is not expanded."""
-        origin = self._scores[self._tree.root]
-        return origin + self._opened.policy.min_score - self._scores[key]
+        origin = self._paths[self._tree.root][0]
+        return origin + self._opened.policy.min_score - self._paths[key][0]
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -95,23 +95,22 @@ class Frontier:
     def grew(self, parent: int, children: Sequence[int]) -> None:
         """A node has new children, the likeliest first."""
         nodes, stop_ids = self._tree.nodes, self._opened.limits.stop_ids
-        above, num_above = self._scores[parent], self._detours[parent]
-        for index, key in enumerate(children):
-            node, detours = nodes[key], num_above + (index > 0)
+        above, detours = self._paths[parent]
+        for key in children:
+            node = nodes[key]
             score = above + node.score
-            self._scores[key], self._detours[key] = score, detours
+            self._paths[key] = score, detours
             if node.token not in stop_ids:
-                self._open[key] = (node.position, score, detours)
+                self._open[key] = node.position, score, detours
+            if key == children[0]:
+                detours += 1  # of all that are less likely
 
     def moved(self) -> None:
         """The root has moved, and with it what lives."""
-        root, nodes = self._tree.root, self._tree.nodes
-        scores, detours = self._scores, self._detours
-        self._scores = {root: scores.get(root, 0.0)}
-        self._scores.update((key, scores[key]) for key in nodes)
-        self._detours = {root: detours.get(root, 0)}
-        self._detours.update((key, detours[key]) for key in nodes)
-        self._expanded = {key for key in self._expanded if key in nodes or key == root}
+        root, nodes, paths = self._tree.root, self._tree.nodes, self._paths
+        self._paths = {key: paths[key] for key in nodes}
+        self._paths[root] = paths.get(root, (0.0, 0))
+        self._expanded.intersection_update(self._paths)
         self._open = {key: tip for key, tip in self._open.items() if key in nodes}
 
     def ask_again(self) -> None:
@@ -122,16 +121,15 @@ class Frontier:
         """Every node is gone, and the root is to be expanded again."""
         self._expanded.clear()
         self._open.clear()
-        self._scores = {self._tree.root: 0.0}
-        self._detours = {self._tree.root: 0}
+        self._paths = {self._tree.root: (0.0, 0)}
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
-        assert set(self._scores) == {self._tree.root, *self._tree.nodes}
-        assert all(key in self._scores for key in self._expanded)
+        assert set(self._paths) == {self._tree.root, *self._tree.nodes}
+        assert all(key in self._paths for key in self._expanded)
         stop_ids = self._opened.limits.stop_ids
         assert self._open == {
-            key: (node.position, self._scores[key], self._detours[key])
+            key: (node.position, *self._paths[key])
             for key, node in self._tree.nodes.items()
             if key not in self._expanded and node.token not in stop_ids
         }

@@ -86,8 +86,9 @@ class Schedule:
 
     def _begin(self, tips: Tips, now: float) -> Sequence[Action]:
         """A forward for these texts, or for some of them."""
-        reader = next_reader([text for text in tips if text.chunk])
-        writers = {text: found for text, found in tips.items() if not text.chunk}
+        readers = [text for text in tips if text.chunk]
+        reader = next_reader(readers)
+        writers = {text: found for text, found in tips.items() if text not in readers}
         if reader is None or (writers and self._was_chunk):
             return self._expand(writers, now) if writers else ()
         if copy := self._lanes.copy_for(reader.lane, reader.tree.text.tokens):

@@ -37,13 +37,14 @@ class Said:
     def parents(self) -> tuple[int, ...]:
         """The index of the node that each hangs on; -1: `parent`."""
         where = {node.key: index for index, node in enumerate(self.nodes)}
-        assert all(node.parent in where or node.parent == self.parent for node in self.nodes)
-        return tuple(where.get(node.parent, -1) for node in self.nodes)
+        where[self.parent] = -1
+        assert where.keys() >= {node.parent for node in self.nodes}, "a node hangs elsewhere"
+        return tuple([where[node.parent] for node in self.nodes])
 
 
 def all_of(tree: SpeculationTree) -> Said:
     """Every live node."""
-    return Said(tree.root, len(tree.text), list(tree.below(tree.root)))
+    return Said(tree.root, len(tree.text), tree.below(tree.root))
 
 
 def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:

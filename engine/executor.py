@@ -286,7 +286,9 @@ class ModelExecutor(Executor):
         elif feed.masks is None and self.pads_prompts:
             rows = filled_prompt(rows, self._scratch(feed.lane))
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
-        keep = None if _is_all(ask, rows.shape[1]) else torch.tensor(ask, dtype=torch.int64)
+        # The logits of rows that fill a pass up lie behind those that are asked for: nothing moves.
+        are_there = count is not None or len(ask) == rows.shape[1]
+        keep = None if are_there and _are_first(ask) else torch.tensor(ask, dtype=torch.int64)
         made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
         return ModelPass(
             made, spans, num_visible, len(ask), keep, is_padded=count is not None, fed=fed
@@ -466,8 +468,8 @@ class ModelExecutor(Executor):
         return self.lanes.first_slot(lane) + self.capacity
 
 
-def _is_all(ask: Sequence[int], num_rows: int) -> bool:
-    return len(ask) == num_rows and all(row == i for i, row in enumerate(ask))
+def _are_first(ask: Sequence[int]) -> bool:
+    return tuple(ask) == tuple(range(len(ask)))
 
 
 def in_steps(num_slots: int) -> int:

@@ -13,12 +13,15 @@ tokens is worth it if dn > lambda dt, with lambda the tokens a second that are w
 """
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from math import ceil, exp
+from operator import itemgetter
 from types import MappingProxyType
+from typing import NamedTuple
 
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
 
@@ -250,15 +253,10 @@ def kind_of_earlier(match_len: int, share: float) -> Kind:
 
 @dataclass(slots=True)
 class Rate:
-    """`hits` of `tries`, with some for a start."""
+    """`hits` of `tries`, with some for a start: above 0 and at most all."""
 
     hits: float
     tries: float = PRIOR_TRIES
-
-    @property
-    def chance(self) -> float:
-        """The share of hits, above 0 and at most 1."""
-        return self.hits / self.tries
 
     def add(self, *, right: bool) -> None:
         """One more try."""
@@ -278,19 +276,21 @@ class Acceptance:
     def chance(self, kind: Kind) -> float:
         """How often such a draft is right, given that those before it are."""
         rate = self._rates.get(kind)
-        return _prior(kind) if rate is None else rate.chance
+        return _prior(kind) if rate is None else rate.hits / rate.tries
 
     def add(self, kind: Kind, *, right: bool) -> None:
         """What became of one."""
-        if kind not in self._rates:
-            self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
-        self._rates[kind].add(right=right)
+        rate = self._rates.get(kind)
+        if rate is None:
+            rate = self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
+        rate.add(right=right)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         assert all(0 < rate.hits <= rate.tries <= MAX_TRIES + 1 for rate in self._rates.values())
 
 
+@cache  # there are few kinds
 def _prior(kind: Kind) -> float:
     """Before anything is known: the longer an n-gram, the likelier."""
     source, rank = kind
@@ -389,15 +389,33 @@ def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: fl
     1 + p + ... + p^k tokens, and drafts are there afterwards if all k and one more are right:
     p^(k+1).
     """
-    return _rate(p, first, most, pass_s + wait_s, pass_s)
+    return _rate(_chain(p, first, pass_s), _chain(p, most, pass_s), wait_s)
 
 
-def _rate(p: float, first: int, most: int, first_s: float, most_s: float) -> float:
-    """The same where each kind of pass takes its own time, with what is waited before it."""
-    enters, stays = p ** (first + 1), p ** (most + 1)
-    share = enters / (enters + 1 - stays)  # of the passes that find drafts at hand
-    tokens = (1 - share) * num_expected(p, first) + share * num_expected(p, most)
-    return tokens / ((1 - share) * first_s + share * most_s)
+class _Chain(NamedTuple):
+    """A pass of so many drafts in a row.
+
+    num_tokens  that it is expected to make
+    all_right   chance that all are right, and one more
+    pass_s      that it takes
+    """
+
+    num_tokens: float
+    all_right: float
+    pass_s: float
+
+
+def _chain(p: float, num_drafts: int, pass_s: float) -> _Chain:
+    """The pass of so many, each right with chance `p`."""
+    return _Chain(num_expected(p, num_drafts), p ** (num_drafts + 1), pass_s)
+
+
+def _rate(first: _Chain, most: _Chain, wait_s: float) -> float:
+    """The same where each kind of pass takes its own time; `wait_s` comes before the first kind."""
+    enters = first.all_right
+    share = enters / (enters + 1 - most.all_right)  # of the passes that find drafts at hand
+    tokens = (1 - share) * first.num_tokens + share * most.num_tokens
+    return tokens / ((1 - share) * (first.pass_s + wait_s) + share * most.pass_s)
 
 
 def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
@@ -411,17 +429,19 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     is that of its first children: what the others add at the top is missing further down, and with
     the chance of any child this rule waited too long or not at all (docs/LOG.md).
     """
-    step_s, passes = costs.draft.value, costs.passes(1)
-    deepest = min(most, int(costs.pass_s / step_s)) if step_s > 0 else most
+    step_s, reply_s, usual_s = costs.draft.value, costs.reply.value, costs.pass_s
+    deepest = min(most, int(usual_s / step_s)) if step_s > 0 else most
+    of, powers = costs.passes(1).of, [p**number for number in range(most + 2)]
+    passes = [
+        _Chain(num_tokens, powers[number + 1], of(1 + number) or usual_s)
+        for number, num_tokens in enumerate(accumulate(powers[:-1]))
+    ]
 
     def rate(first: int) -> float:
         """At the number of drafts that is best where they are at hand."""
-        wait_s = costs.reply.value + (first - 1) * step_s if first else 0.0
-        first_s = (passes.of(1 + first) or costs.pass_s) + wait_s
-        return max(
-            _rate(p, first, depth, first_s, passes.of(1 + depth) or costs.pass_s)
-            for depth in range(first, max(first, deepest) + 1)
-        )
+        wait_s = reply_s + (first - 1) * step_s if first else 0.0
+        later = passes[first : max(first, deepest) + 1]
+        return max([_rate(passes[first], at_hand, wait_s) for at_hand in later])
 
     return max(range(most + 1), key=rate)
 
@@ -483,18 +503,19 @@ def rows_worth(
         return [0] * len(chances)
     each_s = token_s(alone_s, num_texts, passes)
     by_chance = sorted(
-        ((chance, which) for which, drafts in enumerate(chances) for chance in drafts),
-        key=lambda pair: -pair[0],
+        [(chance, which) for which, drafts in enumerate(chances) for chance in drafts],
+        key=itemgetter(0),
+        reverse=True,  # equal ones stay in their order
     )
-    values = [
-        gain - passes.of(num_fixed + k) / each_s
-        for k, gain in enumerate(accumulate((chance for chance, _ in by_chance), initial=0.0))
-    ]
+    gains, of = accumulate([chance for chance, _ in by_chance], initial=0.0), passes.of
+    values = [gain - of(num_fixed + k) / each_s for k, gain in enumerate(gains)]
     best = max(range(len(values)), key=values.__getitem__)
     if best == 0 and passes.for_trials_s >= passes.of(num_fixed + num_drafts) - alone_s:
         return lengths
-    chosen = Counter(which for _, which in by_chance[:best])
-    return [chosen[which] for which in range(len(chances))]
+    counts = [0] * len(chances)
+    for _, which in by_chance[:best]:
+        counts[which] += 1
+    return counts
 
 
 def num_rows_worth(chances: Sequence[float], passes: Passes) -> int:

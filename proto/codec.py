@@ -104,13 +104,16 @@ def array(code: str, low: float, high: float, limit: int) -> Field:
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(values) > limit:
             raise ValueError(f"expected at most {limit} numbers, got {len(values)}")
-        if values and not (low <= min(values) and max(values) <= high):
+        if not (low <= min(values) and max(values) <= high):
             raise ValueError(f"expected numbers in {low}..{high}")
-        if code == "f" and any(map(math.isnan, values)):
+        # A comparison with NaN says nothing, and a sum with one in it is one.
+        if code == "f" and math.isnan(sum(values)):
             raise ValueError("expected numbers, got NaN")
         return values
 
     def write(values: tuple[Any, ...]) -> bytes:
+        if not len(values):
+            return b""
         try:
             return struct.pack(f"<{len(check(values))}{code}", *values)
         except struct.error as error:
@@ -119,7 +122,7 @@ def array(code: str, low: float, high: float, limit: int) -> Field:
     def read(data: Wire) -> tuple[Any, ...]:
         if type(data) is not bytes or len(data) % size or len(data) > limit * size:
             raise ValueError(f"expected binary of at most {limit} x {size} bytes")
-        return check(struct.unpack(f"<{len(data) // size}{code}", data))
+        return check(struct.unpack(f"<{len(data) // size}{code}", data)) if data else ()
 
     return Field(write, read)
 
@@ -156,14 +159,18 @@ def optional(field: Field) -> Field:
 def enum(kind: type[Any]) -> Field:
     """A member of an enumeration, by its value."""
     value_type = int if issubclass(kind, int) else str
+    wires: dict[Any, Wire] = {member: value_type(member.value) for member in kind}
+    members: dict[Wire, Any] = {wire: member for member, wire in wires.items()}
 
     def write(value: Any) -> Wire:
-        return value_type(kind(value).value)
+        if (wire := wires.get(value)) is None:
+            raise ValueError(f"expected a {kind.__name__}, got {value!r:.40}")
+        return wire
 
     def read(value: Wire) -> Any:
-        if type(value) is not value_type:
+        if type(value) is not value_type or (member := members.get(value)) is None:
             raise ValueError(f"expected a {kind.__name__}, got {value!r:.40}")
-        return kind(value)
+        return member
 
     return Field(write, read)
 
@@ -172,20 +179,22 @@ def record(kind: type[Any], *schema: Field) -> Field:
     """A dataclass as an array of its fields."""
     names = [field.name for field in fields(kind)]
     assert len(names) == len(schema), f"{kind.__name__} has {len(names)} fields"
+    writers = [(name, field.write) for name, field in zip(names, schema, strict=True)]
+    readers = [field.read for field in schema]
 
     def write(value: Any) -> list[Wire]:
-        body = []
-        for name, field in zip(names, schema, strict=True):
-            try:
-                body.append(field.write(getattr(value, name)))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ValueError(f"{name}: {error}") from error
+        body, name = [], ""
+        try:
+            for name, write_one in writers:  # the error says which one it was
+                body.append(write_one(getattr(value, name)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{name}: {error}") from error
         return body
 
     def read(value: Wire) -> Any:
-        if type(value) is not list or len(value) != len(schema):
-            raise ValueError(f"expected the {len(schema)} fields of {kind.__name__}")
-        return kind(*[field.read(item) for field, item in zip(schema, value, strict=True)])
+        if type(value) is not list or len(value) != len(readers):
+            raise ValueError(f"expected the {len(readers)} fields of {kind.__name__}")
+        return kind(*[read_one(item) for read_one, item in zip(readers, value, strict=True)])
 
     return Field(write, read)
 
@@ -193,14 +202,14 @@ def record(kind: type[Any], *schema: Field) -> Field:
 def several(item: Field, limit: int) -> Field:
     """A tuple of at most so many."""
 
-    def each(function: Callable[[Any], Any], values: Any, kind: type[Any]) -> Any:
+    def sized(values: Any, kind: type[Any]) -> Any:
         if type(values) is not kind or len(values) > limit:
             raise ValueError(f"expected at most {limit} items")
-        return [function(value) for value in values]
+        return values
 
     return Field(
-        lambda values: each(item.write, values, tuple),
-        lambda values: tuple(each(item.read, values, list)),
+        lambda values: list(map(item.write, sized(values, tuple))),
+        lambda values: tuple(map(item.read, sized(values, list))),
     )
 
 

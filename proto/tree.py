@@ -21,13 +21,13 @@ What becomes of a drafted node depends on where its parent is:
 Advancing along committed tokens moves the root; what hangs below it survives, all else dies.
 """
 
-import math
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
+from math import exp
 
 from proto.messages import Draft, Proposal
 
@@ -76,9 +76,11 @@ class CommittedText:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
+        hash_ = self.root
         for token in tokens:
-            self.path_hashes.append(path_hash(self.root, token, self.key))
-            self.tokens.append(token)
+            hash_ = path_hash(hash_, token, self.key)
+            self.path_hashes.append(hash_)
+        self.tokens += tokens
 
     def is_prefix(self, length: int, hash_: int) -> bool:
         """Whether the text's first `length` tokens are the path named `hash_`."""
@@ -177,11 +179,12 @@ class SpeculationTree:
     @property
     def root(self) -> int:
         """Path hash of the last committed token."""
-        return self.text.root
+        return self.text.path_hashes[-1]
 
     def children(self, key: int) -> list[int]:
         """Path hashes of the children of the root or of a live node."""
-        return self._root_children if key == self.root else self.nodes[key].children
+        is_root = key == self.text.path_hashes[-1]
+        return self._root_children if is_root else self.nodes[key].children
 
     def child(self, key: int, token: int) -> Node | None:
         """The child of the root or of a live node that carries `token`."""
@@ -200,16 +203,20 @@ class SpeculationTree:
         while len(chain) < limit and children:
             best = children[0]
             if len(children) > 1:
-                best = max(children, key=partial(self._worth, limit=limit - len(chain)))
+                best = max(children, key=partial(self._worth, limit - len(chain)))
             chain.append(self.nodes[best])
             children = self.nodes[best].children
         return chain
 
-    def _worth(self, key: int, limit: int) -> float:
+    def _worth(self, limit: int, key: int) -> float:
         """How many of at most `limit` nodes from this one on are expected to be accepted."""
-        node = self.nodes[key]
-        worths = [self._worth(child, limit - 1) for child in node.children] if limit > 1 else []
-        return math.exp(node.score) * (1.0 + max(worths, default=0.0))
+        node, most = self.nodes[key], 0.0
+        if limit > 1:
+            for child in node.children:
+                below = self._worth(limit - 1, child)
+                if below > most:
+                    most = below
+        return exp(node.score) * (1.0 + most)
 
     def rows_of(self, nodes: Iterable[Node]) -> list[tuple[int, int | None, int, int]]:
         """Key, parent's key (None: the text itself), token and position of each, for the slots."""
@@ -219,13 +226,14 @@ class SpeculationTree:
             for node in nodes
         ]
 
-    def below(self, key: int) -> Iterator[Node]:
+    def below(self, key: int) -> list[Node]:
         """Every node under the root or a live node, parents first."""
-        pending = deque(self.children(key))
-        while pending:
-            node = self.nodes[pending.popleft()]
-            yield node
-            pending.extend(node.children)
+        nodes = self.nodes
+        found = [nodes[child] for child in self.children(key)]
+        for node in found:  # which grows meanwhile, until the last one has no children
+            if node.children:
+                found += [nodes[child] for child in node.children]
+        return found
 
     # -- growing ---------------------------------------------------------------------------------
 
@@ -255,6 +263,8 @@ class SpeculationTree:
 
     def _adopt_orphans(self) -> int:
         """Attach the orphans whose parents are here now; drop those that the root has passed."""
+        if not self._orphans:
+            return 0
         before = len(self.nodes)
         # A parent is shorter than its child: one look at each is enough, at the shortest first.
         for graft in sorted(self._orphans, key=lambda graft: graft.parent_len):
@@ -280,9 +290,9 @@ class SpeculationTree:
 
     def _place(self, length: int, parent: int, graft: Graft, index: int) -> tuple[int, int] | None:
         """Where node `index` ends up below the known path (`length`, `parent`), if anywhere."""
-        token = graft.tokens[index]
-        if length < len(self.text):
-            if self.text.tokens[length] != token:
+        token, committed = graft.tokens[index], self.text.tokens
+        if length < len(committed):
+            if committed[length] != token:
                 return None
             return length + 1, self.text.path_hashes[length + 1]
         proposal = graft.proposals[index] if graft.proposals else None
@@ -317,12 +327,13 @@ class SpeculationTree:
         proposal: Proposal | None,
     ) -> int | None:
         """The child of a live node, or of the root, that carries `token`, if there may be one."""
-        if (known := self.child(parent, token)) is not None:
-            return known.key
-        nodes, children = self.nodes, self.children(parent)
+        nodes, key = self.nodes, path_hash(parent, token, self.text.key)
+        if key in nodes:
+            return key
+        above = nodes.get(parent)
+        children = self._root_children if above is None else above.children
         if len(nodes) >= self.max_nodes or (self.first_child_wins and children):
             return None
-        key = path_hash(parent, token, self.text.key)
         children.append(key)
         nodes[key] = Node(key, parent, token, length, score, source, proposal)
         return key
@@ -352,14 +363,11 @@ class SpeculationTree:
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[int], int]:
         """Commit `tokens` after the root. Returns their path hashes and how many nodes died."""
-        path: list[int] = []
-        children = self._root_children
-        for token in tokens:
-            self.text.extend((token,))
-            path.append(self.root)
-            node = self.nodes.get(self.root)
-            children = node.children if node is not None else []
-        self._root_children = children
+        self.text.extend(tokens)
+        path = self.text.path_hashes[len(self.text) + 1 - len(tokens) :]
+        if path:
+            node = self.nodes.get(path[-1])
+            self._root_children = [] if node is None else node.children
         survivors = {node.key: node for node in self.below(self.root)}
         num_dead = len(self.nodes) - len(survivors) - sum(key in self.nodes for key in path)
         self.nodes = survivors
@@ -379,7 +387,7 @@ class SpeculationTree:
         assert len(self.text.path_hashes) == len(self.text) + 1
         assert len(self.nodes) <= self.max_nodes
         assert len(self._orphans) <= MAX_ORPHANS
-        reached = list(self.below(self.root))
+        reached = self.below(self.root)
         assert {node.key for node in reached} == set(self.nodes), "a node hangs nowhere"
         for node in reached:
             assert node.key == path_hash(node.parent, node.token, self.text.key)

@@ -162,18 +162,19 @@ def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]
 
     chance  of a node: that it is right, given that its parent is
     """
+    nodes = tree.nodes
     found: dict[int, float] = {}
     open_: list[tuple[float, int, int]] = []  # minus its chance, number in order of discovery, key
-
-    def discover(parent: int, above: float) -> None:
-        for key in tree.children(parent):
-            heappush(open_, (-above * chance(tree.nodes[key]), len(open_) + len(found), key))
-
-    discover(tree.root, 1.0)
-    while open_ and len(found) < limit:
+    children, above, number = tree.children(tree.root), 1.0, 0
+    while len(found) < limit:
+        for key in children:
+            heappush(open_, (-above * chance(nodes[key]), number, key))
+            number += 1
+        if not open_:
+            break
         minus, _, key = heappop(open_)
-        found[key] = -minus
-        discover(key, -minus)
+        found[key] = above = -minus
+        children = nodes[key].children
     return found
 
 
@@ -249,7 +250,8 @@ class Drafts:
         """What became of the first token of a pass that began with so many drafts of it."""
         if is_accepted:
             return Hit.HIT
-        children = [self.tree.nodes[key].token for key in self.tree.children(self.tree.root)]
+        nodes = self.tree.nodes
+        children = [nodes[key].token for key in self.tree.children(self.tree.root)]
         if token in children:
             return Hit.WIDTH if children.index(token) < num_there else Hit.TIMING
         return Hit.CONTENT if num_there else Hit.TIMING
@@ -257,14 +259,16 @@ class Drafts:
     def along(self, tokens: Sequence[int]) -> tuple[Siblings, ...]:
         """The drafts that hang on the path of `tokens`, which are to follow the root."""
         found: list[Siblings] = []
-        parent = self.tree.root
+        nodes, keys = self.tree.nodes, self.tree.children(self.tree.root)
         for token in tokens:
-            children = tuple(self.tree.nodes[key] for key in self.tree.children(parent))
+            children = tuple([nodes[key] for key in keys])
             found.append(Siblings(token, children))
-            here = next((node for node in children if node.token == token), None)
-            if here is None:
+            for node in children:
+                if node.token == token:
+                    keys = node.children
+                    break
+            else:
                 break
-            parent = here.key
         return tuple(found)
 
     def num_right(self, num_drafts: int) -> float:
@@ -282,10 +286,11 @@ class Drafts:
 
     def _kind_of(self, node: Node, copies: Mapping[int, Kind]) -> Kind:
         """What it counts as, when it is asked how often such drafts are right."""
-        if node.source in COPIES:
+        source = node.source
+        if source in COPIES:
             return copies[node.key]
-        # All drafters count as one.
-        source = node.source if node.source in OWN_SOURCES else MODEL_SOURCE
+        if source not in OWN_SOURCES:
+            source = MODEL_SOURCE  # all drafters count as one
         return kind_of_score(node.score, source) if self._is_coupled else (source, 0)
 
     # -- facts ------------------------------------------------------------------------------------
@@ -370,18 +375,20 @@ def laid_out(tree: SpeculationTree, chosen: Iterable[int]) -> tuple[list[Node], 
     chosen  likeliest first, parents first
     Rows count from 0, the root's, on; the first node's is row 1.
     """
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[Node]] = {}
     for key in chosen:
-        children.setdefault(tree.nodes[key].parent, []).append(key)
+        node = tree.nodes[key]
+        children.setdefault(node.parent, []).append(node)
     nodes: list[Node] = []
     parents: list[int] = []
-    pending = [(key, 0) for key in reversed(children.get(tree.root, ()))]
+    pending = [(node, 0) for node in reversed(children.get(tree.root, ()))]
     while pending:
-        key, parent = pending.pop()
-        nodes.append(tree.nodes[key])
+        node, parent = pending.pop()
+        nodes.append(node)
         parents.append(parent)
-        row = len(nodes)
-        pending += [(child, row) for child in reversed(children.get(key, ()))]
+        if (below := children.get(node.key)) is not None:
+            row = len(nodes)
+            pending += [(child, row) for child in reversed(below)]
     return nodes, tuple(parents)
 
 
@@ -411,18 +418,11 @@ def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) 
     parents  the row that each of them follows
     chosen   the target's choice at each row
     """
+    rows = {step: row for row, step in enumerate(zip(parents, drafted, strict=True), 1)}
     path = [0]
-    while True:
-        here = path[-1]
-        token = chosen[here]
-        following = (
-            row
-            for row, (draft, parent) in enumerate(zip(drafted, parents, strict=True), 1)
-            if parent == here and draft == token
-        )
-        if (row := next(following, None)) is None:
-            return path
+    while (row := rows.get((path[-1], chosen[path[-1]]))) is not None:
         path.append(row)
+    return path
 
 
 def chosen_of(

@@ -122,8 +122,10 @@ class Schedule:
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
-        readers = [text for text in by_turn if text.chunk]
-        writers = [text for text in by_turn if not text.chunk]
+        readers: list[Verifying] = []
+        writers: list[Verifying] = []
+        for text in by_turn:
+            (readers if text.chunk else writers).append(text)
         self._follow(by_turn, min(max(1, len(writers)), self._num_per_pass))
         reader = next_reader(readers)
         if reader is not None and not self._was_chunk:

@@ -359,10 +359,11 @@ class Verifying:
 
     def _num_drafts_max(self) -> int:
         """Most drafts worth verifying now: a pass feeds the missing committed tokens as well."""
-        num_rows = self._known.fixed_rows or self.slots.num_tree_slots
-        num_free = min(self.slots.num_tree_slots, num_rows) - self.num_missing
-        k = self.opened.policy.num_speculative_tokens
-        return min(k, num_free, self.opened.limits.max_drafts(len(self.tree.text)))
+        slots, opened, length = self.slots, self.opened, len(self.tree.text)
+        num_rows = min(slots.num_tree_slots, self._known.fixed_rows or slots.num_tree_slots)
+        num_free = num_rows - (length - slots.prefix_len)
+        k = opened.policy.num_speculative_tokens
+        return min(k, num_free, opened.limits.max_drafts(length))
 
     def _why_alone(self, most: int) -> Cause | None:
         """Why no drafter is expected, if a pass verifies at most so many drafts. None: one is."""
@@ -490,7 +491,8 @@ class Verifying:
 
     def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
         """What the pass says about its drafts `keys`. A question: nothing changes."""
-        verified = tuple(self.tree.nodes[key] for key in keys)
+        nodes = self.tree.nodes
+        verified = tuple([nodes[key] for key in keys])
         drafted = [node.token for node in verified]
         rows, chosen = chosen_of(drafted, running.parents, outcome)
         accepted = tuple(verified[row - 1] for row in rows[1:])

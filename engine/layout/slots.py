@@ -29,7 +29,7 @@ committing a path that lies scattered moves rows, and that is one gather over al
 tree of the process.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -116,6 +116,7 @@ class SlotMap(Generic[K]):
         self.prefix_len = 0
         self.fed_len = 0  # of them, those that were fed as such, and not as nodes of the tree
         self._places: dict[K, _Place] = {}
+        self._taken = 0  # bit i: slot prefix_len + i is one of these places'
 
     def __contains__(self, key: K) -> bool:
         return key in self._places
@@ -129,6 +130,7 @@ class SlotMap(Generic[K]):
     def truncate(self, length: int) -> None:
         """Forget the tree and every committed token from position `length` on."""
         self._places.clear()
+        self._taken = 0
         self.prefix_len = min(self.prefix_len, length)
         self.fed_len = min(self.fed_len, length)
 
@@ -184,12 +186,12 @@ class SlotMap(Generic[K]):
         tokens, positions = list(missing), list(range(start, start + count))
         slots, before = list(positions), list(range(start - 1, start + count - 1))
         self.prefix_len = self.fed_len = start + count
-        taken = sum(1 << (place.slot - self.prefix_len) for place in self._places.values())
+        missing_mask = (1 << count) - 1
         for key, parent, token, position in nodes:
-            before.append(self.prefix_len - 1 if parent is None else self._places[parent].slot)
-            place = self._allocate(key, parent, taken)
-            taken |= 1 << (place.slot - self.prefix_len)
-            masks.append(place.mask << count | (1 << count) - 1)
+            above = None if parent is None else self._places[parent]
+            place = self._allocate(key, above)
+            before.append(self.prefix_len - 1 if above is None else above.slot)
+            masks.append(place.mask << count | missing_mask)
             tokens.append(token)
             positions.append(position)
             slots.append(place.slot)
@@ -199,22 +201,26 @@ class SlotMap(Generic[K]):
 
     def rename(self, key: K, to: K | None) -> None:
         """A node that was fed before it had a name gets it; None: it was not fed after all."""
-        place = self._places.pop(key, None)
-        if to is not None and place is not None:
+        if (place := self._places.pop(key, None)) is None:
+            return
+        if to is None:
+            self._taken ^= 1 << (place.slot - self.prefix_len)
+        else:
             self._places[to] = place
 
-    def _allocate(self, key: K, parent: K | None, taken: int) -> _Place:
-        """Give a node the lowest slot whose bit is not in `taken`."""
+    def _allocate(self, key: K, above: _Place | None) -> _Place:
+        """Give a node the lowest free slot; `above` is its parent's, if that is in the tree."""
         assert key not in self._places, "a node is fed once"
-        index = (~taken & (taken + 1)).bit_length() - 1
+        own = ~self._taken & (self._taken + 1)
+        index = own.bit_length() - 1
         assert index < self.num_tree_slots, "no free tree slot"
         assert self.prefix_len + index < self.capacity, "the cache is full"
-        inherited = 0 if parent is None else self._places[parent].mask
-        place = _Place(self.prefix_len + index, inherited | 1 << index)
+        place = _Place(self.prefix_len + index, own if above is None else above.mask | own)
         self._places[key] = place
+        self._taken |= own
         return place
 
-    def advance(self, path: Sequence[K], survivors: Iterable[K]) -> Move | None:
+    def advance(self, path: Sequence[K], survivors: Container[K]) -> Move | None:
         """Commit the nodes of `path` (the first hangs on the last committed token).
 
         `survivors` stay, every other node dies. Nodes of `path` that are not cached stay missing:
@@ -224,20 +230,19 @@ class SlotMap(Generic[K]):
         cached = 0
         while cached < len(path) and path[cached] in self._places:
             cached += 1
-        steps = [self._places[key].slot for key in path[:cached]]
-        kept = {key: self._places[key] for key in survivors if key in self._places}
+        places, prefix_len = self._places, self.prefix_len
+        steps = [places[key].slot for key in path[:cached]]
+        kept = {key: place for key, place in places.items() if key in survivors}
         assert not kept or cached == len(path), "a cached node below an uncached one"
-        new_prefix = self.prefix_len + cached
-        committed = sum(1 << (slot - self.prefix_len) for slot in steps)
-        for place in kept.values():
-            place.mask &= ~committed
-        moves = {
-            source: self.prefix_len + i
-            for i, source in enumerate(steps)
-            if source != self.prefix_len + i
-        }
-        moves |= self._relocate(kept, new_prefix)
+        new_prefix = prefix_len + cached
+        moves = {step: slot for slot, step in enumerate(steps, prefix_len) if step != slot}
+        if kept:
+            committed = sum([1 << (slot - prefix_len) for slot in steps])
+            for place in kept.values():
+                place.mask &= ~committed
+            moves |= self._relocate(kept, new_prefix)
         self._places, self.prefix_len = kept, new_prefix
+        self._taken = sum([1 << (place.slot - new_prefix) for place in kept.values()])
         return Move(tuple(moves), tuple(moves.values()), self.lane) if moves else None
 
     def _relocate(self, kept: dict[K, _Place], new_prefix: int) -> dict[int, int]:
@@ -267,6 +272,8 @@ class SlotMap(Generic[K]):
             assert place.slot < self.capacity
             assert place.mask >> index & 1, "a node sees itself"
             assert place.mask < 1 << self.num_tree_slots
+        taken = sum(1 << (slot - self.prefix_len) for slot in slots)
+        assert self._taken == taken, "a slot is taken by no node, or a node's is free"
 
 
 # -- all lanes -------------------------------------------------------------------------------------

@@ -130,3 +130,14 @@ def test_more_slots_than_the_cache_has_are_refused(load: Load) -> None:
     executor = ModelExecutor(load("gpt2"), 100)
     with pytest.raises(AssertionError, match="100"):
         executor.run(Feed((1,), (100,), (100,), 100, (1,)), (0,))
+
+
+def test_a_pass_that_is_filled_up_copies_no_logits_that_lie_in_front(load: Load) -> None:
+    executor = ModelExecutor(load("llama"), 128, fixed_rows=4)
+    executor.set_total(64)
+    feed = Feed((5, 6), (0, 1), (0, 1), 0, (1, 3))
+    laid_out = executor.lay_out((feed,), (range(2),))
+    assert (laid_out.rows.shape[1], laid_out.keep) == (4, None)
+    both = executor.run(feed, range(2))
+    assert both.shape[0] == 2
+    assert torch.equal(executor.run(feed, (1,)), both[1:])

@@ -35,6 +35,7 @@ def the_rows_of_a_survivor_are_given_away(patch: Patch) -> None:
         for place in self._places.values():
             place.mask <<= 1
             place.slot += 1
+        self._taken <<= 1
         return move
 
     patch.setattr(SlotMap, "advance", forgetful)
@@ -99,8 +100,7 @@ def what_was_expanded_is_forgotten(patch: Patch) -> None:
         moved(self)
         self._expanded &= {self._tree.root}
         self._open.update(
-            (key, (node.position, self._scores[key], self._detours[key]))
-            for key, node in self._tree.nodes.items()
+            (key, (node.position, *self._paths[key])) for key, node in self._tree.nodes.items()
         )
 
     patch.setattr(Frontier, "moved", forget)
