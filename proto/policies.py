@@ -30,6 +30,9 @@ from proto.messages import MAX_BRANCHES, MAX_WIDTH, MAX_WINDOW, Policy
 PolicyName = Literal["auto", "ar", "sync", "pearl", "amusd", "pipelined", "ssd", "tree"]
 REST_AFTER = 96  # passes; long enough to know what drafts are worth on such text
 UNLIKELY = -3.0  # e^-3: what hangs below such a path is hardly ever of use (docs/LOG.md)
+# Of a tree e^-5: its second and third children are each less likely, and together they are often
+# what the target says.
+UNLIKELY_IN_TREE = -5.0
 NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -124,7 +127,7 @@ TABLE = (
         width=8,
         branches=4,
         subtree=True,
-        min_score=UNLIKELY,
+        min_score=UNLIKELY_IN_TREE,
         rest_after=REST_AFTER,
     ),
     PolicyRow("ar", "target alone", most=0),
@@ -195,7 +198,7 @@ TABLE = (
         width=8,
         branches=4,
         subtree=True,
-        min_score=UNLIKELY,
+        min_score=UNLIKELY_IN_TREE,
     ),
 )
 POLICIES: dict[PolicyName, PolicyRow] = {row.name: row for row in TABLE}

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
 from node.follower import Send
-from proto.messages import Draft
+from proto import codec
+from proto.messages import MAX_NODES_PER_DRAFT, Draft
 from proto.policies import POLICIES
+from target_node import drafts
 from tests.drafter_node.drafter import Drafter, part_of
 from tests.texts import STOP, opening, verdict
 
-TREE = replace(POLICIES["tree"].make(8, 16), width=2, branches=2)
-AUTO = replace(POLICIES["auto"].make(8, 16), width=2, branches=2)
+NUMBERS = {"width": 2, "branches": 2, "min_score": -3.0}
+TREE = POLICIES["tree"].make(8, 16, options=NUMBERS)
+AUTO = POLICIES["auto"].make(8, 16, options=NUMBERS)
 
 
 def proposes(drafter: Drafter, compute: Compute, *rows: dict[int, float]) -> list[Draft]:
@@ -115,9 +118,16 @@ def test_a_full_tree_waits_for_a_verdict() -> None:
         if not actions or not isinstance(actions[0], Compute):
             break
         number = actions[0].parts[0].num_asked
-        row = {token: -1.0 - token / 100 for token in range(10, 18)}
+        row = {token: -1.0 - token / 64 for token in range(10, 18)}
         proposes(drafter, actions[0], *[row] * number)
-    assert 100 < len(drafter.machine.tree.nodes) <= 192
+    assert MAX_NODES_PER_DRAFT - 8 < len(drafter.machine.tree.nodes) <= MAX_NODES_PER_DRAFT
+    # The target lacks what was sent: all of it is said again, in one message.
+    drafter.hears(verdict((1,), 2))
+    (said,) = drafter.hears(verdict((1,), 2))
+    assert isinstance(said, Send)
+    assert len(said.message.tokens) == len(drafter.machine.tree.nodes)
+    assert codec.decode(codec.encode(said.message)) == said.message
+    assert drafts.MAX_NODES > MAX_NODES_PER_DRAFT, "the target has room for all, and for copies"
     drafter.hears(verdict((1, 2), 3))
     assert tokens_of(forward(drafter)) == (3,)
 
