@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
-from node.follower import Send
+from node.follower import Send, WaitUntil
 from proto import codec
 from proto.messages import MAX_NODES_PER_DRAFT, Draft
 from proto.policies import POLICIES
@@ -11,7 +11,7 @@ from target_node import drafts
 from tests.drafter_node.drafter import Drafter, part_of
 from tests.texts import STOP, opening, verdict
 
-NUMBERS = {"width": 2, "branches": 2, "min_score": -3.0}
+NUMBERS = {"width": 2, "branches": 2, "min_score": -3.0}  # e^-3 is 0.050
 TREE = POLICIES["tree"].make(8, 16, options=NUMBERS)
 AUTO = POLICIES["auto"].make(8, 16, options=NUMBERS)
 
@@ -78,7 +78,7 @@ def test_a_verdict_off_the_tree_begins_at_the_root() -> None:
     assert drafter.machine.tree.nodes == {}
 
 
-def test_nothing_follows_the_end_of_a_text_nor_a_path_that_is_too_unlikely() -> None:
+def test_nothing_follows_the_end_of_a_text_nor_paths_that_are_too_unlikely_together() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, policy=TREE))
     proposes(drafter, forward(drafter), {STOP: -0.1, 6: -3.1})
@@ -86,6 +86,22 @@ def test_nothing_follows_the_end_of_a_text_nor_a_path_that_is_too_unlikely() -> 
     assert isinstance(said, Send)
     assert isinstance(said.message, Draft)
     assert said.message.done
+
+
+def test_nodes_that_are_each_unlikely_are_worth_a_step_together() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {5: -3.1, 6: -3.2})  # 0.045 and 0.041
+    assert tokens_of(forward(drafter)) == (5, 6)
+
+
+def test_a_chain_is_not_followed_below_a_path_that_is_too_unlikely() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=replace(TREE, width=1, branches=1)))
+    proposes(drafter, forward(drafter), {5: -2.9})
+    proposes(drafter, forward(drafter), {6: -0.2})
+    (waits,) = drafter.ticks()
+    assert isinstance(waits, WaitUntil)
 
 
 def test_behind_one_detour_only_first_children_are_expanded() -> None:
@@ -137,9 +153,9 @@ def test_who_prices_its_waits_has_the_first_draft_at_once_and_is_told_the_end() 
     drafter.hears(opening(1, 2, policy=AUTO))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1))
-    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1})
+    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1})
     assert said.tokens == (7, 8), "one draft in a row may be all that is waited for"
-    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
+    (said,) = proposes(drafter, forward(drafter), {9: -4.1, 4: -4.2}, {9: -4.1, 4: -4.2})
     assert (len(drafter.machine.tree.best_chain(8)), said.done) == (2, False)
     (end,) = drafter.ticks()
     assert isinstance(end, Send)
@@ -152,6 +168,6 @@ def test_who_starts_with_two_has_the_first_draft_with_the_second() -> None:
     drafter.hears(opening(1, 2, policy=TREE))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1))
-    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1}) == []
-    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
-    assert set(said.tokens) == {7, 8, 9, 4}
+    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1}) == []
+    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2}, {9: -4.1, 4: -4.2})
+    assert sorted(said.tokens) == [4, 4, 7, 8, 9, 9]

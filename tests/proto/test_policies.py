@@ -28,11 +28,6 @@ def test_the_rows_say_what_the_nodes_are_told() -> None:
     assert POLICIES["pipelined"].make(4, 16) == chain
 
 
-def test_a_tree_is_followed_down_to_less_likely_paths_than_a_chain() -> None:
-    chain = POLICIES["pipelined"].make().min_score
-    assert POLICIES["tree"].make().min_score == POLICIES["auto"].make().min_score < chain
-
-
 def test_only_where_it_may_rest_the_drafter_does() -> None:
     assert POLICIES["pipelined"].make(4, 16, adaptive=False).rest_after == 0
     assert POLICIES["sync"].make(4, 16).rest_after == 0
