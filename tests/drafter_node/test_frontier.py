@@ -141,6 +141,7 @@ def test_a_full_tree_waits_for_a_verdict() -> None:
     drafter.hears(verdict((1,), 2))
     (said,) = drafter.hears(verdict((1,), 2))
     assert isinstance(said, Send)
+    assert isinstance(said.message, Draft)
     assert len(said.message.tokens) == len(drafter.machine.tree.nodes)
     assert codec.decode(codec.encode(said.message)) == said.message
     assert drafts.MAX_NODES > MAX_NODES_PER_DRAFT, "the target has room for all, and for copies"
