@@ -66,10 +66,10 @@ from node.follower import (
     Wipe,
     gap,
 )
-from proto.messages import Cause, Draft, Features, Open, Rule, Verdict
+from proto.messages import MAX_NODES_PER_DRAFT, Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
-MAX_NODES = 192  # most that lives; it fits into one message, and the target holds more
+MAX_NODES = MAX_NODES_PER_DRAFT  # most that lives; the target holds more
 
 
 class State(Enum):

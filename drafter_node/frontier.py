@@ -9,7 +9,11 @@ along the path. So a chain is drafted where one child is kept of each node, and 
 that is deep where the drafter is sure and broad where it is not.
 
 What nothing may follow is never expanded: a token that ends the text, the end of the window, of the
-text or of the model, and a path that hardly any text will come to.
+text or of the model.
+
+A step is not made where the text hardly ever comes to one of its nodes: it would bring nothing, and
+a verdict that comes meanwhile would have to wait for its end. Of a tree what counts is the sum of
+their chances. Nodes that are each unlikely may be worth a step that they share.
 """
 
 from collections.abc import Sequence
@@ -63,15 +67,16 @@ class Frontier:
             is_end = is_generated and text.tokens[-1] in self._opened.limits.stop_ids
             return [] if is_end else [Tip(tree.root, 1.0)]
         origin, detours_so_far = self._paths[tree.root]
-        least, most = origin + policy.min_score, detours_so_far + policy.detours
+        most = detours_so_far + policy.detours
         open_ = [
             (score, key)
             for key, (position, score, detours) in self._open.items()
-            if score >= least and detours <= most and position + 1 < end
+            if detours <= most and position + 1 < end
         ]
         if len(open_) > 1:
             open_.sort(reverse=True)
-        return [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
+        tips = [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
+        return tips if sum(tip.chance for tip in tips) >= exp(policy.min_score) else []
 
     @property
     def end(self) -> int:

@@ -107,7 +107,8 @@ class Policy:
     branches                children that are kept of each, the likeliest (R); 1: a chain
     detours                 children on a path that are not the first of theirs, at most
     subtree                 a pass verifies the likeliest nodes, and not the best chain alone
-    min_score               least estimated chance (natural logarithm) of a path to be expanded
+    min_score               least estimated chance (natural logarithm) that the text comes to one of
+                            the nodes of a draft step
     """
 
     name: str

@@ -29,7 +29,9 @@ from proto.messages import MAX_BRANCHES, MAX_WIDTH, MAX_WINDOW, Policy
 
 PolicyName = Literal["auto", "ar", "sync", "pearl", "amusd", "pipelined", "ssd", "tree"]
 REST_AFTER = 96  # passes; long enough to know what drafts are worth on such text
-UNLIKELY = -3.0  # e^-3: what hangs below such a path is hardly ever of use (docs/LOG.md)
+UNLIKELY = -3.0  # e^-3: a draft step on so unlikely paths is hardly ever of use (docs/LOG.md)
+# Of a tree whose rows have no price, e^-2.5: where a step is long beside a pass, a verdict waits.
+UNLIKELY_IN_TREE = -2.5
 NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -42,7 +44,8 @@ class PolicyRow:
     most        drafts in a pass are at most so many, whatever K
     k, window   if nobody says
     launch_min, launch_hit  K if that is less; launch_hit None: as launch_min
-    min_score   below a path whose chance is less (natural logarithm), nothing is drafted
+    min_score   no draft step if the chance that the text comes to one of its nodes is less
+                (natural logarithm)
     rest_after  passes after which the target tries whether it is faster alone; 0: never
     """
 
@@ -195,7 +198,7 @@ TABLE = (
         width=8,
         branches=4,
         subtree=True,
-        min_score=UNLIKELY,
+        min_score=UNLIKELY_IN_TREE,
     ),
 )
 POLICIES: dict[PolicyName, PolicyRow] = {row.name: row for row in TABLE}

@@ -86,7 +86,7 @@ class Setting:
     drafter_max_len: int = 1 << 20
     rule: Rule = Rule.COUPLED
     temperature: float = 0.0
-    blocking: bool = True
+    blocking: bool = False
     lookup: Lookup | None = None
     num_drafters: int = 1
     max_num_seqs: int = 1

@@ -3,14 +3,17 @@
 from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
-from node.follower import Send
-from proto.messages import Draft
+from node.follower import Send, WaitUntil
+from proto import codec
+from proto.messages import MAX_NODES_PER_DRAFT, Draft
 from proto.policies import POLICIES
+from target_node import drafts
 from tests.drafter_node.drafter import Drafter, part_of
 from tests.texts import STOP, opening, verdict
 
-TREE = replace(POLICIES["tree"].make(8, 16), width=2, branches=2)
-AUTO = replace(POLICIES["auto"].make(8, 16), width=2, branches=2)
+NUMBERS = {"width": 2, "branches": 2, "min_score": -3.0}  # e^-3 is 0.050
+TREE = POLICIES["tree"].make(8, 16, options=NUMBERS)
+AUTO = POLICIES["auto"].make(8, 16, options=NUMBERS)
 
 
 def proposes(drafter: Drafter, compute: Compute, *rows: dict[int, float]) -> list[Draft]:
@@ -75,7 +78,7 @@ def test_a_verdict_off_the_tree_begins_at_the_root() -> None:
     assert drafter.machine.tree.nodes == {}
 
 
-def test_nothing_follows_the_end_of_a_text_nor_a_path_that_is_too_unlikely() -> None:
+def test_nothing_follows_the_end_of_a_text_nor_paths_that_are_too_unlikely_together() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, policy=TREE))
     proposes(drafter, forward(drafter), {STOP: -0.1, 6: -3.1})
@@ -83,6 +86,22 @@ def test_nothing_follows_the_end_of_a_text_nor_a_path_that_is_too_unlikely() -> 
     assert isinstance(said, Send)
     assert isinstance(said.message, Draft)
     assert said.message.done
+
+
+def test_nodes_that_are_each_unlikely_are_worth_a_step_together() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=TREE))
+    proposes(drafter, forward(drafter), {5: -3.1, 6: -3.2})  # 0.045 and 0.041
+    assert tokens_of(forward(drafter)) == (5, 6)
+
+
+def test_a_chain_is_not_followed_below_a_path_that_is_too_unlikely() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=replace(TREE, width=1, branches=1)))
+    proposes(drafter, forward(drafter), {5: -2.9})
+    proposes(drafter, forward(drafter), {6: -0.2})
+    (waits,) = drafter.ticks()
+    assert isinstance(waits, WaitUntil)
 
 
 def test_behind_one_detour_only_first_children_are_expanded() -> None:
@@ -115,9 +134,17 @@ def test_a_full_tree_waits_for_a_verdict() -> None:
         if not actions or not isinstance(actions[0], Compute):
             break
         number = actions[0].parts[0].num_asked
-        row = {token: -1.0 - token / 100 for token in range(10, 18)}
+        row = {token: -1.0 - token / 64 for token in range(10, 18)}
         proposes(drafter, actions[0], *[row] * number)
-    assert 100 < len(drafter.machine.tree.nodes) <= 192
+    assert MAX_NODES_PER_DRAFT - 8 < len(drafter.machine.tree.nodes) <= MAX_NODES_PER_DRAFT
+    # The target lacks what was sent: all of it is said again, in one message.
+    drafter.hears(verdict((1,), 2))
+    (said,) = drafter.hears(verdict((1,), 2))
+    assert isinstance(said, Send)
+    assert isinstance(said.message, Draft)
+    assert len(said.message.tokens) == len(drafter.machine.tree.nodes)
+    assert codec.decode(codec.encode(said.message)) == said.message
+    assert drafts.MAX_NODES > MAX_NODES_PER_DRAFT, "the target has room for all, and for copies"
     drafter.hears(verdict((1, 2), 3))
     assert tokens_of(forward(drafter)) == (3,)
 
@@ -127,9 +154,9 @@ def test_who_prices_its_waits_has_the_first_draft_at_once_and_is_told_the_end() 
     drafter.hears(opening(1, 2, policy=AUTO))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1))
-    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1})
+    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1})
     assert said.tokens == (7, 8), "one draft in a row may be all that is waited for"
-    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
+    (said,) = proposes(drafter, forward(drafter), {9: -4.1, 4: -4.2}, {9: -4.1, 4: -4.2})
     assert (len(drafter.machine.tree.best_chain(8)), said.done) == (2, False)
     (end,) = drafter.ticks()
     assert isinstance(end, Send)
@@ -142,6 +169,6 @@ def test_who_starts_with_two_has_the_first_draft_with_the_second() -> None:
     drafter.hears(opening(1, 2, policy=TREE))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1))
-    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -3.1}) == []
-    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2})
-    assert set(said.tokens) == {7, 8, 9, 4}
+    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1}) == []
+    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2}, {9: -4.1, 4: -4.2})
+    assert sorted(said.tokens) == [4, 4, 7, 8, 9, 9]

@@ -38,3 +38,24 @@ def test_it_is_near_the_best_fixed_number_of_drafts_to_wait_for(
     fixed += [speed("ssd", 4), speed("pipelined", 4)]
     assert max(fixed) > 1.3 * speed("ar")
     assert speed("auto") > 0.93 * max(fixed)
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(6.1, 2.5), (5.1, 2.35), (12.1, 2.8)])
+def test_it_is_near_what_a_tree_could_make_at_best(steps: float, tokens: float) -> None:
+    """Without hop or host, best first with eight nodes a step: 2.6, 2.5 and 3.0 at 6, 5 and 12."""
+    trace, pass_s = drawn((0.70, 0.12, 0.05, 0.03), 2, 400), steps * STEP_S
+    target, drafter = NodeCosts(Forwards(((1, pass_s),))), NodeCosts(Forwards(((1, STEP_S),)))
+    made = rehearse(POLICIES["auto"].make(), target, drafter, trace).tokens_per_second * pass_s
+    assert made > tokens
+
+
+def test_a_long_step_is_not_made_where_it_would_only_delay_the_answer() -> None:
+    """A pass takes three steps, half of the first drafts are right, and `tree` waits for two."""
+    trace = drawn((0.5, 0.1, 0.05, 0.03), 2, 400)
+    target, drafter = NodeCosts(Forwards(((1, 0.013),))), NodeCosts(Forwards(((1, 0.004),)))
+
+    def speed(**options: float) -> float:
+        policy = POLICIES["tree"].make(options=options)
+        return rehearse(policy, target, drafter, trace).tokens_per_second
+
+    assert speed() > 1.05 * speed(min_score=-9.0)

@@ -235,7 +235,7 @@ def draw(
         drafter_max_len=1 << 20,
         rule=Rule.COUPLED,
         temperature=0.0,
-        blocking=random.random() < 0.5,
+        blocking=random.random() < 0.25,  # most nodes hear messages during a forward
         submit_every_s=None,
     )
     classical = random.choice((Rule.COUPLED, Rule.COUPLED, Rule.COUPLED, Rule.TOKEN, Rule.BLOCK))
