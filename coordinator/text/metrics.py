@@ -221,7 +221,7 @@ class Simulated:
     @property
     def is_void(self) -> bool:
         """Whether forwards took so much longer than they should have that the text shows it."""
-        return self._late_share > MOST_LATE
+        return self.late_share > MOST_LATE
 
     @property
     def words(self) -> str:
@@ -244,11 +244,12 @@ class Simulated:
             return ""
         line = f"{self.num_overruns} of {self.num_forwards} forwards took longer than simulated"
         if self.num_overruns:
-            line += f", by {self._late_share:.1%} of the time"
+            line += f", by {self.late_share:.1%} of the time"
         return line + (": the figures are void" if self.is_void else "")
 
     @property
-    def _late_share(self) -> float:
+    def late_share(self) -> float:
+        """By what share of the time forwards took longer than they should have, at most."""
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":

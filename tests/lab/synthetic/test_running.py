@@ -1,0 +1,54 @@
+"""The synthetic pair as it is started: real processes write what the target alone would."""
+
+import json
+from typing import cast
+
+import pytest
+
+from coordinator.api.params import SamplingParams
+from lab.synthetic.__main__ import main, measured, with_best_k
+from lab.synthetic.running import Costs, SyntheticPair, started
+from lab.synthetic.summary import Made, median_interval, summarised, table
+
+
+@pytest.mark.process
+def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> None:
+    policies = ("ar", "sync:3", "auto")
+    with started(Costs(2.0, 1.0)) as pair:
+        sampled = measured(pair, policies, num_texts=1, num_tokens=24, temperature=0.7)
+        greedy = measured(pair, policies, num_texts=1, num_tokens=24, temperature=0.0)
+    assert {one.policy for one in sampled} == set(policies)
+    plain, sync, auto = summarised(greedy)
+    assert plain.tokens_per_pass == 1 < sync.tokens_per_pass
+    assert set(plain.critical_us) == {"target"}
+    assert set(auto.critical_us) == {"drafter", "target"}
+    assert all(spread.p90 >= spread.median >= 0 for spread in auto.critical_us.values())
+    assert all(share > 0 for share in auto.cores.values())
+    json.dumps(auto.as_json())
+    assert any("auto" in line for line in table([plain, sync, auto]))
+
+
+def test_the_best_k_is_the_fastest_of_the_pilot_texts() -> None:
+    assert with_best_k(cast(SyntheticPair, OneFast()), "sync:best", 10, 0.0) == "sync:5"
+    assert with_best_k(cast(SyntheticPair, OneFast()), "tree:16", 10, 0.0) == "tree:16"
+
+
+class OneFast:
+    """A pair that is fastest with K = 5."""
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        speed = 2.0 if policy == "sync:5" else 1.0
+        return Made(policy, 10, 1.0, speed, 5, 5, 0.0, False, {}, {})
+
+
+def test_a_policy_that_is_none_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--policy=three"]) == 1
+    assert "three" in capsys.readouterr().err
+
+
+def test_the_interval_of_a_median_has_the_values_that_the_sign_test_says() -> None:
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert median_interval([float(value) for value in range(8)]) == (0.0, 7.0)
+    assert median_interval([float(value) for value in range(9)]) == (1.0, 7.0)
