@@ -77,7 +77,6 @@ class SyntheticPair:
             num_passes=metrics.num_target_passes,
             num_accepted=accepted,
             late_share=simulated.late_share,
-            is_void=simulated.is_void,
             cpu_s=cpu_s,
             launches={
                 str(role): self._launches(role)

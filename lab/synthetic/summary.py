@@ -7,6 +7,7 @@ from math import comb
 from statistics import median
 from typing import Any
 
+from coordinator.text.metrics import MOST_LATE, TOO_LATE
 from lab.synthetic.host_time import Launch
 
 LEVEL = 0.95
@@ -19,7 +20,6 @@ class Made:
     speed         tokens in the time of one pass, from the text's first token on
     num_accepted  drafts that are in it
     late_share    how much of the time the host was late with the simulated devices, at most
-    is_void       whether that is too much
     cpu_s         processor seconds of each process during the text
     launches      forwards of each node, as its watch has noted them
     """
@@ -31,7 +31,6 @@ class Made:
     num_passes: int
     num_accepted: int
     late_share: float
-    is_void: bool
     cpu_s: Mapping[str, float]
     launches: Mapping[str, Sequence[Launch]]
 
@@ -56,9 +55,12 @@ class Summary:
 
     speed          tokens in the time of one pass, median over texts
     low, high      an interval for that median at 95 %, or with fewer than six texts their extremes
-    num_void       texts in which the host was too late with the simulated devices
-    speed_of_sound the same median of all other texts; None: there are none
-    late_share     of the time, over all texts
+    late_share     how much of the time the host was late with the simulated devices, at most
+    undisturbed    the median if that time had not been lost
+    num_late       texts in which it was more than `MOST_LATE`
+    speed_in_time  the median of all other texts; None: there are none
+    is_void        the machine was too late for this figure: by more than `TOO_LATE`, or by more
+                   than `MOST_LATE` and `undisturbed` lies outside the interval
     cores          share of a core that each process has used
     critical_us    critical host time of a launch of each node, microseconds
     cpu_us         processor time of each node for each of its forwards, microseconds
@@ -70,9 +72,11 @@ class Summary:
     low: float
     high: float
     tokens_per_pass: float
-    num_void: int
-    speed_of_sound: float | None
     late_share: float
+    undisturbed: float
+    num_late: int
+    speed_in_time: float | None
+    is_void: bool
     cores: Mapping[str, float]
     critical_us: Mapping[str, Spread]
     cpu_us: Mapping[str, float]
@@ -96,7 +100,9 @@ def _summary(policy: str, made: Sequence[Made]) -> Summary:
     spent = {name: sum(one.cpu_s[name] for one in made) for name in processes}
     forwards = {role: [step for one in made for step in one.launches[role]] for role in nodes}
     low, high = median_interval([one.speed for one in made])
-    sound = [one.speed for one in made if not one.is_void]
+    late_share = sum(one.late_share * one.elapsed_s for one in made) / elapsed_s
+    undisturbed = median(one.speed / max(1 - one.late_share, 1e-9) for one in made)
+    in_time = [one.speed for one in made if one.late_share <= MOST_LATE]
     return Summary(
         policy=policy,
         num_texts=len(made),
@@ -104,9 +110,12 @@ def _summary(policy: str, made: Sequence[Made]) -> Summary:
         low=low,
         high=high,
         tokens_per_pass=median(1 + one.num_accepted / one.num_passes for one in made),
-        num_void=len(made) - len(sound),
-        speed_of_sound=median(sound) if sound else None,
-        late_share=sum(one.late_share * one.elapsed_s for one in made) / elapsed_s,
+        late_share=late_share,
+        undisturbed=undisturbed,
+        num_late=len(made) - len(in_time),
+        speed_in_time=median(in_time) if in_time else None,
+        is_void=late_share > TOO_LATE
+        or (late_share > MOST_LATE and not low <= undisturbed <= high),
         cores={name: seconds / elapsed_s for name, seconds in spent.items()},
         critical_us={
             role: Spread.of([1e6 * step.critical_s for step in steps])
@@ -135,14 +144,16 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 def table(summaries: Sequence[Summary]) -> list[str]:
     """Lines for people."""
     lines = [
-        "tokens in the time of one pass: median, interval; (texts whose devices were late are void)"
+        "tokens in the time of one pass: median and interval; if no time had been lost to late "
+        "wakes; without the texts that lost more than 1 %"
     ]
     for one in summaries:
-        sound = "-" if one.speed_of_sound is None else f"{one.speed_of_sound:.2f}"
+        in_time = "-" if one.speed_in_time is None else f"{one.speed_in_time:.2f}"
         lines.append(
             f"  {one.policy:20} {one.speed:5.2f} ({one.low:.2f}-{one.high:.2f})  "
-            f"{one.tokens_per_pass:.2f} tokens a pass; late {one.late_share:.1%}, "
-            f"{one.num_void} of {one.num_texts} void, without those {sound}"
+            f"{one.tokens_per_pass:.2f} tokens a pass; {one.late_share:.1%} lost: "
+            f"{one.undisturbed:.2f}; without {one.num_late} of {one.num_texts}: {in_time}"
+            f"{'; VOID' if one.is_void else ''}"
         )
     lines.append("host: share of a core; critical time of a launch, median and p90; CPU a forward")
     for one in summaries:

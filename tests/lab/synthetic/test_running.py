@@ -7,8 +7,11 @@ import pytest
 
 from coordinator.api.params import SamplingParams
 from lab.synthetic.__main__ import main, measured, with_best_k
+from lab.synthetic.host_time import Launch
 from lab.synthetic.running import Costs, SyntheticPair, started
-from lab.synthetic.summary import Made, median_interval, summarised, table
+from lab.synthetic.summary import Made, Summary, median_interval, summarised, table
+
+LAUNCH = Launch(1.0, 1.0002, 1.005)
 
 
 @pytest.mark.process
@@ -38,7 +41,7 @@ class OneFast:
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
         speed = 2.0 if policy == "sync:5" else 1.0
-        return Made(policy, 10, 1.0, speed, 5, 5, 0.0, False, {}, {})
+        return Made(policy, 10, 1.0, speed, 5, 5, 0.0, {}, {})
 
 
 def test_a_policy_that_is_none_is_refused_before_anything_starts(
@@ -52,3 +55,22 @@ def test_the_interval_of_a_median_has_the_values_that_the_sign_test_says() -> No
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert median_interval([float(value) for value in range(8)]) == (0.0, 7.0)
     assert median_interval([float(value) for value in range(9)]) == (1.0, 7.0)
+
+
+def summary_of(speeds: list[float], late_share: float) -> Summary:
+    texts = [
+        Made("tree", 10, 1.0, speed, 5, 5, late_share, {"target": 0.1}, {"target": [LAUNCH]})
+        for speed in speeds
+    ]
+    (found,) = summarised(texts)
+    return found
+
+
+def test_a_figure_is_void_if_lost_time_would_take_it_out_of_its_interval() -> None:
+    wide, narrow = [1.5, 1.6, 1.7, 1.8, 1.9, 2.0], [1.70, 1.71, 1.69, 1.70, 1.70, 1.70]
+    assert not summary_of(wide, 0.03).is_void
+    assert summary_of(narrow, 0.03).is_void
+    assert not summary_of(narrow, 0.009).is_void
+    assert summary_of(wide, 0.06).is_void
+    assert summary_of(wide, 0.03).speed_in_time is None
+    assert summary_of(wide, 0.03).undisturbed == pytest.approx(1.75 / 0.97)
