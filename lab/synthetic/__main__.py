@@ -72,7 +72,10 @@ def measured(
     num_tokens: int,
     temperature: float,
 ) -> list[Made]:
-    """Every text by every policy, in alternating order, after one text that is not counted."""
+    """Every text by every policy, in alternating order, after one text that is not counted.
+
+    Asserts that with every policy that drafts some drafts were accepted.
+    """
     policies = [with_best_k(pair, name, num_tokens, temperature) for name in policies]
     made: list[Made] = []
     for number in range(num_texts + 1):
@@ -83,6 +86,9 @@ def measured(
         }
         if number:  # the first text finds nodes that have measured nothing yet
             made += [of_text[name] for name in policies]
+    for name in policies:
+        accepted = sum(one.num_accepted for one in made if one.policy == name)
+        assert accepted or not speculation_of(name).drafts, f"{name}: no draft was accepted"
     return made
 
 

@@ -16,19 +16,26 @@ LAUNCH = Launch(1.0, 1.0002, 1.005)
 
 @pytest.mark.process
 def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> None:
-    policies = ("ar", "sync:3", "auto")
+    policies = ("ar", "sync:3", "tree")
     with started(Costs(2.0, 1.0)) as pair:
-        sampled = measured(pair, policies, num_texts=1, num_tokens=24, temperature=0.7)
-        greedy = measured(pair, policies, num_texts=1, num_tokens=24, temperature=0.0)
+        sampled = measured(pair, policies, num_texts=1, num_tokens=40, temperature=0.7)
+        greedy = measured(pair, policies, num_texts=1, num_tokens=40, temperature=0.0)
     assert {one.policy for one in sampled} == set(policies)
-    plain, sync, auto = summarised(greedy)
+    plain, sync, tree = summarised(greedy)
     assert plain.tokens_per_pass == 1 < sync.tokens_per_pass
     assert set(plain.critical_us) == {"target"}
-    assert set(auto.critical_us) == {"drafter", "target"}
-    assert all(spread.p90 >= spread.median >= 0 for spread in auto.critical_us.values())
-    assert all(share > 0 for share in auto.cores.values())
-    json.dumps(auto.as_json())
-    assert any("auto" in line for line in table([plain, sync, auto]))
+    assert set(tree.critical_us) == {"drafter", "target"}
+    assert all(spread.p90 >= spread.median >= 0 for spread in tree.critical_us.values())
+    assert all(share > 0 for share in tree.cores.values())
+    json.dumps(tree.as_json())
+    assert any("tree" in line for line in table([plain, sync, tree]))
+
+
+def test_a_policy_that_never_has_a_draft_accepted_is_not_measured() -> None:
+    pair = cast(SyntheticPair, OneFast(num_accepted=0))
+    with pytest.raises(AssertionError, match="no draft was accepted"):
+        measured(pair, ["tree"], num_texts=2, num_tokens=10, temperature=0.0)
+    measured(pair, ["ar"], num_texts=2, num_tokens=10, temperature=0.0)
 
 
 def test_the_best_k_is_the_fastest_of_the_pilot_texts() -> None:
@@ -39,9 +46,12 @@ def test_the_best_k_is_the_fastest_of_the_pilot_texts() -> None:
 class OneFast:
     """A pair that is fastest with K = 5."""
 
+    def __init__(self, num_accepted: int = 5) -> None:
+        self.num_accepted = num_accepted
+
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
         speed = 2.0 if policy == "sync:5" else 1.0
-        return Made(policy, 10, 1.0, speed, 5, 5, 0.0, {}, {})
+        return Made(policy, 10, 1.0, speed, 5, self.num_accepted, 0.0, {}, {})
 
 
 def test_a_policy_that_is_none_is_refused_before_anything_starts(
