@@ -178,7 +178,8 @@ def lines_of(path: Path, read_line: Callable[[str], Kind]) -> list[tuple[int, Ki
 
 def was_disturbed(row: Row) -> bool:
     """Whether its forwards took so much longer than the simulated device that it shows."""
-    return (times := times_of(row)) is not None and late_share([times]) > MOST_LATE
+    times = times_of(row)
+    return bool(row.void) or (times is not None and late_share([times]) > MOST_LATE)
 
 
 def times_of(row: Row) -> tuple[float, float] | None:
