@@ -9,7 +9,8 @@ of a target pass and of a draft step). The unit is tokens in the time of one pas
 decoding would do if the host took no time.
 
 Without --policy (which may be repeated) these are compared, turn by turn over the same texts: `ar`,
-`sync:best`, `tree`, `tree:16` and `auto`. A number after the colon is K; `best` is the K that is
+`sync:best`, `sync, one process:best` (both models in one loop, as others run it), `tree`, `tree:16`
+and `auto`. A number after the colon is K; `best` is the K that is
 fastest in two texts that are not counted. Every text must be what the target alone would write.
 What critical host time is says `host_time.py`.
 """
@@ -19,17 +20,44 @@ import json
 import sys
 from collections.abc import Sequence
 from statistics import median
+from typing import Protocol
 
 from coordinator.api.params import SamplingParams
 from lab.experiments import surroundings
-from lab.synthetic.running import Costs, SyntheticPair, speculation_of, started
+from lab.synthetic.one_process import started_in_one_process
+from lab.synthetic.running import (
+    BEST,
+    IN_ONE_PROCESS,
+    Costs,
+    is_in_one_process,
+    speculation_of,
+    started,
+)
 from lab.synthetic.summary import Made, summarised, table
 from proto.errors import SlipstreamError
 
-POLICIES = ("ar", "sync:best", "tree", "tree:16", "auto")
-BEST = ":best"
+POLICIES = ("ar", "sync:best", f"sync{IN_ONE_PROCESS}:best", "tree", "tree:16", "auto")
 KS = (1, 2, 3, 4, 5, 6, 8)
 PILOTS = (1001, 1002)  # texts by which the best K is found; no others are measured with them
+
+
+class Writes(Protocol):
+    """What writes texts."""
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        """Write a text. Asserts that it is what the target alone would write."""
+
+
+class Either:
+    """Three processes, or one process for what runs in one."""
+
+    def __init__(self, pair: Writes, one: Writes) -> None:
+        self._pair, self._one = pair, one
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        """As `Writes`."""
+        writer = self._one if is_in_one_process(policy) else self._pair
+        return writer.write(policy, prompt, request)
 
 
 def costs_of(text: str) -> Costs:
@@ -52,7 +80,7 @@ def prompt_of(number: int) -> tuple[int, ...]:
     return (1, 2, 3, 1 + number)
 
 
-def with_best_k(pair: SyntheticPair, policy: str, num_tokens: int, temperature: float) -> str:
+def with_best_k(writer: Writes, policy: str, num_tokens: int, temperature: float) -> str:
     """The policy with the K that is fastest in the pilot texts: `sync:4` for `sync:best`."""
     if not policy.endswith(BEST):
         return policy
@@ -60,12 +88,12 @@ def with_best_k(pair: SyntheticPair, policy: str, num_tokens: int, temperature: 
     for number in PILOTS:
         for name, found in speeds.items():
             request = request_of(number, num_tokens, temperature)
-            found.append(pair.write(name, prompt_of(number), request).speed)
+            found.append(writer.write(name, prompt_of(number), request).speed)
     return max(speeds, key=lambda name: median(speeds[name]))
 
 
 def measured(
-    pair: SyntheticPair,
+    writer: Writes,
     policies: Sequence[str],
     *,
     num_texts: int,
@@ -76,12 +104,12 @@ def measured(
 
     Asserts that with every policy that drafts some drafts were accepted.
     """
-    policies = [with_best_k(pair, name, num_tokens, temperature) for name in policies]
+    policies = [with_best_k(writer, name, num_tokens, temperature) for name in policies]
     made: list[Made] = []
     for number in range(num_texts + 1):
         in_turn = policies if number % 2 else policies[::-1]
         of_text = {
-            name: pair.write(name, prompt_of(number), request_of(number, num_tokens, temperature))
+            name: writer.write(name, prompt_of(number), request_of(number, num_tokens, temperature))
             for name in in_turn
         }
         if number:  # the first text finds nodes that have measured nothing yet
@@ -106,11 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policies = list(dict.fromkeys(given.policy or POLICIES))
     try:
         for name in policies:
-            speculation_of(name.removesuffix(BEST))
+            speculation_of(name)
         load = surroundings.Load()
-        with started(given.costs) as pair:
+        with started_in_one_process(given.costs) as one, started(given.costs) as pair:
             made = measured(
-                pair,
+                Either(pair, one),
                 policies,
                 num_texts=given.texts,
                 num_tokens=given.tokens,

@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +17,15 @@ from engine.choice.sampling import sampling_of
 from lab.synthetic.host_time import Launch
 from lab.synthetic.model import text_after
 from lab.synthetic.summary import Made
-from proto.errors import NodeError
+from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
+from proto.policies import POLICIES
 
 MODULES = dict.fromkeys(Role, "lab.synthetic.node")
 NOTES_LIMIT_S = 5.0  # within which a node writes its notes after a text
 OURS = "coordinator"
+BEST = ":best"  # in the place of K
+IN_ONE_PROCESS = ", one process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,43 @@ class Costs:
 
 
 def speculation_of(name: str) -> SpeculationConfig:
-    """The policy of a name such as `tree` or `tree:16` (with K). Raises ConfigurationError."""
-    policy, _, k = name.partition(":")
-    settings: dict[str, str | int] = {"policy": policy}
+    """The policy of a name such as `tree`, `tree:16` (with K) or `sync, one process:4`.
+
+    Raises ConfigurationError, also for a policy that does not run in one process.
+    """
+    policy, _, k = name.removesuffix(BEST).partition(":")
+    settings: dict[str, str | int] = {"policy": policy.removesuffix(IN_ONE_PROCESS)}
     if k:
         settings["num_speculative_tokens"] = int(k) if k.isdecimal() else k
-    return SpeculationConfig(**settings)  # type: ignore[arg-type]
+    found = SpeculationConfig(**settings)  # type: ignore[arg-type]
+    row = POLICIES[found.policy]
+    if is_in_one_process(name) and (row.runs_ahead or row.is_tree):
+        raise ConfigurationError(
+            f"{row.name} does not run in one process: both models work at once"
+        )
+    return found
+
+
+def is_in_one_process(name: str) -> bool:
+    """Whether this is a policy of the process that runs both models."""
+    return name.partition(":")[0].endswith(IN_ONE_PROCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is asked, and by which policy."""
+
+    policy: str
+    prompt: tuple[int, ...]
+    request: SamplingParams
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Assert that this is what the target alone writes."""
+        asked = self.request
+        assert asked.seed is not None
+        sampling = sampling_of(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+        alone = text_after(self.prompt, asked.max_tokens, sampling, asked.seed)
+        assert tuple(tokens) == alone, f"{self.policy} has not written what the target alone would"
 
 
 class SyntheticPair:
@@ -52,7 +86,6 @@ class SyntheticPair:
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
         """Write a text. Asserts that it is what the target alone would write."""
-        assert request.seed is not None
         speculation = speculation_of(policy)
         before, spent = self._pair.simulated(), self._cpu_s()
         started = time.perf_counter()
@@ -60,9 +93,7 @@ class SyntheticPair:
         tokens = tuple(token for emit in stream for token in emit.tokens)
         elapsed_s = time.perf_counter() - started
         cpu_s = {name: now - spent[name] for name, now in self._cpu_s().items()}
-        sampling = sampling_of(request.temperature, request.top_k, request.top_p, request.min_p)
-        alone = text_after(prompt, request.max_tokens, sampling, request.seed)
-        assert tokens == alone, f"{policy} has written another text than the target alone"
+        Text(policy, prompt, request).check(tokens)
         assert stream.result is not None
         metrics = self._pair.marked(stream.result.metrics, before)
         simulated = metrics.simulated
@@ -86,7 +117,7 @@ class SyntheticPair:
     def _cpu_s(self) -> dict[str, float]:
         """Processor seconds so far; ours are those of the coordinator and of whoever reads."""
         nodes = self._pair.pids().items()
-        return {OURS: time.process_time(), **{role: _cpu_s_of(pid) for role, pid in nodes}}
+        return {OURS: time.process_time(), **{role: cpu_s_of(pid) for role, pid in nodes}}
 
     def _launches(self, role: Role) -> list[Launch]:
         """What a node has noted of the latest text. Raises NodeError if that does not come."""
@@ -102,7 +133,7 @@ class SyntheticPair:
         raise NodeError(f"the {role} has noted nothing of its launches")
 
 
-def _cpu_s_of(pid: int) -> float:
+def cpu_s_of(pid: int) -> float:
     """Processor seconds of a process: its clock on Linux, by its number (clock_getcpuclockid)."""
     return time.clock_gettime((~pid << 3) | 2)
 

@@ -1,14 +1,14 @@
 """The synthetic pair as it is started: real processes write what the target alone would."""
 
 import json
-from typing import cast
 
 import pytest
 
 from coordinator.api.params import SamplingParams
-from lab.synthetic.__main__ import main, measured, with_best_k
+from lab.synthetic.__main__ import Either, main, measured, with_best_k
 from lab.synthetic.host_time import Launch
-from lab.synthetic.running import Costs, SyntheticPair, started
+from lab.synthetic.one_process import started_in_one_process
+from lab.synthetic.running import Costs, started
 from lab.synthetic.summary import Made, Summary, median_interval, summarised, table
 
 LAUNCH = Launch(1.0, 1.0002, 1.005)
@@ -16,31 +16,35 @@ LAUNCH = Launch(1.0, 1.0002, 1.005)
 
 @pytest.mark.process
 def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> None:
-    policies = ("ar", "sync:3", "tree")
-    with started(Costs(2.0, 1.0)) as pair:
-        sampled = measured(pair, policies, num_texts=1, num_tokens=40, temperature=0.7)
-        greedy = measured(pair, policies, num_texts=1, num_tokens=40, temperature=0.0)
+    policies = ("ar", "sync:3", "sync, one process:3", "tree")
+    costs = Costs(2.0, 1.0)
+    with started_in_one_process(costs) as one, started(costs) as pair:
+        both = Either(pair, one)
+        sampled = measured(both, policies, num_texts=1, num_tokens=40, temperature=0.7)
+        greedy = measured(both, policies, num_texts=1, num_tokens=40, temperature=0.0)
     assert {one.policy for one in sampled} == set(policies)
-    plain, sync, tree = summarised(greedy)
+    plain, sync, one_loop, tree = summarised(greedy)
     assert plain.tokens_per_pass == 1 < sync.tokens_per_pass
+    assert one_loop.tokens_per_pass > 1
+    assert set(one_loop.critical_us) == {"one process"}
     assert set(plain.critical_us) == {"target"}
     assert set(tree.critical_us) == {"drafter", "target"}
     assert all(spread.p90 >= spread.median >= 0 for spread in tree.critical_us.values())
     assert all(share > 0 for share in tree.cores.values())
     json.dumps(tree.as_json())
-    assert any("tree" in line for line in table([plain, sync, tree]))
+    assert any("tree" in line for line in table([plain, sync, one_loop, tree]))
 
 
 def test_a_policy_that_never_has_a_draft_accepted_is_not_measured() -> None:
-    pair = cast(SyntheticPair, OneFast(num_accepted=0))
+    pair = OneFast(num_accepted=0)
     with pytest.raises(AssertionError, match="no draft was accepted"):
         measured(pair, ["tree"], num_texts=2, num_tokens=10, temperature=0.0)
     measured(pair, ["ar"], num_texts=2, num_tokens=10, temperature=0.0)
 
 
 def test_the_best_k_is_the_fastest_of_the_pilot_texts() -> None:
-    assert with_best_k(cast(SyntheticPair, OneFast()), "sync:best", 10, 0.0) == "sync:5"
-    assert with_best_k(cast(SyntheticPair, OneFast()), "tree:16", 10, 0.0) == "tree:16"
+    assert with_best_k(OneFast(), "sync:best", 10, 0.0) == "sync:5"
+    assert with_best_k(OneFast(), "tree:16", 10, 0.0) == "tree:16"
 
 
 class OneFast:
@@ -54,11 +58,12 @@ class OneFast:
         return Made(policy, 10, 1.0, speed, 5, self.num_accepted, 0.0, {}, {})
 
 
+@pytest.mark.parametrize("name", ["three", "tree, one process", "pearl, one process:best"])
 def test_a_policy_that_is_none_is_refused_before_anything_starts(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert main(["--policy=three"]) == 1
-    assert "three" in capsys.readouterr().err
+    assert main([f"--policy={name}"]) == 1
+    assert name.partition(",")[0] in capsys.readouterr().err
 
 
 def test_the_interval_of_a_median_has_the_values_that_the_sign_test_says() -> None:
