@@ -10,9 +10,9 @@ decoding would do if the host took no time.
 
 Without --policy (which may be repeated) these are compared, turn by turn over the same texts: `ar`,
 `sync:best`, `sync, one process:best` (both models in one loop, as others run it), `tree`, `tree:16`
-and `auto`. A number after the colon is K; `best` is the K that is
-fastest in two texts that are not counted. Every text must be what the target alone would write.
-What critical host time is says `host_time.py`.
+and `auto`. A number after the colon is K; `best` is the K that is fastest in two texts that are not
+counted. Every text must be what the target alone would write. `host_time.py` says what critical
+host time is, `summary.py` when a figure is void.
 """
 
 import argparse
