@@ -53,7 +53,13 @@ SHORT = {
     "policy_option": "",
 }
 
-Peer = Literal["", "huggingface", "llamacpp", "vllm"]
+Peer = Literal["", "huggingface", "llamacpp", "one_process", "vllm"]
+# What changes logits by the text so far.
+PROCESSORS = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "bad_words", "min_tokens"),
+)
+OUR_ENGINE: frozenset[Peer] = frozenset({"one_process"})  # peers that run on it
 
 
 class Work(Frozen):
@@ -163,7 +169,8 @@ def is_same_text(arm: Arm, other: Arm) -> bool:
         return [values[name] for name in DECIDES_THE_TEXT]
 
     def has_one_text(one: Arm) -> bool:
-        is_seeded = one.speculation.verify == "coupled" and not one.work.peer
+        chooses_as_we_do = not one.work.peer or one.work.peer in OUR_ENGINE
+        is_seeded = one.speculation.verify == "coupled" and chooses_as_we_do
         return one.sampling.temperature == 0 or is_seeded
 
     return has_one_text(arm) and has_one_text(other) and asked(arm) == asked(other)
@@ -338,10 +345,25 @@ def _check(arm: Arm) -> None:
     arm.speculation.check(arm.pair)
     if not arm.work.peer:
         return
-    if arm.pair.simulated is not None or arm.launch.ray:
+    can_simulate = arm.work.peer in OUR_ENGINE and not arm.pair.link
+    if arm.launch.ray or (arm.pair.simulated is not None and not can_simulate):
         raise ConfigurationError("a peer runs on this machine as it is: nothing can be simulated")
+    if arm.work.peer in OUR_ENGINE:
+        _check_one_process(arm)
     if arm.work.texts_at_once > 1:
         raise ConfigurationError("a peer writes one text at once")
+
+
+def _check_one_process(arm: Arm) -> None:
+    """Raises ConfigurationError for what `sync` in one process does not do."""
+    if arm.work.mode == "lookup":
+        raise ConfigurationError("one_process drafts with a model: its mode is plain or assisted")
+    if not arm.pair.has_draft_model or arm.pair.drafter_is_head:
+        raise ConfigurationError("one_process drafts with a model, and not with a head or ngram")
+    plain = SamplingParams()
+    asked = [name for name in PROCESSORS if getattr(arm.sampling, name) != getattr(plain, name)]
+    if asked:
+        raise ConfigurationError(f"one_process has no {asked[0]}")
 
 
 def _parsed(name: str, value: object, folder: Path) -> object:

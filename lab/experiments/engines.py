@@ -20,7 +20,7 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted, has_ended, kill
-from coordinator.text.metrics import origins
+from coordinator.text.metrics import TOO_LATE, late_share, origins
 from coordinator.text.session import Emit
 from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
@@ -31,6 +31,7 @@ PEER_LIMIT_S = 600.0  # for a peer to start, or to write a text
 # The module of each peer, and what has to be installed for it.
 PEERS = {
     "huggingface": ("lab.experiments.peers.huggingface", ("transformers",)),
+    "one_process": ("lab.experiments.peers.one_process", ("torch",)),
     "llamacpp": ("lab.experiments.peers.llamacpp", ("llama_cpp", "gguf")),
     "vllm": ("lab.experiments.peers.vllm", ("vllm",)),
 }
@@ -44,12 +45,14 @@ class Written:
 
     emitted  (seconds since it was asked for, tokens that came then)
     figures  `Metrics`; None: of a peer
+    void     why its times mean nothing; empty: they do
     """
 
     tokens: tuple[int, ...]
     emitted: tuple[tuple[float, int], ...]
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     figures: dict[str, Any] | None = None
+    void: str = ""
 
 
 class Engine(Protocol):
@@ -79,8 +82,17 @@ def host_of(arm: Arm) -> Hashable:
         config, work = arm.pair, arm.work
         way = (work.mode, work.peer_k) if work.peer in OF_ONE_MODE else ()
         models = config.target, config.drafter, config.dtype, config.target_device
-        return work.peer, *models, *way
+        return work.peer, *models, *way, _simulated(config)
     return arm.pair, arm.launch
+
+
+def _simulated(config: PairConfig) -> tuple[float, ...]:
+    """Milliseconds of the devices that a peer simulates; empty: it simulates none."""
+    milliseconds = (
+        *(config.simulate_target_ms, config.simulate_target_ms_per_row),
+        *(config.simulate_draft_ms, config.simulate_draft_ms_per_row),
+    )
+    return milliseconds if any(milliseconds) else ()
 
 
 def is_there(arm: Arm) -> bool:
@@ -238,6 +250,7 @@ class PeerEngine:
         ]
         if self._name in OF_ONE_MODE:
             self._command += [arm.work.mode, str(arm.work.peer_k or 0)]
+        self._command += map(str, _simulated(config))
         self._process = subprocess.Popen(
             self._command,
             cwd=ROOT,
@@ -286,6 +299,9 @@ class PeerEngine:
             "prompt": list(prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
             "setting": setting,
             "seed": seed,
         }
@@ -294,9 +310,7 @@ class PeerEngine:
             self._process.stdin.flush()
         except OSError as error:
             raise NodeError(f"{self._name} has ended") from error
-        answer = self._answer()
-        emitted = tuple(zip(answer["times"], answer["counts"], strict=True))
-        return Written(tuple(answer["tokens"]), emitted)
+        return written_by_a_peer(self._answer())
 
     def close(self) -> None:
         """End the process."""
@@ -310,3 +324,11 @@ class PeerEngine:
             time.sleep(0.01)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def written_by_a_peer(answer: Mapping[str, Any]) -> Written:
+    """The text of an answer; what a simulated device was late by is `late_s`, if there was one."""
+    emitted = tuple(zip(answer["times"], answer["counts"], strict=True))
+    late = late_share([(answer.get("late_s", 0.0), emitted[-1][0])])
+    void = f"its forwards were late by {late:.0%} of the time" if late > TOO_LATE else ""
+    return Written(tuple(answer["tokens"]), emitted, void=void)

@@ -177,32 +177,15 @@ def lines_of(path: Path, read_line: Callable[[str], Kind]) -> list[tuple[int, Ki
 
 
 def was_disturbed(row: Row) -> bool:
-    """Whether its forwards took much longer than the simulated device."""
+    """Whether its forwards took so much longer than the simulated device that it shows."""
+    times = times_of(row)
+    return bool(row.void) or (times is not None and late_share([times]) > MOST_LATE)
+
+
+def times_of(row: Row) -> tuple[float, float] | None:
+    """By how much its forwards were late, and in what time; None: nothing was simulated."""
     simulated: Mapping[str, float] | None = (row.figures or {}).get("simulated")
-    return simulated is not None and late_share([_late(simulated)]) > MOST_LATE
-
-
-def _late(simulated: Mapping[str, float]) -> tuple[float, float]:
-    return simulated["late_ms"], simulated["elapsed_ms"]
-
-
-def with_void_arms(rows: Sequence[Row]) -> list[Row]:
-    """The rows, void where the forwards of an arm took much longer than the simulated device.
-
-    Of all texts of an arm together: of a single one a late forward or two say nothing.
-    """
-    times: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        simulated = (row.figures or {}).get("simulated")
-        if simulated and row.stage == "main":
-            times.setdefault(row.arm, []).append(_late(simulated))
-    late = {arm: late_share(of_arm) for arm, of_arm in times.items()}
-    return [
-        dataclasses.replace(row, void=f"its forwards were late by {late[row.arm]:.0%} of the time")
-        if late.get(row.arm, 0.0) > MOST_LATE
-        else row
-        for row in rows
-    ]
+    return None if simulated is None else (simulated["late_ms"], simulated["elapsed_ms"])
 
 
 def file_name(arm: str) -> str:

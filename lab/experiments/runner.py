@@ -257,6 +257,7 @@ class Runner:
             figures=written.figures,
             hosts=dict(engine.hosts),
             load=turn.load,
+            void=written.void,
         )
 
 

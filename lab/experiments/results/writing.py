@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.experiments.folder import ANSWERS, REPORT, SUMMARY, Header, write_whole
+from lab.experiments.results.lateness import with_void_arms
 from lab.experiments.results.pictures import draw_all
 from lab.experiments.results.report import device_table, page, table, to_csv
 from lab.experiments.results.summary import sound, summarize
 from lab.experiments.results.words import answers, warnings
-from lab.experiments.rows import Row, file_name, with_void_arms
+from lab.experiments.rows import Row, file_name
 from proto.errors import OutputError
 from proto.system import cannot_write
 
@@ -104,7 +105,7 @@ class Wanted:
 
 def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wanted) -> str:
     """Returns what a person reads in the terminal. Raises OutputError."""
-    rows = with_void_arms(rows)
+    rows = with_void_arms(rows, {arm.name: arm.baseline for arm in header.arms})
     summaries = summarize(header, rows)
     write_whole(folder / SUMMARY, to_csv(summaries))
     pictures = draw_all(header, rows, summaries, wanted.predicted)

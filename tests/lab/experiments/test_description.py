@@ -7,6 +7,7 @@ import pytest
 
 from lab.experiments.command import SHIPPED
 from lab.experiments.description import Arm, experiment, is_same_text, load
+from lab.experiments.engines import host_of
 from proto.errors import ConfigurationError
 
 HERE = Path()
@@ -87,7 +88,7 @@ def test_the_same_tokens_are_expected_where_they_are_promised() -> None:
     found = arms(
         {"policy": ["ar", "sync"], "temperature": [0.0, 0.8]},
         {"name": "token", "verify": "token", "temperature": [0.0, 0.8]},
-        {"peer": "huggingface", "temperature": [0.0, 0.8]},
+        {"peer": ["huggingface", "one_process"], "temperature": [0.0, 0.8]},
         {"name": "half", "dtype": "bfloat16", "temperature": [0.0]},
     )
     same = {
@@ -95,8 +96,13 @@ def test_the_same_tokens_are_expected_where_they_are_promised() -> None:
     }
     assert same == {
         *("ar T=0.0", "ar T=0.8", "sync T=0.0", "sync T=0.8"),
-        *("token T=0.0", "huggingface T=0.0"),
+        *("token T=0.0", "huggingface T=0.0", "one_process T=0.0", "one_process T=0.8"),
     }
+
+
+def test_a_peer_on_our_engine_may_run_on_simulated_devices_in_a_process_for_each() -> None:
+    found = arms({"peer": "one_process", "simulate_target_ms": [0, 5], "simulate_draft_ms": [0, 1]})
+    assert len({host_of(arm) for arm in found.values()}) == 4
 
 
 def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_again() -> None:
@@ -115,6 +121,10 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
         ({"temperature": -1}, "arm 'auto': temperature: expected at least"),
         ({"link": "drafter:delay=1h"}, "arm 'auto': link: a time is written as"),
         ({"peer": "vllm", "simulate_target_ms": 9}, "arm 'vllm': a peer runs on this machine"),
+        ({"peer": "one_process", "link": "drafter:delay=1ms"}, "arm 'one_process': a peer runs on"),
+        ({"peer": "one_process", "mode": "lookup"}, "arm 'one_process': one_process drafts with"),
+        ({"peer": "one_process", "drafter": "ngram"}, "arm 'one_process': one_process drafts with"),
+        ({"peer": "one_process", "min_tokens": 2}, "arm 'one_process': one_process has no min_"),
         ({"peer": "vllm", "texts_at_once": 2}, "arm 'vllm': a peer writes one text"),
         ({"sweep": "num_speculative_tokens"}, "`sweep` names settings of which the table has"),
         ({"sweep": 5, "window": [8, 16]}, "`sweep` of an arm is the name of a setting, or a list"),

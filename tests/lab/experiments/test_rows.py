@@ -17,7 +17,6 @@ from lab.experiments.rows import (
     complete,
     from_line,
     read,
-    with_void_arms,
 )
 from proto.errors import ConfigurationError, OutputError
 from tests.lab.experiments.made import row
@@ -134,16 +133,3 @@ def test_a_row_with_a_field_of_a_wrong_type_is_no_row(
 
 def test_there_is_a_wrong_type_for_every_field_of_a_row() -> None:
     assert set(WRONG) == {one.name for one in dataclasses.fields(Row)}
-
-
-def of_forwards(arm: str, late: int) -> Row:
-    return row(arm, 0, figures={"simulated": {"elapsed_ms": 100.0, "late_ms": float(late)}})
-
-
-def test_an_arm_is_void_by_all_of_its_forwards_together() -> None:
-    rows = [of_forwards("a", 2), *[of_forwards("a", 0)] * 2, of_forwards("b", 2), row("c", 0)]
-    assert [one.void for one in with_void_arms(rows)] == [
-        *("", "", ""),
-        "its forwards were late by 2% of the time",
-        "",
-    ]

@@ -1,0 +1,170 @@
+"""Measures what the host costs beside a GPU, with models that cost nothing.
+
+    python -m lab.synthetic [--costs 5/1] [--policy tree:16] [--texts N] [--tokens N]
+                            [--temperature T] [--json]
+
+The real processes, sockets and machines run; the models are hashes (`model.py`), a launch keeps the
+host busy for 0.1 ms, and results come when the simulated device has ended (`--costs`: milliseconds
+of a target pass and of a draft step). The unit is tokens in the time of one pass: 1 is what plain
+decoding would do if the host took no time.
+
+Without --policy (which may be repeated) these are compared, turn by turn over the same texts: `ar`,
+`sync:best`, `sync, one process:best` (both models in one loop, as others run it), `tree`, `tree:16`
+and `auto`. A number after the colon is K; `best` is the K that is fastest in two texts that are not
+counted. Every text must be what the target alone would write. `host_time.py` says what critical
+host time is, `summary.py` when a figure is void.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Protocol
+
+from coordinator.api.params import SamplingParams
+from lab.experiments import surroundings
+from lab.synthetic.one_process import started_in_one_process
+from lab.synthetic.running import (
+    BEST,
+    IN_ONE_PROCESS,
+    Costs,
+    is_in_one_process,
+    speculation_of,
+    started,
+)
+from lab.synthetic.summary import Made, summarised, table
+from proto.errors import SlipstreamError
+
+POLICIES = ("ar", "sync:best", f"sync{IN_ONE_PROCESS}:best", "tree", "tree:16", "auto")
+KS = (1, 2, 3, 4, 5, 6, 8)
+PILOTS = (1001, 1002)  # texts by which the best K is found; no others are measured with them
+
+
+class Writes(Protocol):
+    """What writes texts."""
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        """Write a text. Asserts that it is what the target alone would write."""
+
+
+class Either:
+    """Three processes, or one process for what runs in one."""
+
+    def __init__(self, pair: Writes, one: Writes) -> None:
+        self._pair, self._one = pair, one
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        """As `Writes`."""
+        writer = self._one if is_in_one_process(policy) else self._pair
+        return writer.write(policy, prompt, request)
+
+
+def costs_of(text: str) -> Costs:
+    """`5/1`: milliseconds of a target pass and of a draft step. Raises ValueError."""
+    target, draft = map(float, text.split("/"))
+    if not (target > 0 and draft > 0):
+        raise ValueError(text)
+    return Costs(target, draft)
+
+
+def request_of(number: int, num_tokens: int, temperature: float) -> SamplingParams:
+    """What is asked of a text; its seed is its number."""
+    return SamplingParams(
+        max_tokens=num_tokens, temperature=temperature, seed=number, ignore_eos=True
+    )
+
+
+def prompt_of(number: int) -> tuple[int, ...]:
+    """A prompt for each text."""
+    return (1, 2, 3, 1 + number)
+
+
+def with_best_k(writer: Writes, policy: str, num_tokens: int, temperature: float) -> str:
+    """The policy with the K that is fastest in the pilot texts: `sync:4` for `sync:best`."""
+    if not policy.endswith(BEST):
+        return policy
+    speeds: dict[str, list[float]] = {f"{policy.removesuffix(BEST)}:{k}": [] for k in KS}
+    for number in PILOTS:
+        for name, found in speeds.items():
+            request = request_of(number, num_tokens, temperature)
+            found.append(writer.write(name, prompt_of(number), request).speed)
+    return max(speeds, key=lambda name: median(speeds[name]))
+
+
+def measured(
+    writer: Writes,
+    policies: Sequence[str],
+    *,
+    num_texts: int,
+    num_tokens: int,
+    temperature: float,
+) -> list[Made]:
+    """Every text by every policy, in alternating order, after one text that is not counted.
+
+    Asserts that with every policy that drafts some drafts were accepted.
+    """
+    policies = [with_best_k(writer, name, num_tokens, temperature) for name in policies]
+    made: list[Made] = []
+    for number in range(num_texts + 1):
+        in_turn = policies if number % 2 else policies[::-1]
+        of_text = {
+            name: writer.write(name, prompt_of(number), request_of(number, num_tokens, temperature))
+            for name in in_turn
+        }
+        if number:  # the first text finds nodes that have measured nothing yet
+            made += [of_text[name] for name in policies]
+    for name in policies:
+        accepted = sum(one.num_accepted for one in made if one.policy == name)
+        assert accepted or not speculation_of(name).drafts, f"{name}: no draft was accepted"
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lab.synthetic", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--costs", type=costs_of, default=costs_of("5/1"), metavar="TARGET/DRAFT")
+    parser.add_argument("--policy", action="append", metavar="NAME[:K]")
+    parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--json", action="store_true", help="one object, for programs")
+    given = parser.parse_args(arguments)
+    policies = list(dict.fromkeys(given.policy or POLICIES))
+    try:
+        for name in policies:
+            speculation_of(name)
+        load = surroundings.Load()
+        with started_in_one_process(given.costs) as one, started(given.costs) as pair:
+            made = measured(
+                Either(pair, one),
+                policies,
+                num_texts=given.texts,
+                num_tokens=given.tokens,
+                temperature=given.temperature,
+            )
+    except SlipstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    summaries, others = summarised(made), load.cores()
+    machine = surroundings.machine()
+    if given.json:
+        record = {
+            "machine": machine,
+            "cores_used_by_others": others,
+            "target_ms": given.costs.target_ms,
+            "draft_ms": given.costs.draft_ms,
+            "temperature": given.temperature,
+            "num_tokens": given.tokens,
+            "policies": [one.as_json() for one in summaries],
+        }
+        print(json.dumps(record))
+        return 0
+    print(f"{machine}; others used {others:.1f} cores")
+    print("\n".join(table(summaries)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""`python -m lab.synthetic.node`: a node whose model is synthetic, and whose loop is watched.
+
+The process, the handshake, the loop, the machines and the worker are the product's. Stand-ins are
+what the worker calls of a model: the executor and the two functions that choose tokens.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from node.process import Heart, run_node
+from proto.links.transport import Connection
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+
+def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
+    """Introduce the node, and serve until the process ends."""
+    from lab.synthetic import model  # takes seconds: by now the lifeline holds
+    from lab.synthetic.executor import engine_of
+    from lab.synthetic.watched_loop import watched_loop
+    from node.loop import introduce
+
+    worker: Any  # what is put into it has other types than what it takes the place of
+    if config.role is Role.TARGET:
+        from target_node import worker
+
+        worker.choose = model.choose
+    else:
+        from drafter_node import worker
+
+        worker.rank_scored = model.rank_scored
+    folder = Path(config.model)
+    worker.Loop = partial(watched_loop, folder / f"{config.role}.jsonl")
+    engine = engine_of(folder)
+    heart.state = "ready"
+    welcome = introduce(config, connection, engine, heart)
+    worker.serve(config, engine, welcome, connection, heart)
+
+
+if __name__ == "__main__":
+    sys.exit(run_node(work))

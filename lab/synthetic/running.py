@@ -1,0 +1,154 @@
+"""Runs texts on a synthetic pair, and holds each to what its target alone would write."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.launching.launcher import Launcher
+from engine.choice.sampling import sampling_of
+from lab.synthetic.host_time import Launch
+from lab.synthetic.model import text_after
+from lab.synthetic.summary import Made
+from proto.errors import ConfigurationError, NodeError
+from proto.messages import Role
+from proto.policies import POLICIES
+
+MODULES = dict.fromkeys(Role, "lab.synthetic.node")
+NOTES_LIMIT_S = 5.0  # within which a node writes its notes after a text
+OURS = "coordinator"
+BEST = ":best"  # in the place of K
+IN_ONE_PROCESS = ", one process"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a target pass and a draft step take on the simulated devices, milliseconds."""
+
+    target_ms: float
+    draft_ms: float
+
+
+def speculation_of(name: str) -> SpeculationConfig:
+    """The policy of a name such as `tree`, `tree:16` (with K) or `sync, one process:4`.
+
+    Raises ConfigurationError, also for a policy that does not run in one process.
+    """
+    policy, _, k = name.removesuffix(BEST).partition(":")
+    settings: dict[str, str | int] = {"policy": policy.removesuffix(IN_ONE_PROCESS)}
+    if k:
+        settings["num_speculative_tokens"] = int(k) if k.isdecimal() else k
+    found = SpeculationConfig(**settings)  # type: ignore[arg-type]
+    row = POLICIES[found.policy]
+    if is_in_one_process(name) and (row.runs_ahead or row.is_tree):
+        raise ConfigurationError(
+            f"{row.name} does not run in one process: both models work at once"
+        )
+    return found
+
+
+def is_in_one_process(name: str) -> bool:
+    """Whether this is a policy of the process that runs both models."""
+    return name.partition(":")[0].endswith(IN_ONE_PROCESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is asked, and by which policy."""
+
+    policy: str
+    prompt: tuple[int, ...]
+    request: SamplingParams
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Assert that this is what the target alone writes."""
+        asked = self.request
+        assert asked.seed is not None
+        sampling = sampling_of(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+        alone = text_after(self.prompt, asked.max_tokens, sampling, asked.seed)
+        assert tuple(tokens) == alone, f"{self.policy} has not written what the target alone would"
+
+
+class SyntheticPair:
+    """Two synthetic nodes and a coordinator that run."""
+
+    def __init__(self, pair: Pair, folder: Path, costs: Costs) -> None:
+        """Use `started`."""
+        self._pair, self._folder, self._costs = pair, folder, costs
+        self._num_read = dict.fromkeys(map(str, Role), 0)
+
+    def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
+        """Write a text. Asserts that it is what the target alone would write."""
+        speculation = speculation_of(policy)
+        before, spent = self._pair.simulated(), self._cpu_s()
+        started = time.perf_counter()
+        stream, _ = self._pair.generate(prompt, speculation, request)
+        tokens = tuple(token for emit in stream for token in emit.tokens)
+        elapsed_s = time.perf_counter() - started
+        cpu_s = {name: now - spent[name] for name, now in self._cpu_s().items()}
+        Text(policy, prompt, request).check(tokens)
+        assert stream.result is not None
+        metrics = self._pair.marked(stream.result.metrics, before)
+        simulated = metrics.simulated
+        assert simulated is not None
+        return Made(
+            policy=policy,
+            num_tokens=len(tokens),
+            elapsed_s=elapsed_s,
+            speed=metrics.writing_tokens_per_second * self._costs.target_ms / 1e3,
+            num_passes=metrics.num_target_passes,
+            num_accepted=metrics.num_accepted_tokens,
+            late_share=simulated.late_share,
+            cpu_s=cpu_s,
+            launches={
+                str(role): self._launches(role)
+                for role in Role
+                if role is Role.TARGET or speculation.drafts
+            },
+        )
+
+    def _cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far; ours are those of the coordinator and of whoever reads."""
+        nodes = self._pair.pids().items()
+        return {OURS: time.process_time(), **{role: cpu_s_of(pid) for role, pid in nodes}}
+
+    def _launches(self, role: Role) -> list[Launch]:
+        """What a node has noted of the latest text. Raises NodeError if that does not come."""
+        path, deadline = self._folder / f"{role}.jsonl", time.monotonic() + NOTES_LIMIT_S
+        while time.monotonic() < deadline:
+            notes = path.read_text() if path.exists() else ""
+            whole = notes[: notes.rfind("\n") + 1].splitlines()
+            if len(whole) > self._num_read[role]:
+                new = whole[self._num_read[role] :]
+                self._num_read[role] = len(whole)
+                return [Launch(*one) for line in new for one in json.loads(line)["launches"]]
+            time.sleep(0.01)
+        raise NodeError(f"the {role} has noted nothing of its launches")
+
+
+def cpu_s_of(pid: int) -> float:
+    """Processor seconds of a process: its clock on Linux, by its number (clock_getcpuclockid)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@contextmanager
+def started(costs: Costs) -> Iterator[SyntheticPair]:
+    """A pair that runs until the block ends. Raises what starting a pair may raise."""
+    with tempfile.TemporaryDirectory(prefix="synthetic-") as name:
+        config = PairConfig(
+            target=name,
+            drafter=name,
+            target_device="cpu",
+            drafter_device="cpu",
+            simulate_target_ms=costs.target_ms,
+            simulate_draft_ms=costs.draft_ms,
+        )
+        with Pair(config, make_launcher=partial(Launcher, modules=MODULES)) as pair:
+            yield SyntheticPair(pair, Path(name), costs)

@@ -1,0 +1,81 @@
+"""A node's loop of which every launch is noted: the product's own, with a `Watch` around it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from engine.executor import Executor
+from lab.synthetic.host_time import Watch
+from node.follower import Arrived, Tick, WaitUntil
+from node.loop import Handles, Launched, Loop
+from node.process import Heart
+from proto.links.transport import Connection
+from proto.messages import Close, SessionMark
+
+
+class _Heard:
+    """A connection whose frames are noted."""
+
+    def __init__(self, connection: Connection, watch: Watch) -> None:
+        self._connection, self._watch = connection, watch
+        self.send = connection.send
+
+    def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
+        """As `Connection.receive`."""
+        for frame in self._connection.receive(timeout_s, exact=exact):
+            self._watch.heard(time.perf_counter())
+            yield frame
+
+
+class _Asked:
+    """A follower whose answers are noted. At the end of a text the notes are written."""
+
+    def __init__(self, follower: Handles[Any, Any], watch: Watch, path: Path) -> None:
+        self._follower, self._watch, self._path = follower, watch, path
+        self.story = follower.story
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """As the follower's."""
+        return self._follower.marks
+
+    def handle(self, event: Any, now: float) -> Sequence[Any]:
+        """As `Follower.handle`."""
+        if not isinstance(event, Arrived | Tick):
+            self._watch.computed()
+        actions = self._follower.handle(event, now)
+        if isinstance(event, Tick) and not any(hasattr(action, "ticket") for action in actions):
+            deadlines = [a.deadline for a in actions if isinstance(a, WaitUntil)]
+            self._watch.ticked(min(deadlines, default=None))
+        if isinstance(event, Arrived) and isinstance(event.message, Close):
+            self._write()
+        return actions
+
+    def _write(self) -> None:
+        launches, self._watch.launches = self._watch.launches, []
+        with self._path.open("a") as file:
+            file.write(json.dumps({"launches": launches}) + "\n")
+
+
+def watched_loop(
+    path: Path,
+    connection: Connection,
+    heart: Heart,
+    executor: Executor,
+    follower: Handles[Any, Any],
+    launch: Callable[[Any], Launched[Any]],
+) -> Loop[Any, Any]:
+    """A loop of which every launch is noted; at the end of each text it adds a line to `path`."""
+    watch = Watch()
+
+    def noted(action: Any) -> Launched[Any]:
+        now = time.perf_counter()
+        launched = launch(action)
+        num_forwards = getattr(launched.result, "num_steps", 1)  # of a target there is one
+        watch.launched(now, launched.ends_at, num_forwards, is_running=launched.left_s > 0)
+        return launched
+
+    heard = cast(Connection, _Heard(connection, watch))
+    return Loop(heard, heart, executor, _Asked(follower, watch, path), noted)
