@@ -8,7 +8,7 @@ full. The rest is the host's, and is critical: nothing else hides it.
 
     critical = launch - max(end, cause)
 
-    launch  when `launch` is called for a forward
+    launch  when the device begins: when the rows of a forward are laid out
     end     when the device has ended the forward before it
     cause   when there was something to launch. If the machine asked for nothing at the last `Tick`
             after `end`, that is when the first event after that tick was there: a frame, as the
@@ -16,7 +16,7 @@ full. The rest is the host's, and is critical: nothing else hides it.
             Otherwise `end` itself.
 
 So waking up late for the end of a forward counts, and so do handling the result, sending the
-verdict, deciding, and everything else up to the call of `launch`. What does not count: the time of
+verdict, deciding, and everything else until the rows are laid out. What does not count: the time of
 a message on its way, waking up for it included, because the node cannot know when it was sent; and
 the gaps between the steps of a chain that one launch makes. The time within a launch overlaps with
 the forward, as on a GPU.

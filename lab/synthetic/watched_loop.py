@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from engine.executor import Executor
 from lab.synthetic.host_time import Watch
-from node.follower import Arrived, Tick, WaitUntil
+from node.follower import Afterwards, Arrived, Tick, WaitUntil
 from node.loop import Handles, Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -43,7 +43,7 @@ class _Asked:
 
     def handle(self, event: Any, now: float) -> Sequence[Any]:
         """As `Follower.handle`."""
-        if not isinstance(event, Arrived | Tick):
+        if not isinstance(event, Arrived | Tick | Afterwards):
             self._watch.computed()
         actions = self._follower.handle(event, now)
         if isinstance(event, Tick) and not any(hasattr(action, "ticket") for action in actions):
@@ -71,10 +71,13 @@ def watched_loop(
     watch = Watch()
 
     def noted(action: Any) -> Launched[Any]:
-        now = time.perf_counter()
+        began = time.perf_counter()
         launched = launch(action)
+        assert launched.ends_at is not None, "the device is not simulated"
         num_forwards = getattr(launched.result, "num_steps", 1)  # of a target there is one
-        watch.launched(now, launched.ends_at, num_forwards, is_running=launched.left_s > 0)
+        if num_forwards == 1:  # the device begins when the rows are laid out
+            began = launched.ends_at - launched.result.model_us / 1e6
+        watch.launched(began, launched.ends_at, num_forwards)
         return launched
 
     heard = cast(Connection, _Heard(connection, watch))
