@@ -144,10 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 num_tokens=given.tokens,
                 temperature=given.temperature,
             )
+            others = load.cores()  # while the nodes live, which are not others
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    summaries, others = summarised(made), load.cores()
+    summaries = summarised(made)
     machine = surroundings.machine()
     if given.json:
         record = {
