@@ -51,7 +51,7 @@ from enum import Enum, auto
 
 from drafter_node.compute import Children, Part
 from drafter_node.feeding import Change, HeadReading, Reading
-from drafter_node.frontier import Frontier, Tip
+from drafter_node.frontier import Frontier, Pace, Tip
 from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
@@ -124,6 +124,7 @@ class Drafting:
         self.frontier = Frontier(opened, self.tree, known.max_len, known.depth)
         make = HeadReading if known.is_head else Reading
         self._reading: Reading = make(self.slots, self.tree.text)
+        self._pace = Pace(self.slots.num_tree_slots)
         self._state = State.SOUND
         self._running = _Running()
         self._forwards = 0  # made in this life
@@ -154,6 +155,7 @@ class Drafting:
     def _on_verdict(self, message: Verdict, now: float) -> Sequence[SharedAction]:
         opened = self.opened
         self._reminder.answered(now)
+        self._pace.heard()
         try:
             news = self.tree.news(message.base_len, message.base_hash, message.tokens)
         except Diverged:
@@ -209,8 +211,9 @@ class Drafting:
         found = self.frontier.tips()
         if not self._reading.is_ready:
             return found[:1] if self.chunk else ()
-        num_nodes, branches = len(self.tree.nodes), self.opened.policy.branches
-        return found[: min((self.tree.max_nodes - num_nodes) // branches, self.slots.num_free)]
+        num_nodes, policy = len(self.tree.nodes), self.opened.policy
+        num_new = (self.tree.max_nodes - num_nodes) // policy.branches
+        return found[: min(num_new, self.slots.num_free, self._pace.num_nodes(policy.width))]
 
     @property
     def may_copy(self) -> bool:
@@ -303,6 +306,7 @@ class Drafting:
         expanded = running.expands
         followed = children[len(expanded) :]
         self._num_steps += 1 + len(followed)
+        self._pace.stepped()
         self._forwards += len(followed)
         self._model_us += model_us
         first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]

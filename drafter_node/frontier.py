@@ -23,6 +23,9 @@ from math import exp
 from proto.messages import MAX_WINDOW, Open
 from proto.tree import SpeculationTree
 
+WIDTH_MIN = 8  # nodes of a step, however many steps are made: narrower ones miss too much
+NEWEST = 0.15  # weight of the newest number of steps among all so far
+
 
 @dataclass(frozen=True, slots=True)
 class Tip:
@@ -30,6 +33,38 @@ class Tip:
 
     key: int
     chance: float
+
+
+class Pace:
+    """How many nodes one step may expand, by how many steps are made between two verdicts.
+
+    An expanded node takes a place in the cache, and there are few. If they are all taken the
+    drafter stands still until the next verdict, and narrower steps would have come deeper. So the
+    places are shared out among the steps that usually come between two verdicts.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._num_steps = 0  # since the last verdict
+        self._usual: float | None = None  # between two verdicts; None: nothing is known
+
+    def stepped(self) -> None:
+        """A step is done."""
+        self._num_steps += 1
+
+    def heard(self) -> None:
+        """A verdict has come."""
+        number, self._num_steps = self._num_steps, 0
+        if self._usual is not None:
+            self._usual += (number - self._usual) * NEWEST
+        elif number:
+            self._usual = float(number)
+
+    def num_nodes(self, width: int) -> int:
+        """Most nodes of the next step, of a policy that expands at most `width`."""
+        if self._usual is None:
+            return width
+        return min(width, max(WIDTH_MIN, int(self._num_places / max(1.0, self._usual))))
 
 
 class Frontier:
@@ -76,7 +111,9 @@ class Frontier:
         if len(open_) > 1:
             open_.sort(reverse=True)
         tips = [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
-        return tips if sum(tip.chance for tip in tips) >= exp(policy.min_score) else []
+        # The first few alone: what is added for the sake of breadth is no reason for a step.
+        chance = sum(tip.chance for tip in tips[:WIDTH_MIN])
+        return tips if chance >= exp(policy.min_score) else []
 
     @property
     def end(self) -> int:

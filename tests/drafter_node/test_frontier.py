@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
+from drafter_node.frontier import Pace
 from node.follower import Send, WaitUntil
 from proto import codec
-from proto.messages import MAX_NODES_PER_DRAFT, Draft
+from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
 from proto.policies import POLICIES
 from target_node import drafts
-from tests.drafter_node.drafter import Drafter, part_of
+from tests.drafter_node.drafter import Drafter, chosen, part_of
 from tests.texts import STOP, opening, verdict
 
 NUMBERS = {"width": 2, "branches": 2, "min_score": -3.0}  # e^-3 is 0.050
@@ -172,3 +173,62 @@ def test_who_starts_with_two_has_the_first_draft_with_the_second() -> None:
     assert proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1}) == []
     (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2}, {9: -4.1, 4: -4.2})
     assert sorted(said.tokens) == [4, 4, 7, 8, 9, 9]
+
+
+# -- pace -----------------------------------------------------------------------------------------
+
+
+def pace_of(num_steps: int, num_verdicts: int = 40) -> Pace:
+    """Of a tree of 64 places, after so many steps between any two verdicts."""
+    pace = Pace(64)
+    for _ in range(num_verdicts):
+        for _ in range(num_steps):
+            pace.stepped()
+        pace.heard()
+    return pace
+
+
+def test_a_tree_lasts_until_the_next_verdict() -> None:
+    assert Pace(64).num_nodes(12) == 12, "nothing is known yet"
+    assert [pace_of(steps).num_nodes(12) for steps in (1, 5, 6, 7, 12, 40)] == [12, 12, 10, 9, 8, 8]
+    assert pace_of(40).num_nodes(4) == 4, "a policy that is narrower stays so"
+
+
+def test_verdicts_without_a_step_between_are_no_pace_until_there_was_one() -> None:
+    assert pace_of(0).num_nodes(12) == 12
+
+
+def test_the_pace_follows_what_comes() -> None:
+    pace = pace_of(12)
+    for _ in range(40):
+        for _ in range(4):
+            pace.stepped()
+        pace.heard()
+    assert pace.num_nodes(12) == 12
+
+
+def test_a_drafter_that_makes_many_steps_makes_narrow_ones() -> None:
+    drafter = Drafter(max_len=400)
+    policy = replace(TREE, width=12, branches=4, window=32, min_score=-9.0)
+    text = (1, 2)
+    drafter.hears(opening(*text, policy=policy, limits=Limits(390, ())))
+    widths: list[int] = []
+    token = 10
+    for round_ in range(12):
+        for _ in range(10):
+            actions = drafter.ticks()
+            compute = next((one for one in actions if isinstance(one, Compute)), None)
+            if compute is None:
+                break
+            (part,) = compute.parts
+            if round_ == 11:
+                widths.append(part.num_asked)
+            children = []
+            for _ in range(part.num_asked):
+                children.append(chosen(*range(token, token + 4), score=-1.4))
+                token += 4
+            drafter.answers_rows(compute.ticket, tuple(children))
+        drafter.hears(verdict(text, token))
+        text = (*text, token)
+        token += 1
+    assert max(widths) == 8
