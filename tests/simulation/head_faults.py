@@ -67,6 +67,7 @@ def the_tree_is_given_away_by_what_is_read_again(patch: Patch) -> None:
     def forgetful(self: SlotMap[int], missing: list[int], nodes: list = (), **again: int) -> Feed:
         if again.get("num_again"):
             self._places.clear()
+            self._taken = 0
         return feed(self, missing, nodes, **again)
 
     patch.setattr(SlotMap, "feed", forgetful)
