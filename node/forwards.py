@@ -27,7 +27,8 @@ from proto.stopwatch import Phase
 # shortly before the end, because no sleep ends in time.
 
 AWAKE_S = 0.0002
-LATE_S, LATE_SHARE = 0.0002, 0.01  # so late an end, or by so much of the forward, is in time
+# So late an end, or by so much of the forward, is in time; but never by a whole forward.
+LATE_S, LATE_SHARE = 0.0002, 0.01
 
 
 class SimulatedDevice:
@@ -76,8 +77,9 @@ class SimulatedDevice:
 
     def late_s(self, end: float, num_rows: int) -> float:
         """By how many seconds a forward that should end at `end` is late now; a little is 0."""
-        late_s = self._clock() - end
-        return late_s if late_s > max(LATE_S, LATE_SHARE * self.forward_s(num_rows)) else 0.0
+        late_s, forward_s = self._clock() - end, self.forward_s(num_rows)
+        little_s = min(forward_s, max(LATE_S, LATE_SHARE * forward_s))
+        return late_s if late_s > little_s else 0.0
 
     def wait_until(self, end: float) -> bool:
         """Return when the clock says so: asleep at first, awake at the end.

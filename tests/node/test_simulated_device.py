@@ -62,6 +62,7 @@ def test_every_row_costs_and_a_prefill_is_one_forward_of_many() -> None:
     [
         (0.001, 0.5 * LATE_S, "in time"),
         (0.001, 1.5 * LATE_S, "overrun"),
+        (0.4 * LATE_S, 0.9 * LATE_S, "overrun"),  # a device that this one cannot keep up with
         (1.0, 0.9 * LATE_SHARE, "in time"),
         (1.0, 1.1 * LATE_SHARE, "overrun"),
     ],
