@@ -113,7 +113,7 @@ def unlikely_drafts_go_first(patch: Patch) -> None:
 
 def rows_are_chosen_by_the_drafts(patch: Patch) -> None:
     """How many drafts are verified depends on which tokens they are."""
-    patch.setattr(Drafts, "_kind_of", lambda self, node: (MODEL_SOURCE, node.token))
+    patch.setattr(Drafts, "_kind_of", lambda self, node, copies: (MODEL_SOURCE, node.token))
 
 
 SYNC, PIPELINED = POLICIES["sync"], POLICIES["pipelined"]
