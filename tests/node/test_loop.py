@@ -177,7 +177,7 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
 def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.4, 9.5, 9.9, 10.0])  # before and after each wait
+    clock = iter([9.4, 9.4, 9.5, 9.9, 10.0])  # at the launch, before and after each wait
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     asked = iter([Compute(1)])
     turns = [[], [encode(CLOSE)], [], []]
@@ -191,7 +191,7 @@ def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at
 def test_who_comes_late_to_the_end_from_other_work_was_not_woken_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.4, 10.2])  # a message is handled beyond the end
+    clock = iter([9.4, 9.4, 10.2])  # a message is handled beyond the end
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     asked, woken = iter([Compute(1)]), list[bool]()
     script, _, _ = run(
