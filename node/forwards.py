@@ -107,6 +107,7 @@ class Forwards:
         self._started = 0.0
         self._num_rows = 0
         self._num_forwards = 0  # since `run`, or `run_chain`, began
+        self._has_begun = False  # the device beside the host has; nobody has waited for its end
         # The last one that is done, on a device beside the host, by `time.perf_counter`.
         self.ends_at: float | None = None
         self._processors = ProcessorsByText()
@@ -125,9 +126,11 @@ class Forwards:
         self._heart.watch.enter(Phase.PREPARE)
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
+        self._heart.watch.enter(Phase.MODEL)
         if self._device.is_simulated:  # it begins when it is given the rows
             self._started = time.perf_counter()
-        self._heart.watch.enter(Phase.MODEL)
+            self._heart.watch.device_begins()
+            self._has_begun = True
         out = self._executor.forward(laid_out, layers)
         self._heart.watch.enter(Phase.CHOOSE)
         return out
@@ -202,7 +205,10 @@ class Forwards:
 
     def wait(self) -> None:
         """Until the device has ended the last forward that is done."""
-        if self.ends_at is not None:
-            self._heart.watch.enter(Phase.MODEL)
+        if self._has_begun and self.ends_at is not None:
+            self._heart.watch.enter(Phase.WAIT)
             if self._device.wait_until(self.ends_at):
                 self.woke()
+        if self._has_begun:  # also where it has failed, and no end is known
+            self._heart.watch.device_ended()
+            self._has_begun = False

@@ -306,7 +306,7 @@ class Loop(Generic[Compute, Result]):
         """
         enter = self.heart.watch.enter
         running = self._running
-        enter(Phase.WAIT if running is None else Phase.MODEL)
+        enter(Phase.WAIT)
         if running is not None:
             timeout_s = min(timeout_s, running.left_s)
         was_asleep = timeout_s > 0
@@ -322,6 +322,7 @@ class Loop(Generic[Compute, Result]):
             enter(Phase.WAIT)
         enter(Phase.DECIDE)
         if running is not None and running.left_s <= 0:
+            self.heart.watch.device_ended()
             if was_asleep:
                 running.woke()
             self._running = None
@@ -389,6 +390,7 @@ class Loop(Generic[Compute, Result]):
                 if launched.ends_at is not None:
                     assert self._running is None, "a device does one thing at a time"
                     self._running = launched
+                    self.heart.watch.device_ends_in(launched.left_s)
                     return IDLE_S
                 self._handle(launched.result)
                 self._handle(Afterwards())

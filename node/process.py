@@ -89,6 +89,7 @@ class Heart:
                 self.progress,
                 self.state,
                 self.watch.totals_us,
+                self.watch.beside_us,
                 self.num_uncaptured,
                 self.num_overruns,
                 self.late_us,

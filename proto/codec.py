@@ -442,7 +442,7 @@ _SCHEMAS: dict[type[Any], Field] = {
         several(_MARK, m.MAX_SESSIONS),
         _COUNT,
         text(200),
-        array("q", 0, U63, len(Phase)),
+        *[array("q", 0, U63, len(Phase))] * 2,
         *[_COUNT] * 2,
         *[_MICROSECONDS] * 4,
     ),

@@ -17,7 +17,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # How nodes and coordinator meet: the roles, and what each says of itself before any work.
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 
 class Role(StrEnum):
@@ -448,7 +448,9 @@ class SessionMark:
 class Heartbeat:
     """Both ways: I am alive; `progress` counts finished forwards, `state` is for people.
 
-    times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`)
+    times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`), while no
+                    device was at work beside it
+    beside_us       of a node: the same while one was
     num_uncaptured  of a node: decode passes so far that no captured graph had room for
     num_overruns    of a node: forwards so far that took longer than the device that is simulated
     late_us         of a node: by how much, all of them together
@@ -461,6 +463,7 @@ class Heartbeat:
     progress: int
     state: str
     times_us: tuple[int, ...] = ()
+    beside_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
     num_overruns: int = 0
     late_us: int = 0

@@ -176,7 +176,8 @@ class Node:
     state     what it says it is doing, for people
     progress  forwards that it has finished
     marks     the sessions that it has open, by its last heartbeat
-    times_us  in each phase of its loop, by its last heartbeat
+    times_us  in each phase of its loop while no device was at work, by its last heartbeat
+    beside_us  likewise while one was
     num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
     num_overruns    forwards that took longer than its simulated device, by its last heartbeat
     late_us         by how much, together
@@ -201,6 +202,7 @@ class Node:
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
     times_us: tuple[int, ...] = ()
+    beside_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
     num_overruns: int = 0
     late_us: int = 0
@@ -449,7 +451,7 @@ class Registry:
         if node.ready_at is None:
             node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
-        node.times_us = beat.times_us
+        node.times_us, node.beside_us = beat.times_us, beat.beside_us
         node.num_uncaptured = beat.num_uncaptured
         node.num_overruns, node.late_us = beat.num_overruns, beat.late_us
         is_slower = node.round_trips.add(beat.stamp_us, beat.held_us, now)

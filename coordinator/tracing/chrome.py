@@ -5,8 +5,10 @@ start, its ways and its end, which belong to the span around them, `M` names a t
 microseconds from the first thing that was recorded.
 
 Each process is one track: waiting is left blank, and what a process is in besides lies in forwards
-or beside them. Each direction of a link is a track; where messages overlap on their way, further
-ones below it.
+or beside them. Where a device was at work and the host was free, forwards are on a second track,
+from their launch to their end, and the host's work beside them is on the first.
+
+Each direction of a link is a track; where messages overlap on their way, further ones below it.
 """
 
 from bisect import bisect_right
@@ -28,6 +30,7 @@ from proto.stopwatch import Phase
 Event = dict[str, Any]
 
 COORDINATOR_PID, LINKS_PID = 1, 1000
+HOST_TID, DEVICE_TID = 1, 2  # of a process
 
 
 def round_us(ns: int) -> float:
@@ -85,7 +88,7 @@ class Scale:
 
     def flow(self, phase: str, pid: int, name: str, number: int, ns: int) -> Event:
         """A point of an arrow, in the span of this process that is around it."""
-        event: Event = {"ph": phase, "id": number, "pid": pid, "tid": 1, "name": name}
+        event: Event = {"ph": phase, "id": number, "pid": pid, "tid": HOST_TID, "name": name}
         event |= {"cat": "flow", "ts": self.us(ns)}
         return event | {"bp": "e"} if phase == "f" else event
 
@@ -181,15 +184,17 @@ def instants(timeline: Timeline, scale: Scale) -> Iterator[Event]:
                 if verdict.cause in FALLBACKS:
                     found["fallback"] = {"cause": verdict.cause.name.lower()}
                 for name, args in found.items():
-                    yield scale.instant(pid, 1, name, "event", hop.sent_ns, {**text, **args})
+                    yield scale.instant(pid, HOST_TID, name, "event", hop.sent_ns, {**text, **args})
             case Fault() as fault if hop.received_ns is not None:
                 args = {**text, "code": fault.code.value, "detail": fault.detail}
                 where = pid if hop.is_to_node else COORDINATOR_PID
-                yield scale.instant(where, 1, "fault", "event", hop.received_ns, args)
+                yield scale.instant(where, HOST_TID, "fault", "event", hop.received_ns, args)
             case Open() as opened if hop.received_ns is not None:
                 if (opened.session, hop.node) in told:
                     args = {**text, "incarnation": opened.incarnation}
-                    yield scale.instant(pid, 1, "opened anew", "event", hop.received_ns, args)
+                    yield scale.instant(
+                        pid, HOST_TID, "opened anew", "event", hop.received_ns, args
+                    )
                 told.add((opened.session, hop.node))
     yield from _rolled_back(timeline, scale)
 
@@ -212,12 +217,12 @@ def _rolled_back(timeline: Timeline, scale: Scale) -> Iterator[Event]:
         if before:
             args = {"text": scale.texts.get(hop.session, 0), "drafts": len(before)}
             pid = scale.pids[hop.node]
-            yield scale.instant(pid, 1, "roll back", "event", hop.received_ns, args)
+            yield scale.instant(pid, HOST_TID, "roll back", "event", hop.received_ns, args)
 
 
 # -- chrome ----------------------------------------------------------------------------------------
 
-FORMAT, VERSION = "slipstream trace", 1
+FORMAT, VERSION = "slipstream trace", 2
 # From top to bottom; the links are below the drafters.
 ORDER = {Role.DRAFTER.value: 0, Role.TARGET.value: 200, COORDINATOR: 300}
 LINKS_ORDER = 100
@@ -320,13 +325,16 @@ def _process(process: Process, timeline: Timeline, scale: Scale) -> Iterator[Eve
     pid = scale.pids[process.node]
     place = [one.node for one in timeline.processes].index(process.node)
     words = f"{process.name} ({process.model.rpartition('/')[2]})" if process.node else COORDINATOR
-    yield from _named(pid, words, ORDER[process.role] + place, [(1, "loop")])
+    threads = [(HOST_TID, "loop")]
+    if any(forward.on_device for forward in process.track.forwards):
+        threads.append((DEVICE_TID, "device"))
+    yield from _named(pid, words, ORDER[process.role] + place, threads)
     kinds = _KindsAt(timeline.hops, process.node)
     for span in process.track.spans:
         name, category = NAMES[span.phase]
         if category == "codec" and (kind := kinds.within(span)):
             name = f"{name} {kind}"
-        yield scale.span(pid, 1, name, category, span.start_ns, span.end_ns)
+        yield scale.span(pid, HOST_TID, name, category, span.start_ns, span.end_ns)
     verdicts = of_verdicts(timeline.hops, process)
     for forward in process.track.forwards:
         yield _forward(process, forward, verdicts.get(forward.end_ns, []), scale)
@@ -345,8 +353,8 @@ def _forward(process: Process, forward: Forward, verdicts: Sequence[Hop], scale:
             "hit": ", ".join(one.hit.name.lower() for one in said),
             "cause": ", ".join(one.cause.name.lower() for one in said),
         }
-    pid = scale.pids[process.node]
-    return scale.span(pid, 1, name, "forward", forward.start_ns, forward.end_ns, args)
+    pid, tid = scale.pids[process.node], DEVICE_TID if forward.on_device else HOST_TID
+    return scale.span(pid, tid, name, "forward", forward.start_ns, forward.end_ns, args)
 
 
 class _KindsAt:

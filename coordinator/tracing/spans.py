@@ -37,12 +37,15 @@ class Forward(NamedTuple):
     """A forward and the choice from its logits, [start_ns, end_ns).
 
     num_asked  rows whose logits are asked for; of a part of a prefill none
+    on_device  a device was at work from the launch to the end, and the host beside it was free;
+               else the host has prepared, computed and chosen, in phases that lie in the forward
     """
 
     start_ns: int
     end_ns: int
     num_rows: int
     num_asked: int
+    on_device: bool = False
 
 
 class Note(NamedTuple):
@@ -58,7 +61,8 @@ class Note(NamedTuple):
 class Track:
     """One process, on the coordinator's clock. All lists in the order of time.
 
-    spans     what it did besides waiting; never two at once
+    spans     what its host did besides waiting; never two at once
+    forwards  never two at once
     recorded  from when to when it is known; what is in no span there is waiting
     """
 
@@ -112,6 +116,7 @@ class _Reader:
         self._start_ns = self._now_ns = 0
         self._first_ns: int | None = None  # of what is recorded
         self._forward: list[int] | None = None  # when it began, its rows, and those asked
+        self._on_device: list[int] | None = None  # likewise
 
     def read(self, record: Record, ns: int) -> None:
         """The next record. One of an unknown mark is of a later release, and means nothing."""
@@ -124,6 +129,13 @@ class _Reader:
             # The steps of a chain that are one call begin together: their rows add up.
             self._forward[1] += record.detail
             self._forward[2] += record.extra
+        elif record.mark == Mark.LAUNCHED:
+            self._end_on_device(ns)
+            if self._forward is not None:
+                self._on_device = [ns, *self._forward[1:]]
+                self._forward = None
+        elif record.mark == Mark.ENDED:
+            self._end_on_device(ns)
         elif record.mark in (Mark.RECEIVED, Mark.SENT):
             is_sent = record.mark == Mark.SENT
             self._track.notes.append(Note(ns, is_sent, record.kind, record.detail))
@@ -132,6 +144,7 @@ class _Reader:
         """Nothing is known of what follows."""
         self._close(self._now_ns)
         self._end_forward(self._now_ns)
+        self._end_on_device(self._now_ns)
         if self._first_ns is not None and self._now_ns > self._first_ns:
             self._track.recorded.append((self._first_ns, self._now_ns))
 
@@ -156,6 +169,13 @@ class _Reader:
             start_ns, num_rows, num_asked = self._forward
             self._track.forwards.append(Forward(start_ns, ns, num_rows, num_asked))
             self._forward = None
+
+    def _end_on_device(self, ns: int) -> None:
+        if self._on_device is not None:
+            start_ns, num_rows, num_asked = self._on_device
+            forward = Forward(start_ns, ns, num_rows, num_asked, on_device=True)
+            self._track.forwards.append(forward)
+            self._on_device = None
 
 
 # -- hops ------------------------------------------------------------------------------------------

@@ -66,6 +66,11 @@ def profile(
         return
     typer.echo(f"machine: {machine()}\n")
     Console(width=WIDTH).print(_table(found))
+    if any(share.beside_ms for share in found.shares):
+        typer.echo(
+            "beside model: what the host did while a device ran the model; it is part of the\n"
+            "model's time, and is not added"
+        )
     typer.echo(
         f"{speculation.policy}: {found.num_tokens} tokens in {found.num_passes} passes, "
         f"{found.tokens_per_second:.0f} tokens/s,\n{found.tokens_per_pass:.2f} tokens a pass; "
@@ -86,17 +91,26 @@ def profile(
 
 
 def _table(found: Profile) -> Table:
-    table = Table(box=None, pad_edge=False)
+    has_beside = any(share.beside_ms for share in found.shares)  # more columns in the same width
+    table = Table(box=None, pad_edge=False, collapse_padding=has_beside)
     table.add_column("")
     for share in found.shares:
         table.add_column(f"{share.process}\nms/{share.unit}", justify="right")
         table.add_column("\n%", justify="right")
+        if share.beside_ms:
+            table.add_column("beside\nmodel", justify="right")
     totals = [sum(share.ms.values()) for share in found.shares]
     for phase, words in WORDS.items():
         cells = []
         for share, total in zip(found.shares, totals, strict=True):
             cells += [f"{share.ms[phase]:.3f}", f"{share.ms[phase] / total:.0%}"]
+            if share.beside_ms:
+                cells.append(f"{share.beside_ms[phase]:.3f}" if phase in share.beside_ms else "")
         table.add_row(words, *cells)
-    ends = [cell for total in totals for cell in (f"{total:.3f}", "")]
+    ends = []
+    for share, total in zip(found.shares, totals, strict=True):
+        ends += [f"{total:.3f}", "100%"]
+        if share.beside_ms:
+            ends.append(f"{sum(share.beside_ms.values()):.3f}")
     table.add_row("together", *ends)
     return table

@@ -24,7 +24,11 @@ class Share:
 
     unit    what `number` counts: passes or draft steps, those of prefills included
     num_uncaptured  of them, those that no captured CUDA graph had room for
-    ms      by phase, for one of them; `wait` is what was left of the time
+    ms      by phase, for one of them; `wait` is what was left of the time, so they add up to it.
+            Where a device runs the model beside the host, `model` is from the launch to the end of
+            the forward, and the other phases are what the host did while no forward ran
+    beside_ms  by phase, of `model`, what the host did in that time besides computing the model and
+            waiting; empty where it did nothing
     """
 
     process: str
@@ -32,6 +36,7 @@ class Share:
     number: int
     num_uncaptured: int
     ms: dict[str, float]
+    beside_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,13 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The stopwatches at one moment: microseconds by phase, and forwards."""
+    """The stopwatches at one moment: microseconds by phase, and forwards.
+
+    beside_us  what is in no phase of `times_us`, because a device was at work beside it
+    """
 
     times_us: dict[str, tuple[int, ...]]
+    beside_us: dict[str, tuple[int, ...]]
     forwards: dict[str, int]
     uncaptured: dict[str, int]
     simulated: Simulated | None
@@ -119,6 +128,7 @@ def _read(pair: Pair) -> _Reading:
     times_us[COORDINATOR] = pair.service.watch.totals_us
     return _Reading(
         times_us,
+        {name: node.beside_us for name, node in there.items()},
         {name: node.progress for name, node in there.items()},
         {name: node.num_uncaptured for name, node in there.items()},
         pair.simulated(),
@@ -133,9 +143,21 @@ def _share(
         number = after.forwards[name] - before.forwards[name]
         unit = "step" if name == Role.DRAFTER.value else "pass"
     number = max(1, number)
-    pairs = zip(Phase, before.times_us[name], after.times_us[name], strict=True)
-    ms = {phase.name.lower(): (end - start) / 1e3 / number for phase, start, end in pairs}
+    ms = _since(before.times_us[name], after.times_us[name], number)
+    beside_ms: dict[str, float] = {}
+    if name in after.beside_us:
+        beside_ms = _since(before.beside_us[name], after.beside_us[name], number)
+        ms["model"] += sum(beside_ms.values())
+        del beside_ms["wait"], beside_ms["model"]
     ms["wait"] = 0.0
     ms["wait"] = max(0.0, elapsed_s * 1e3 / number - sum(ms.values()))
     num_uncaptured = after.uncaptured.get(name, 0) - before.uncaptured.get(name, 0)
-    return Share(name, unit, number, num_uncaptured, ms)
+    return Share(
+        name, unit, number, num_uncaptured, ms, beside_ms if any(beside_ms.values()) else {}
+    )
+
+
+def _since(before_us: Sequence[int], after_us: Sequence[int], number: int) -> dict[str, float]:
+    """Milliseconds by phase, for one of so many."""
+    pairs = zip(Phase, before_us, after_us, strict=True)
+    return {phase.name.lower(): (end - start) / 1e3 / number for phase, start, end in pairs}

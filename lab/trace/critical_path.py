@@ -19,21 +19,39 @@ What the target waits for is the last draft of the text that it reads before the
 drafter was at work, or waited for a verdict, which is followed back likewise.
 
 What the target does for other texts is the target's share in each of them.
+
+Where a model runs on a device beside the host, each moment of a forward is the model's, from its
+launch to its end. What the host does in that time delays nothing: it is in no share of its own, and
+is told beside the share of the model (`Round.beside_ns`).
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from coordinator.tracing.chrome import COORDINATOR_PID
 from lab.trace.reading import Busy, Message, Process, Text, Trace
 
 SHARES = ("target", "drafter", "wire", "host", "waiting", "unexplained")
+MODELS = ("target", "drafter")
 MODEL_CATEGORIES = {"model", "sampling", "move"}
 FOREVER_NS = 1 << 62
 
-Piece = tuple[int, int, str]  # [start_ns, end_ns) and the share it belongs to
+ON_DEVICE, BESIDE = "on a device", "beside a device"  # categories of what this file makes itself
+
+
+class Piece(NamedTuple):
+    """[start_ns, end_ns) and the share it belongs to.
+
+    has_host_beside  the share is a model's that runs on a device, and its host works beside it
+    """
+
+    start_ns: int
+    end_ns: int
+    share: str
+    has_host_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,7 @@ class Round:
     """From one verdict of a text to the next.
 
     shares_ns  by the names of SHARES; they add up to its length
+    beside_ns  of the shares of MODELS, the part in which the model's host worked beside it
     tokens     that the verdict added; drafted, accepted: of its pass
     """
 
@@ -51,6 +70,7 @@ class Round:
     drafted: int
     accepted: int
     rolled_back: int
+    beside_ns: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +107,18 @@ def overlap(trace: Trace) -> float | None:
         role: [
             (one.start_ns, one.end_ns)
             for process in trace.of_role(role)
-            for one in process.busy
-            if one.category == "model"
+            for one in [*process.busy, *_on_device(process)]
+            if one.category in ("model", ON_DEVICE)
         ]
-        for role in ("target", "drafter")
+        for role in MODELS
     }
-    total = sum(end - start for start, end in models["target"])
-    if not total or not models["drafter"]:
+    verifying, drafting = _merged(models["target"]), _merged(models["drafter"])
+    total = sum(end - start for start, end in verifying)
+    if not total or not drafting:
         return None
-    drafting = _merged(models["drafter"])
     ends = [end for _, end in drafting]
     both = 0
-    for start, end in models["target"]:
+    for start, end in verifying:
         for other in drafting[bisect_right(ends, start) :]:
             if other[0] >= end:
                 break
@@ -116,13 +136,59 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def _on_device(process: Process) -> list[Busy]:
+    """The forwards that ran on a device beside the host."""
+    return [
+        Busy(one.start_ns, one.end_ns, ON_DEVICE, one.name)
+        for one in process.forwards
+        if one.on_device
+    ]
+
+
+def _with_device(process: Process) -> Process:
+    """The process, busy while its device is at work: BESIDE where the host works as well, else
+    ON_DEVICE. What the host does in the model's own phases under a forward is no other work.
+    """
+    forwards = _on_device(process)
+    if not forwards:
+        return process
+    found: list[Busy] = []
+    # The host's phases do not overlap, nor do the device's forwards: between two of their ends
+    # nothing changes.
+    cuts = sorted({ns for one in [*forwards, *process.busy] for ns in (one.start_ns, one.end_ns)})
+    phases, launched = _Pointer(process.busy), _Pointer(forwards)
+    for start_ns, end_ns in pairwise(cuts):
+        phase, forward = phases.at(start_ns), launched.at(start_ns)
+        if forward is not None:
+            is_other = phase is not None and phase.category not in MODEL_CATEGORIES
+            found.append(Busy(start_ns, end_ns, BESIDE if is_other else ON_DEVICE, forward.name))
+        elif phase is not None:
+            found.append(Busy(start_ns, end_ns, phase.category, phase.name))
+    return replace(process, busy=found)
+
+
+class _Pointer:
+    """What of some spans, in the order of time, is going on. Asked in the order of time."""
+
+    def __init__(self, spans: Sequence[Busy]) -> None:
+        self._spans, self._index = spans, 0
+
+    def at(self, ns: int) -> Busy | None:
+        """The span around that moment."""
+        while self._index < len(self._spans) and self._spans[self._index].end_ns <= ns:
+            self._index += 1
+        if self._index < len(self._spans) and self._spans[self._index].start_ns <= ns:
+            return self._spans[self._index]
+        return None
+
+
 class _Indexed:
     """A trace, with its messages by where they go."""
 
     def __init__(self, trace: Trace) -> None:
-        self._processes = trace.processes
+        self._processes = {pid: _with_device(process) for pid, process in trace.processes.items()}
         self._starts = {
-            pid: [one.start_ns for one in process.busy] for pid, process in trace.processes.items()
+            pid: [one.start_ns for one in process.busy] for pid, process in self._processes.items()
         }
         self._sent: dict[int, Message] = {}  # by number: from a node to the coordinator
         self._to: dict[tuple[int, int], list[Message]] = {}  # by receiver and text, as read
@@ -168,9 +234,9 @@ class _Indexed:
         launched_ns = _last_launch_ns(target, verdict.sent_ns)
         for start, end, busy in self._between(target, start_ns, verdict.sent_ns):
             if busy is None:
-                yield start, end, "unexplained"
+                yield Piece(start, end, "unexplained")
             elif busy.category:
-                yield start, end, "target" if busy.category in MODEL_CATEGORIES else "host"
+                yield _of_busy(start, end, busy, "target")
             else:
                 yield from self._wait(text, target, start, end, launched_ns)
 
@@ -200,7 +266,7 @@ class _Indexed:
         """What the target waits for in [start_ns, end_ns)."""
         awaited = self._last_read(target.pid, text, start_ns, launched_ns)
         if awaited is None:
-            yield start_ns, end_ns, "waiting"
+            yield Piece(start_ns, end_ns, "waiting")
             return
         origin = self._sent.get(awaited.number)
         left_ns = awaited.sent_ns if origin is None else origin.sent_ns
@@ -212,13 +278,13 @@ class _Indexed:
         if drafter is None:
             # An Open begins at the coordinator; of a draft it should be known who sent it.
             is_known = awaited.kind == "Open"
-            yield start_ns, until_ns, "waiting" if is_known else "unexplained"
+            yield Piece(start_ns, until_ns, "waiting" if is_known else "unexplained")
             return
         for start, end, busy in self._between(drafter, start_ns, until_ns):
             if busy is None:
-                yield start, end, "unexplained"
+                yield Piece(start, end, "unexplained")
             elif busy.category:
-                yield start, end, "drafter" if busy.category in MODEL_CATEGORIES else "host"
+                yield _of_busy(start, end, busy, "drafter")
             else:
                 yield from self._wait_of_drafter(text, drafter, start, end)
 
@@ -228,7 +294,7 @@ class _Indexed:
         """What a drafter waits for that is waited for."""
         awaited = self._first_read(drafter.pid, text, end_ns)
         if awaited is None:
-            yield start_ns, end_ns, "waiting"
+            yield Piece(start_ns, end_ns, "waiting")
         else:
             yield from _cut(self._way(awaited), start_ns, end_ns)
 
@@ -242,7 +308,8 @@ class _Indexed:
             names = ["waiting", "wire", "host", "wire", "waiting"]
         ends = [-FOREVER_NS, *points, FOREVER_NS]
         return [
-            (start, end, name) for (start, end), name in zip(pairwise(ends), names, strict=True)
+            Piece(start, end, name)
+            for (start, end), name in zip(pairwise(ends), names, strict=True)
         ]
 
     def _last_read(self, pid: int, text: int, after_ns: int, until_ns: int) -> Message | None:
@@ -282,15 +349,25 @@ def _gap(process: Process, start_ns: int, end_ns: int) -> Iterator[tuple[int, in
 
 def _cut(pieces: Sequence[Piece], start_ns: int, end_ns: int) -> Iterator[Piece]:
     """What of the pieces lies in [start_ns, end_ns)."""
-    for start, end, name in pieces:
+    for start, end, name, _ in pieces:
         if max(start, start_ns) < min(end, end_ns):
-            yield max(start, start_ns), min(end, end_ns), name
+            yield Piece(max(start, start_ns), min(end, end_ns), name)
+
+
+def _of_busy(start_ns: int, end_ns: int, busy: Busy, model: str) -> Piece:
+    """What a process is busy with whose model is the target's or a drafter's."""
+    if busy.category in (ON_DEVICE, BESIDE):
+        return Piece(start_ns, end_ns, model, busy.category == BESIDE)
+    return Piece(start_ns, end_ns, model if busy.category in MODEL_CATEGORIES else "host")
 
 
 def _round(pieces: Iterable[Piece], verdict: Message, start_ns: int, tokens: int) -> Round:
     shares = dict.fromkeys(SHARES, 0)
-    for start, end, name in pieces:
+    beside = dict.fromkeys(MODELS, 0)
+    for start, end, name, has_host_beside in pieces:
         shares[name] += end - start
+        if has_host_beside:
+            beside[name] += end - start
     return Round(
         start_ns,
         verdict.sent_ns,
@@ -299,4 +376,5 @@ def _round(pieces: Iterable[Piece], verdict: Message, start_ns: int, tokens: int
         verdict.args["drafted"],
         verdict.args["accepted"],
         verdict.args["rolled_back"],
+        beside,
     )

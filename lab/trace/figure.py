@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator.tracing.chrome import COORDINATOR_PID
 from lab.trace.critical_path import Path
-from lab.trace.reading import Arrow, Message, Process, Trace
+from lab.trace.reading import Arrow, Busy, Forward, Message, Process, Trace
 
 NUM_ROUNDS = 5  # that are drawn if nobody says which
 COLOURS = {
@@ -94,18 +94,17 @@ class _Picture:
         return end_ns > self._start_ns and start_ns < self._end_ns
 
     def process(self, process: Process) -> None:
-        """Its phases, its forwards around them, and what happened at a moment."""
+        """Its phases, its forwards around them, and what happened at a moment.
+
+        A forward on a device lies behind the host's phases beside it, which are half as high.
+        """
         y = self._lines[process.pid]
-        for category, colour in COLOURS.items():
-            bars = [
-                (self._ms(one.start_ns), (one.end_ns - one.start_ns) / 1e6)
-                for one in process.busy
-                if one.category == category and self._is_seen(one.start_ns, one.end_ns)
-            ]
-            drawn = self._axes.broken_barh(
-                bars, (y - HEIGHT / 2, HEIGHT), facecolors=colour, linewidth=0
-            )
-            self._legend.setdefault(LABELS[category], drawn)
+        on_device = [one for one in process.forwards if one.on_device]
+        height = HEIGHT / 2 if on_device else HEIGHT
+        self._bars(on_device, y, HEIGHT, "model")
+        for category in COLOURS:
+            of_category = [one for one in process.busy if one.category == category]
+            self._bars(of_category, y, height, category)
         for one in process.forwards:
             if self._is_seen(one.start_ns, one.end_ns):
                 self._forward(y, one.start_ns, one.end_ns, _words(one.name, one.args))
@@ -115,6 +114,18 @@ class _Picture:
                 place = self._ms(moment.ns), y + HEIGHT / 2 + height
                 (mark,) = self._axes.plot(*place, marker, color=colour, markersize=5, zorder=5)
                 self._legend.setdefault(label, mark)
+
+    def _bars(
+        self, spans: Sequence[Busy | Forward], y: float, height: float, category: str
+    ) -> None:
+        bars = [
+            (self._ms(one.start_ns), (one.end_ns - one.start_ns) / 1e6)
+            for one in spans
+            if self._is_seen(one.start_ns, one.end_ns)
+        ]
+        place = y - HEIGHT / 2, height
+        drawn = self._axes.broken_barh(bars, place, facecolors=COLOURS[category], linewidth=0)
+        self._legend.setdefault(LABELS[category], drawn)
 
     def _forward(self, y: float, start_ns: int, end_ns: int, words: str) -> None:
         start, length = self._ms(start_ns), (end_ns - start_ns) / 1e6

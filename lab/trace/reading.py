@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinator.tracing.chrome import FORMAT, VERSION
+from coordinator.tracing.chrome import DEVICE_TID, FORMAT, VERSION
 from proto.errors import ConfigurationError
 
 OF_A_TEXT = ("num_prompt_tokens", "num_tokens")
@@ -17,7 +17,7 @@ OF_A_VERDICT = ("after", "tokens", "drafted", "accepted", "rolled_back")
 
 
 class Busy(NamedTuple):
-    """What a process did besides waiting, [start_ns, end_ns); `category` as in the file."""
+    """What a process's host did besides waiting, [start_ns, end_ns); `category` as in the file."""
 
     start_ns: int
     end_ns: int
@@ -26,12 +26,16 @@ class Busy(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """A pass, a draft step or a part of a prefill, [start_ns, end_ns)."""
+    """A pass, a draft step or a part of a prefill, [start_ns, end_ns).
+
+    on_device  a device was at work all the time, and the host was free
+    """
 
     start_ns: int
     end_ns: int
     name: str
     args: Mapping[str, Any]
+    on_device: bool = False
 
 
 class Moment(NamedTuple):
@@ -187,6 +191,7 @@ def _read_span(trace: Trace, event: dict[str, Any], start_ns: int, end_ns: int) 
         return
     process = trace.processes[event["pid"]]
     if category == "forward":
-        process.forwards.append(Forward(start_ns, end_ns, name, event["args"]))
+        on_device = event["tid"] == DEVICE_TID
+        process.forwards.append(Forward(start_ns, end_ns, name, event["args"], on_device))
     else:
         process.busy.append(Busy(start_ns, end_ns, category, name))

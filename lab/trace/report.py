@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.writers import WIDTH
-from lab.trace.critical_path import SHARES, Path
+from lab.trace.critical_path import MODELS, SHARES, Path
 from lab.trace.reading import Process, Trace
 
 
@@ -19,6 +19,7 @@ class Sums:
 
     wall_ns: int
     shares_ns: dict[str, int]
+    beside_ns: dict[str, int]
     num_rounds: int
     num_tokens: int
     num_drafted: int
@@ -32,6 +33,7 @@ class Sums:
         return cls(
             wall_ns=sum(path.end_ns - path.start_ns for path in paths),
             shares_ns={name: sum(one.shares_ns[name] for one in rounds) for name in SHARES},
+            beside_ns={name: sum(one.beside_ns[name] for one in rounds) for name in MODELS},
             num_rounds=len(rounds),
             num_tokens=sum(one.tokens for one in rounds),
             num_drafted=sum(one.drafted for one in rounds),
@@ -62,6 +64,7 @@ def as_record(trace: Trace, paths: Sequence[Path], overlap: float | None) -> dic
                         "start_ms": one.start_ns / 1e6,
                         "ms": (one.end_ns - one.start_ns) / 1e6,
                         "shares_ms": {name: ns / 1e6 for name, ns in one.shares_ns.items()},
+                        "beside_ms": {name: ns / 1e6 for name, ns in one.beside_ns.items()},
                         "tokens": one.tokens,
                         "drafted": one.drafted,
                         "accepted": one.accepted,
@@ -80,6 +83,7 @@ def _record(sums: Sums) -> dict[str, Any]:
     return {
         "wall_ms": sums.wall_ns / 1e6,
         "shares_ms": shares_ms,
+        "beside_ms": {name: ns / 1e6 for name, ns in sums.beside_ns.items()},
         "shares": {name: ns / max(1, sums.wall_ns) for name, ns in sums.shares_ns.items()},
         "ms_per_round": {name: ms / sums.num_rounds for name, ms in shares_ms.items()},
         "ms_per_token": {name: ms / sums.num_tokens for name, ms in shares_ms.items()},
@@ -129,6 +133,9 @@ def _table(sums: Sums) -> Table:
     table.add_column("critical path")
     for title in ("ms/round", "ms/token", "ms", "%"):
         table.add_column(title, justify="right")
+    # What is in it lies in the model's share as well, so it is not added.
+    if has_beside := any(sums.beside_ns.values()):
+        table.add_column("host beside it, ms", justify="right")
     rows = {**sums.shares_ns, "together": sum(sums.shares_ns.values())}
     for name, ns in rows.items():
         ms = ns / 1e6
@@ -138,6 +145,7 @@ def _table(sums: Sums) -> Table:
             f"{ms / sums.num_tokens:.3f}",
             f"{ms:.1f}",
             f"{ns / max(1, sums.wall_ns):.1%}",
+            *([f"{beside / 1e6:.1f}" if (beside := sums.beside_ns.get(name)) else ""] * has_beside),
         )
     return table
 

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from coordinator.tracing.spans import track_of
 from engine.layout.slots import Feed
 from node.forwards import Forwards, SimulatedDevice
-from proto.stopwatch import Recorder, Stopwatch, records_of
+from proto.stopwatch import Phase, Recorder, Stopwatch, records_of
 
 ROW = Feed((1,), (5,), (5,), 5, (1,))
 
@@ -44,3 +45,23 @@ def test_a_chain_that_is_one_call_counts_as_its_steps() -> None:
     assert heart.progress == 5
     track = track_of([records_of(recorder.take())], 0, lambda ns: ns)
     assert [(one.num_rows, one.num_asked) for one in track.forwards] == [(1, 1), (4, 4)]
+
+
+def test_a_forward_that_fails_leaves_no_device_at_work() -> None:
+    times = iter(range(0, 10**9, 1000))
+    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: next(times)), progress=0)
+
+    def fails(*_: Any) -> None:
+        raise ValueError("no such row")
+
+    executor: Any = Executor()
+    executor.forward = fails
+    forwards = Forwards(executor, heart, SimulatedDevice(1.0, 0.0))
+    with pytest.raises(ValueError, match="no such row"):
+        forwards.run([ROW], [range(1)])
+    forwards.wait()
+    beside_us = heart.watch.beside_us
+    heart.watch.enter(Phase.DECIDE)
+    heart.watch.enter(Phase.WAIT)
+    assert heart.watch.beside_us == beside_us
+    assert heart.watch.totals_us[Phase.DECIDE] > 0

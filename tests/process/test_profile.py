@@ -57,4 +57,30 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     text = run(*pair)
     table = text.partition("\n")[2]
     assert "noise and choice" in table
+    assert "beside" not in table
     assert max(map(len, table.splitlines())) <= 80
+
+
+SIMULATED = ("--simulate-target-ms", "12", "--simulate-draft-ms", "3")
+
+
+@pytest.mark.long
+def test_on_devices_a_model_takes_its_whole_time_and_all_adds_up() -> None:
+    options = ("--policy", "tree", "--max-tokens", "24", *SIMULATED)
+    report = json.loads(run(*options, "--json"))
+    elapsed_ms = report["num_tokens"] / report["tokens_per_second"] * 1e3
+    shares = {share["process"]: share for share in report["shares"]}
+    for name, least_ms in (("target", 12.0), ("drafter", 3.0)):
+        share = shares[name]
+        assert share["ms"]["model"] >= 0.99 * least_ms  # whatever the host did in that time
+        assert share["number"] * sum(share["ms"].values()) == pytest.approx(elapsed_ms)
+        beside_ms = share["beside_ms"]
+        assert beside_ms["decide"] > 0
+        assert 0 < sum(beside_ms.values()) < share["ms"]["model"]
+    assert shares["coordinator"]["beside_ms"] == {}
+    table = run(*options).partition("\n")[2]
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["target", "beside", "drafter", "beside", "coordinator"]
+    (together,) = [line for line in lines if line.startswith("together")]
+    assert together.split().count("100%") == 3

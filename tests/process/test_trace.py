@@ -16,6 +16,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching import launcher
+from coordinator.tracing.chrome import DEVICE_TID, HOST_TID
 from proto.messages import Role
 from tests.coordinator.tracing.schema import faults_of
 from tests.process.ray_nodes import free_port
@@ -88,6 +89,13 @@ def test_a_tree_is_drafted_while_the_target_verifies_and_rolled_back(tmp_path: P
     assert summary["num_tokens"] == 64
     assert 0.0 < summary["overlap"] <= 1.0
     assert summary["shares"]["target"] > 0.2
+    # On its device a pass lasts as long as it was told to, from launch to end, and the target hears
+    # drafts meanwhile. The drafter's host computes by itself.
+    assert {one["tid"] for one in passes} == {DEVICE_TID}
+    assert {one["tid"] for one in steps} == {HOST_TID}
+    assert min(one["dur"] for one in passes) >= 14_500
+    assert 0.0 < summary["beside_ms"]["target"] < summary["shares_ms"]["target"]
+    assert summary["beside_ms"]["drafter"] == 0.0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -56,3 +56,43 @@ def test_a_full_recorder_fits_a_message() -> None:
     for ns in range(MAX_TRACE_RECORDS + 1):
         recorder.add(ns, Phase.WAIT)
     assert len(recorder.take()) == MAX_TRACE_RECORDS * TRACE_RECORD_BYTES
+
+
+def test_time_beside_a_device_is_counted_by_itself() -> None:
+    now = 0
+
+    def at(ns: int) -> Stopwatch:
+        nonlocal now
+        now = ns
+        return watch
+
+    watch = Stopwatch(lambda: now)
+    recorder = Recorder()
+    watch.record(recorder)
+    at(1_000).device_ends_in(1.0)  # no device is at work
+    at(2_000).enter(Phase.MODEL)
+    at(3_000).device_begins()
+    at(5_000).enter(Phase.DECIDE)
+    at(6_000).device_ends_in(4e-6)
+    at(8_000).enter(Phase.SEND)
+    at(13_000).enter(Phase.WAIT)  # the device ended at 10 us
+    at(14_000).device_ended()  # that is known
+    at(20_000).enter(Phase.MODEL)
+    at(21_000).device_begins()
+    at(25_000).device_begins()  # nobody has said that the first forward ended
+    at(30_000).device_ended()
+    at(32_000).enter(Phase.WAIT)
+    exposed = {Phase.WAIT: 2 + 7, Phase.MODEL: 1 + 1 + 2, Phase.SEND: 3}
+    beside = {Phase.MODEL: 2 + 9, Phase.DECIDE: 3, Phase.SEND: 2}
+    assert watch.totals_us == tuple(exposed.get(phase, 0) for phase in Phase)
+    assert watch.beside_us == tuple(beside.get(phase, 0) for phase in Phase)
+    assert sum(watch.totals_us) + sum(watch.beside_us) == 32
+    marks = [one for one in records_of(recorder.take()) if one.mark in list(Mark)]
+    assert [(one.mark, one.ns) for one in marks] == [
+        (Mark.LAUNCHED, 3_000),
+        (Mark.ENDED, 10_000),
+        (Mark.LAUNCHED, 21_000),
+        (Mark.ENDED, 25_000),
+        (Mark.LAUNCHED, 25_000),
+        (Mark.ENDED, 30_000),
+    ]

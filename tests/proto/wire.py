@@ -227,6 +227,7 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         counts,
         texts(200),
         st.lists(counts, max_size=len(Phase)).map(tuple),
+        st.lists(counts, max_size=len(Phase)).map(tuple),
         counts,
         counts,
         microseconds,

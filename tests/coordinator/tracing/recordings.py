@@ -86,6 +86,16 @@ class Script:
         self.phase(node, end_ms - 0.1, Phase.CHOOSE)
         self.phase(node, end_ms, Phase.DECIDE)
 
+    def launches(self, node: bytes, start_ms: float, end_ms: float) -> None:
+        """A forward of three rows on a device beside the host: prepared before `start_ms`, it is at
+        work from then to `end_ms`. The host gives it the rows for 0.1 ms and waits."""
+        self.phase(node, start_ms - 0.1, Phase.PREPARE)
+        self.at(node, start_ms - 0.1).forward(3, 3)
+        self.phase(node, start_ms, Phase.MODEL)
+        self.at(node, start_ms).device_begins()
+        self.at(node, start_ms).device_ends_in((end_ms - start_ms) / 1e3)
+        self.phase(node, start_ms + 0.1, Phase.WAIT)
+
     def sends(self, node: bytes, message: m.Message, left_ms: float, came_ms: float) -> None:
         """A node sends a message to the coordinator, which reads it then."""
         frame = encode(message)
@@ -139,6 +149,34 @@ def one_round(ahead_ms: float = 0.0, host: str = HOST) -> Script:
     script.phase(DRAFTER, 21, Phase.WAIT)
     script.tells(TARGET, DRAFT, 22.5, 23.5)
     script.forward(TARGET, 24, 34)
+    script.sends(TARGET, VERDICT, 35, 36)
+    script.phase(TARGET, 35.5, Phase.WAIT)
+    script.tells(DRAFTER, VERDICT, 36.1, 37)
+    script.phase(DRAFTER, 37.5, Phase.WAIT)
+    script.phase(DRAFTER, 50, Phase.DECIDE)
+    script.phase(TARGET, 50, Phase.DECIDE)
+    return script
+
+
+def round_on_devices() -> Script:
+    """`one_round`, where devices compute: the drafter's from 12 to 20, the target's from 24 to 34.
+
+    The target decides under its pass for 3 ms, and the drafter under its step for 2.
+    """
+    script = Script()
+    script.tells(TARGET, OPEN, 10, 11)
+    script.phase(TARGET, 11.5, Phase.WAIT)
+    script.tells(DRAFTER, OPEN, 10.05, 11)
+    script.phase(DRAFTER, 11.5, Phase.WAIT)
+    script.launches(DRAFTER, 12, 20)
+    script.phase(DRAFTER, 14, Phase.DECIDE)
+    script.phase(DRAFTER, 16, Phase.WAIT)
+    script.sends(DRAFTER, DRAFT, 20.5, 21.5)
+    script.phase(DRAFTER, 21, Phase.WAIT)
+    script.tells(TARGET, DRAFT, 22.5, 23.5)
+    script.launches(TARGET, 24, 34)
+    script.phase(TARGET, 30, Phase.DECIDE)
+    script.phase(TARGET, 33, Phase.WAIT)
     script.sends(TARGET, VERDICT, 35, 36)
     script.phase(TARGET, 35.5, Phase.WAIT)
     script.tells(DRAFTER, VERDICT, 36.1, 37)

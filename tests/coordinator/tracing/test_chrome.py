@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tracing.chrome import chrome_trace
+from coordinator.tracing.chrome import DEVICE_TID, HOST_TID, chrome_trace
 from coordinator.tracing.timeline import timeline_of
 from proto.messages import TracePart
 from proto.stopwatch import Phase
@@ -17,6 +17,7 @@ from tests.coordinator.tracing.recordings import (
     VERDICT,
     Script,
     one_round,
+    round_on_devices,
 )
 from tests.coordinator.tracing.schema import faults_of
 
@@ -51,6 +52,25 @@ def test_a_round_becomes_spans_arrows_and_instants() -> None:
     assert (rejection["pid"], re_root["args"]) == (passed["pid"], {"text": 1, "rolled_back": 1})
     (rolled_back,) = named(trace, "roll back")
     assert rolled_back["pid"] == step["pid"]
+
+
+def test_forwards_on_a_device_have_a_track_beside_their_hosts() -> None:
+    trace = trace_of(round_on_devices())
+    assert faults_of(trace) == []
+    (step,), (passed,) = named(trace, "draft step"), named(trace, "pass")
+    assert (step["tid"], step["ts"], step["dur"]) == (DEVICE_TID, 12_000.0, 8_000.0)
+    assert (passed["tid"], passed["ts"], passed["dur"]) == (DEVICE_TID, 24_000.0, 10_000.0)
+    assert passed["args"]["accepted"] == 1
+    beside = [
+        (one["tid"], one["ts"], one["dur"])
+        for one in named(trace, "decide")
+        if one["pid"] == passed["pid"] and 24_000.0 <= one["ts"] < 34_000.0
+    ]
+    assert beside == [(HOST_TID, 30_000.0, 3_000.0)]
+    threads = [one for one in named(trace, "thread_name") if one["args"]["name"] == "device"]
+    assert {one["pid"] for one in threads} == {step["pid"], passed["pid"]}
+    without = named(trace_of(one_round()), "thread_name")
+    assert all(one["args"]["name"] != "device" for one in without)
 
 
 def test_each_direction_of_a_link_is_a_track() -> None:

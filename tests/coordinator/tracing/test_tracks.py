@@ -55,6 +55,33 @@ def test_phases_forwards_and_notes_are_told_apart() -> None:
     )
 
 
+def test_a_forward_on_a_device_lasts_from_its_launch_to_its_end() -> None:
+    piece = [
+        record(10, Phase.WAIT),
+        record(15, Mark.ENDED),  # of what began before
+        record(20, Phase.PREPARE),
+        record(21, Mark.FORWARD, extra=4, detail=9),
+        record(30, Phase.MODEL),
+        record(31, Mark.LAUNCHED),
+        record(40, Phase.DECIDE),
+        record(50, Phase.WAIT),
+        record(60, Mark.ENDED),
+        record(62, Phase.DECIDE),
+        record(70, Phase.PREPARE),
+        record(71, Mark.FORWARD, extra=1, detail=1),
+        record(80, Phase.MODEL),
+        record(80, Mark.LAUNCHED),
+        record(90, Phase.SEND),
+        record(99, Phase.WAIT),
+    ]
+    track = track_of([piece], 0, lambda ns: ns)
+    assert track.forwards == [
+        Forward(31, 60, 9, 4, on_device=True),
+        Forward(80, 99, 1, 1, on_device=True),  # no more is known
+    ]
+    assert [(one.start_ns, one.end_ns) for one in track.spans][:3] == [(20, 30), (30, 40), (40, 50)]
+
+
 def test_what_was_before_is_cut_off_and_clocks_are_turned() -> None:
     piece = [record(10, Phase.DECIDE), record(15, Mark.SENT), record(30, Phase.WAIT)]
     track = track_of(

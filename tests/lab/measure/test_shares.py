@@ -21,7 +21,7 @@ class SlowPair:
 
     def __init__(self) -> None:
         self.num_texts = 0
-        self.target = SimpleNamespace(hello=True, progress=500, num_uncaptured=3, times_us=())
+        self.target = SimpleNamespace(hello=True, progress=500, num_uncaptured=3)
         self.late_ms = 1000.0
         self._watch = SimpleNamespace(totals_us=(0,) * len(Phase))
         self._count_us(1_000_000)
@@ -30,12 +30,13 @@ class SlowPair:
 
     def _count_us(self, model_us: int) -> None:
         self.target.times_us = tuple(model_us * (phase is Phase.MODEL) for phase in Phase)
+        self.target.beside_us = (0,) * len(Phase)
 
     def generate(self, *_: Any) -> tuple[Any, None]:
         self.num_texts += 1
         self.target.progress += 10
         self.late_ms += 2.0 if self.num_texts > 1 else 700.0
-        self._count_us(self.target.times_us[Phase.MODEL] + 80_000)
+        self._count_us(1_000_000 + 80_000 * self.num_texts)
         metrics = SimpleNamespace(
             num_target_passes=10,
             elapsed_s=0.1,
@@ -74,3 +75,36 @@ def test_only_the_measured_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (target.number, target.num_uncaptured) == (20, 0)
     assert target.ms["model"] == pytest.approx(8.0)
     assert target.ms["wait"] == pytest.approx(2.0)
+    assert target.beside_ms == {}
+
+
+class PairOnDevice(SlowPair):
+    """The same where a device runs the model: of 8 ms the host has decided for 3 and sent for 1,
+    and between two passes it decides for 0.5 more."""
+
+    def _count_us(self, model_us: int) -> None:
+        exposed = {Phase.DECIDE: model_us // 16}
+        beside = {
+            Phase.WAIT: model_us * 3 // 8,
+            Phase.MODEL: model_us // 8,
+            Phase.DECIDE: model_us * 3 // 8,
+            Phase.SEND: model_us // 8,
+        }
+        self.target.times_us = tuple(exposed.get(phase, 0) for phase in Phase)
+        self.target.beside_us = tuple(beside.get(phase, 0) for phase in Phase)
+
+
+def test_host_work_under_a_forward_is_part_of_the_model_and_all_adds_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    pair: Any = PairOnDevice()
+    found = shares.profile(pair, [(1,), (2,)], SpeculationConfig(policy="ar"), SamplingParams())
+    target, coordinator = found.shares
+    busy = {phase: ms for phase, ms in target.ms.items() if ms}
+    assert busy == pytest.approx({"model": 8.0, "decide": 0.5, "wait": 1.5})
+    assert sum(target.ms.values()) == pytest.approx(10.0)  # each pass takes a tenth of 100 ms
+    assert {phase: ms for phase, ms in target.beside_ms.items() if ms} == pytest.approx(
+        {"decide": 3.0, "send": 1.0}
+    )
+    assert coordinator.beside_ms == {}

@@ -22,6 +22,7 @@ from tests.coordinator.tracing.recordings import (
     VERDICT,
     Script,
     one_round,
+    round_on_devices,
 )
 from tests.coordinator.tracing.schema import faults_of
 
@@ -54,6 +55,24 @@ def test_every_moment_of_a_round_goes_to_whoever_was_waited_for() -> None:
     assert (path.end_ns - path.start_ns) / 1e6 == 26.0
     (only,) = path.rounds
     assert (only.tokens, only.drafted, only.accepted, only.rolled_back) == (2, 2, 1, 1)
+
+
+def test_host_work_beside_a_device_is_no_share_of_its_own() -> None:
+    recording = round_on_devices().finished()
+    path = path_of(recording)
+    assert ms_of(path) == {
+        "target": 10.0,  # 24 to 34, whatever the host did
+        "drafter": 8.0,  # 12 to 20
+        "wire": 3.93,
+        "host": 2.14,
+        "waiting": 1.93,  # 34 to 34.99 as well, since the target does nothing then
+    }
+    assert sum(path.shares_ns.values()) == path.end_ns - path.start_ns == 26_000_000
+    (only,) = path.rounds
+    assert only.beside_ns == {"target": 3_000_000, "drafter": 2_000_000}
+    (without,) = path_of(one_round().finished()).rounds
+    assert without.beside_ns == {"target": 0, "drafter": 0}
+    assert overlap(trace_of(recording)) == 0.0
 
 
 def test_an_other_host_makes_no_difference() -> None:

@@ -13,7 +13,14 @@ from coordinator.tracing.writing import write
 from lab.trace.command import trace_summary
 from proto.errors import ConfigurationError, OutputError
 from proto.system import check_writable
-from tests.coordinator.tracing.recordings import DRAFTER, HOST, TARGET, Script, one_round
+from tests.coordinator.tracing.recordings import (
+    DRAFTER,
+    HOST,
+    TARGET,
+    Script,
+    one_round,
+    round_on_devices,
+)
 
 
 @pytest.fixture
@@ -48,9 +55,27 @@ def test_people_are_told_the_shares_and_what_to_make_of_them(
     assert ["target", "9.900", "4.950", "9.9", "38.1%"] in rows
     assert ["together", "26.000", "13.000", "26.0", "100.0%"] in rows
     assert ["1", "26.00", "9.90", "7.90", "3.93", "3.72", "0.55", "0.00", "2", "1/2"] in rows
+    assert "beside" not in text
     assert "check: the shares add up to 26.0 of 26.0 ms (100.0%), 0.0% unexplained" in text
     assert "ahead, give or take 0.202 (1 exchanges)" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_hosts_work_beside_a_device_is_a_column_that_is_not_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "trace.json", round_on_devices())
+    assert summarize(str(path), "--plot", str(tmp_path / "trace.png")) == 0
+    text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines()]
+    assert ["target", "10.000", "5.000", "10.0", "38.5%", "3.0"] in rows
+    assert ["drafter", "8.000", "4.000", "8.0", "30.8%", "2.0"] in rows
+    assert ["together", "26.000", "13.000", "26.0", "100.0%"] in rows
+    assert max(map(len, text.splitlines()[4:])) <= 80
+    assert summarize(str(path), "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["beside_ms"] == {"target": 3.0, "drafter": 2.0}
+    assert sum(found["shares_ms"].values()) == pytest.approx(found["wall_ms"])
 
 
 def test_programs_are_told_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
