@@ -48,8 +48,8 @@ from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
 
 if TYPE_CHECKING:
+    from rehearsal.node import Node
     from rehearsal.timeline import Timeline
-    from rehearsal.world import Node
 
 EMPTY_PATH = (0, 0)  # digest and length
 
