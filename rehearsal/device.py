@@ -13,7 +13,7 @@ was at the launch.
 
 The host is told when a forward has ended, and only then may it read the result. All forwards write
 their results to one buffer, which belongs to the newest launch: the result of the forward before
-has to be read by then. Every other order is a `DeviceError`.
+has to be read by then. A host that does otherwise gets a `DeviceError`.
 """
 
 from collections import deque
