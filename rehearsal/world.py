@@ -4,6 +4,7 @@ Nothing here decides anything about a text. The world carries messages (every on
 codec) between the nodes (`rehearsal/node.py`), and tells the watcher what happened.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -105,6 +106,7 @@ class Host:
         self._texts: dict[int, tuple[Session, Text]] = {}  # submitted and not begun, by session
         self._num_submitted = 0
         self._num_left = len(world.setting.texts)  # texts that are not complete
+        self._num_read: Counter[int] = Counter()  # tokens that were handed to readers, by session
 
     def start(self) -> None:
         """Submit the first text, and begin to tick."""
@@ -134,6 +136,14 @@ class Host:
     def _submit_later(self, delay_s: float) -> None:
         if self._num_submitted < len(self.world.setting.texts):
             self.world.timeline.at(self.world.timeline.now + delay_s, self._submit)
+
+    def _read(self, session: int, num_tokens: int) -> None:
+        """A reader is handed tokens, and may leave: the router hears of that as of all else."""
+        before, read_len = self._num_read[session], self.world.setting.texts[session - 1].read_len
+        self._num_read[session] += num_tokens
+        if read_len is not None and before < read_len <= before + num_tokens:
+            left = e.TextLeft(session, is_complete=True)
+            self.world.timeline.at(self.world.timeline.now, partial(self._handle, left))
 
     # -- the nodes --------------------------------------------------------------------------------
 
@@ -214,6 +224,8 @@ class Host:
                     self.world.downlinks[node_id].send(frame)
             case e.Deliver(session, item):
                 self.world.watcher.delivered(session, item)
+                if isinstance(item, Emit):
+                    self._read(session, len(item.tokens))
             case e.End(session, Result() as result):
                 self.world.watcher.completed(session, result)
                 self._num_left -= 1

@@ -76,6 +76,7 @@ class Truth:
     def __init__(self, scenario: Scenario, text: Text, session: Session) -> None:
         self.limits = text.limits
         self.num_prompt = len(text.prompt)
+        self.read_len = text.read_len
         self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
         self.paths: dict[int, tuple[int, int]] = {}  # path hash -> digest and length
         self.said_len = 0  # how far any verdict has come
@@ -173,9 +174,13 @@ class Judge:
         truth = self.truths[session]
         assert truth.finished is None, "a text ends twice"
         truth.finished = result.reason
+        self.liveness[session].completed()
+        has_left = truth.read_len is not None and len(truth.emitted) >= truth.read_len
+        if has_left and result.reason is FinishReason.STOP:
+            self.stats["left by their readers"] += 1
+            return
         assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
         assert result.reason is truth.reason, f"ended by {result.reason}, not by {truth.reason}"
-        self.liveness[session].completed()
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
         """A node begins a forward."""

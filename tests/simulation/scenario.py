@@ -191,6 +191,7 @@ def draw(
     plain: bool = False,
     alone: bool = False,
     chain: bool = False,
+    leaving: bool = False,
 ) -> Scenario:
     """The scenario of a seed, with another policy if one is given.
 
@@ -198,6 +199,7 @@ def draw(
     plain   two texts and one drafter, all else being equal
     alone   one text at a time, all else being equal
     chain   the drafter has one choice, all else being equal
+    leaving most readers leave before their text has come to its end, all else being equal
     """
     random = Random(seed)
     model = _model(random)
@@ -247,6 +249,10 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
+    if leaving:
+        apart = Random(f"readers {seed}")
+        left = tuple(_left_early(apart, text) for text in scenario.texts)
+        scenario = replace(scenario, texts=left)
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:
@@ -342,6 +348,12 @@ def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:
     return Limits(
         prompt_len + random.choice((random.randint(1, 8), random.randint(1, 100))), model.stop_ids
     )
+
+
+def _left_early(random: Random, text: Text) -> Text:
+    """A text whose reader may leave early."""
+    read_len = random.randint(1, text.limits.max_len - len(text.prompt))
+    return replace(text, read_len=read_len if random.random() < 0.8 else None)
 
 
 def _policy(random: Random, name: str) -> Policy:
