@@ -9,9 +9,10 @@ from node.economics import TIMED_ROWS
 from proto.messages import MAX_WINDOW, Limits, Message, Policy, Role, Verdict
 from proto.policies import TABLE, PolicyRow
 from rehearsal.acceptance import Ranked, Trace
+from rehearsal.node import Node
 from rehearsal.setting import Forwards, NodeCosts, Setting, Text
 from rehearsal.timeline import Mixed, Timeline
-from rehearsal.world import Node, World
+from rehearsal.world import World
 
 # -- performance -----------------------------------------------------------------------------------
 

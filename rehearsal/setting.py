@@ -11,10 +11,15 @@ NUM_TREE_SLOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One session: its prompt and where it may end."""
+    """One session: its prompt and where it may end.
+
+    read_len  tokens after the prompt with which its reader has found an end of its own and leaves;
+              None: it reads them all
+    """
 
     prompt: tuple[int, ...]
     limits: Limits
+    read_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

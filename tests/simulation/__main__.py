@@ -29,10 +29,11 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="two texts and one drafter")
     parser.add_argument("--alone", action="store_true", help="one text at a time")
     parser.add_argument("--chain", action="store_true", help="a drafter with one choice")
+    parser.add_argument("--leaving", action="store_true", help="with readers that leave early")
     parser.add_argument("--quiet", action="store_true", help="only say whether one seed holds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes for many seeds")
     arguments = parser.parse_args()
-    shape = (arguments.plain, arguments.alone, arguments.chain)
+    shape = (arguments.plain, arguments.alone, arguments.chain, arguments.leaving)
     options = sweep.Options(arguments.policy, arguments.oracle, *shape)
     if arguments.last is not None:
         seeds = range(arguments.seed, arguments.last + 1)

@@ -30,6 +30,7 @@ class Fault:
 
     oracle      with a drafter that is always right, as for most of what costs only speed
     alone       one text at a time, where others would hide it
+    leaving     with readers that leave early, whose lanes are given away during a forward
     first_seed  where to begin, for what shows only now and then
     """
 
@@ -38,6 +39,7 @@ class Fault:
     policy: str | None = None
     oracle: bool = False
     alone: bool = False
+    leaving: bool = False
     first_seed: int = 0
 
     @property

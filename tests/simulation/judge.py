@@ -6,6 +6,7 @@ Safety, after every step of every machine
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
     * what the drafter drafts is what its model says about that path: its cache is right
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
+    * a pass is told once, with the drafts that it had when it was launched, whatever came since
     * an ack never counts over a gap, an Open that is not newer than another of its text changes
       nothing, and a text that was closed stays closed
     * an idle target has something to do or a deadline
@@ -16,6 +17,7 @@ Liveness is defined in `liveness.py`.
 """
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster.registry import Health
@@ -48,10 +50,24 @@ from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
 
 if TYPE_CHECKING:
+    from rehearsal.node import Node
     from rehearsal.timeline import Timeline
-    from rehearsal.world import Node
 
 EMPTY_PATH = (0, 0)  # digest and length
+
+
+@dataclass(slots=True)
+class Pass:
+    """What a pass of the target was for one text when it was launched.
+
+    has_right   the target knew the right next token then
+    num_drafts  that it verifies
+    is_told     a verdict has said what came of it
+    """
+
+    has_right: bool
+    num_drafts: int
+    is_told: bool = False
 
 
 class Truth:
@@ -60,12 +76,13 @@ class Truth:
     def __init__(self, scenario: Scenario, text: Text, session: Session) -> None:
         self.limits = text.limits
         self.num_prompt = len(text.prompt)
+        self.read_len = text.read_len
         self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
         self.paths: dict[int, tuple[int, int]] = {}  # path hash -> digest and length
         self.said_len = 0  # how far any verdict has come
-        # Whether the target knew the right next token when its pass began: of the pass that is
-        # running, and of the one that has ended last.
-        self.has_right = self.had_right = False
+        # The pass that is running, and the one that has ended last, which may not be told yet.
+        self.running: Pass | None = None
+        self.ended: Pass | None = None
         self.emitted: list[int] = []
         self.finished: FinishReason | None = None
         hashes = CommittedText(session.text.key, self.tokens).path_hashes
@@ -157,9 +174,13 @@ class Judge:
         truth = self.truths[session]
         assert truth.finished is None, "a text ends twice"
         truth.finished = result.reason
+        self.liveness[session].completed()
+        has_left = truth.read_len is not None and len(truth.emitted) >= truth.read_len
+        if has_left and result.reason is FinishReason.STOP:
+            self.stats["left by their readers"] += 1
+            return
         assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
         assert result.reason is truth.reason, f"ended by {result.reason}, not by {truth.reason}"
-        self.liveness[session].completed()
 
     def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
         """A node begins a forward."""
@@ -189,7 +210,8 @@ class Judge:
             self.liveness[part.opened.session].pass_started()
             truth, tree = self.truths[part.opened.session], self._tree_of(node, part)
             following = truth.tokens[len(tree.text) : len(tree.text) + 1]
-            truth.has_right = any(tree.child(tree.root, token) for token in following)
+            has_right = any(tree.child(tree.root, token) for token in following)
+            truth.running = Pass(has_right, max(0, part.num_asked - 1))
 
     @staticmethod
     def _tree_of(node: "Node", part: target.Part) -> SpeculationTree:
@@ -241,7 +263,9 @@ class Judge:
         if isinstance(event, target.Computed):
             for session in node.follower.texts:
                 self.liveness[session].pass_ended()
-                self.truths[session].had_right = self.truths[session].has_right
+                truth = self.truths[session]
+                if truth.running is not None:
+                    truth.ended, truth.running = truth.running, None
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Draft) and message.session in node.follower.texts:
             come = self._come[message.session][message.incarnation]
@@ -348,12 +372,15 @@ class Judge:
             f"{verdict.num_accepted} accepted tokens make {len(tokens)}"
         )
         truth.said_len = max(truth.said_len, end)
+        if verdict.model_us:  # else it says again what was lost
+            self._check_told(verdict, truth)
         if self.scenario.is_oracle and end < len(truth.tokens):
             num_right = verdict.num_drafted
             if self.scenario.policy.branches > 1:
                 # Of a tree a path is right, and it begins with a draft; but a detour may have come
                 # while the first choice is still on its way.
-                num_right = max(truth.had_right * min(1, num_right), verdict.num_accepted)
+                had_right = truth.ended is not None and truth.ended.has_right
+                num_right = max(had_right * min(1, num_right), verdict.num_accepted)
             assert verdict.num_accepted == num_right, "an oracle is contradicted"
         assert len(verdict.sources) in (0, verdict.num_accepted)
         if NGRAM_SOURCE in verdict.sources:
@@ -365,3 +392,13 @@ class Judge:
             come = self._come[verdict.session][ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)
             assert gap is None, f"draft {gap} never came, but drafts up to {ack.number} are acked"
+
+    @staticmethod
+    def _check_told(verdict: Verdict, truth: Truth) -> None:
+        ended = truth.ended
+        assert ended is not None, "a verdict tells of a pass that has not ended"
+        assert not ended.is_told, "a pass is told twice"
+        ended.is_told = True
+        assert verdict.num_drafted == ended.num_drafts, (
+            f"a verdict counts {verdict.num_drafted} drafts, but its pass had {ended.num_drafts}"
+        )

@@ -20,17 +20,20 @@ def simulate(
     plain: bool = False,
     alone: bool = False,
     chain: bool = False,
+    leaving: bool = False,
     tell: Callable[[Line], None] | None = None,
 ) -> Counter[str]:
     """Run a seed to its end. Raises SimulationFailure."""
-    scenario = draw(seed, policy, oracle=oracle, plain=plain, alone=alone, chain=chain)
+    scenario = draw(
+        seed, policy, oracle=oracle, plain=plain, alone=alone, chain=chain, leaving=leaving
+    )
     world = World(scenario, tell=tell)
     try:
         world.run()
     except Exception as error:
         options = (f" --policy {policy}" if policy else "") + (" --oracle" if oracle else "")
         options += (" --plain" if plain else "") + (" --alone" if alone else "")
-        options += " --chain" if chain else ""
+        options += (" --chain" if chain else "") + (" --leaving" if leaving else "")
         replay = f"python -m tests.simulation {seed}{options}"
         story = "\n".join(map(str, world.story))
         raise SimulationFailure(

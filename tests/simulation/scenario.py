@@ -191,6 +191,7 @@ def draw(
     plain: bool = False,
     alone: bool = False,
     chain: bool = False,
+    leaving: bool = False,
 ) -> Scenario:
     """The scenario of a seed, with another policy if one is given.
 
@@ -198,6 +199,7 @@ def draw(
     plain   two texts and one drafter, all else being equal
     alone   one text at a time, all else being equal
     chain   the drafter has one choice, all else being equal
+    leaving most readers leave before their text has come to its end, all else being equal
     """
     random = Random(seed)
     model = _model(random)
@@ -213,13 +215,8 @@ def draw(
     num_tokens = sum(text.limits.max_len - len(text.prompt) for text in texts)
     chosen = drawn[policy or name]
     if chosen.window > chosen.launch_min:
-        apart = Random(f"policy {seed}")  # so that the other draws stay as they are
-        group, min_score = apart.choice((1, 1, chosen.num_speculative_tokens)), -1e9
-        if apart.random() < 0.5:
-            min_score = LIKELY * apart.randint(0, 12)
-        # A rest of an oracle would be lost time.
-        rest_after = 0 if oracle else apart.choice((0, apart.randint(1, 10), REST_AFTER))
-        chosen = replace(chosen, group=group, min_score=min_score, rest_after=rest_after)
+        # Apart, so that the other draws stay as they are.
+        chosen = _holding_back(chosen, Random(f"policy {seed}"), oracle=oracle)
     if chosen.window > chosen.launch_min and not chain:
         chosen = _branching(chosen, model, Random(f"tree {seed}"))
     else:
@@ -247,6 +244,8 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
+    if leaving:
+        scenario = _left_early(scenario, Random(f"readers {seed}"))
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     if random.random() < 0.1 and not oracle:
@@ -344,6 +343,16 @@ def _limits(random: Random, model: ToyModel, prompt_len: int) -> Limits:
     )
 
 
+def _left_early(scenario: Scenario, random: Random) -> Scenario:
+    """The same texts, and readers most of whom leave early."""
+    lengths = [random.randint(1, one.limits.max_len - len(one.prompt)) for one in scenario.texts]
+    texts = tuple(
+        replace(text, read_len=length if random.random() < 0.8 else None)
+        for text, length in zip(scenario.texts, lengths, strict=True)
+    )
+    return replace(scenario, texts=texts)
+
+
 def _policy(random: Random, name: str) -> Policy:
     if name == "ar":
         return autoregressive()
@@ -354,6 +363,16 @@ def _policy(random: Random, name: str) -> Policy:
         k,
         random.choice((random.randint(1, 4), random.randint(1, 16), random.randint(16, 64))),
     )
+
+
+def _holding_back(policy: Policy, random: Random, *, oracle: bool) -> Policy:
+    """When a drafter sends, which drafts it makes, and when it rests."""
+    group, min_score = random.choice((1, 1, policy.num_speculative_tokens)), -1e9
+    if random.random() < 0.5:
+        min_score = LIKELY * random.randint(0, 12)
+    # A rest of an oracle would be lost time.
+    rest_after = 0 if oracle else random.choice((0, random.randint(1, 10), REST_AFTER))
+    return replace(policy, group=group, min_score=min_score, rest_after=rest_after)
 
 
 def _branching(policy: Policy, model: ToyModel, random: Random) -> Policy:

@@ -25,6 +25,7 @@ class Options:
     plain: bool = False
     alone: bool = False
     chain: bool = False
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from tests.simulation.device_faults import DEVICE_FAULTS
 from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.head_faults import HEAD_FAULTS
 from tests.simulation.past_faults import PAST_FAULTS
@@ -15,28 +16,31 @@ from tests.simulation.scheduling_faults import SCHEDULING_FAULTS
 from tests.simulation.tree_faults import TREE_FAULTS
 
 NUM_SEEDS = 400
-ALL_FAULTS = FAULTS + SCHEDULING_FAULTS + ROUTING_FAULTS + PAST_FAULTS + TREE_FAULTS + HEAD_FAULTS
+ALL_FAULTS = (
+    *(*FAULTS, *SCHEDULING_FAULTS, *ROUTING_FAULTS, *PAST_FAULTS),
+    *(*TREE_FAULTS, *HEAD_FAULTS, *DEVICE_FAULTS),
+)
 
 
 @cache
-def _holds(seed: int, policy: str | None, *, oracle: bool, alone: bool) -> bool:
-    num_texts = len(draw(seed, policy, oracle=oracle, alone=alone).texts)
-    return simulate(seed, policy, oracle=oracle, alone=alone)["texts"] == num_texts
+def _holds(seed: int, policy: str | None, *, oracle: bool, alone: bool, leaving: bool) -> bool:
+    num_texts = len(draw(seed, policy, oracle=oracle, alone=alone, leaving=leaving).texts)
+    seen = simulate(seed, policy, oracle=oracle, alone=alone, leaving=leaving)
+    return seen["texts"] == num_texts
 
 
 @pytest.mark.parametrize("fault", ALL_FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     said, caught_by = "nothing", None
+    how = {"oracle": fault.oracle, "alone": fault.alone, "leaving": fault.leaving}
     with monkeypatch.context() as patch:
         fault.plant(patch)
         for seed in range(fault.first_seed, fault.first_seed + NUM_SEEDS):
             try:
-                simulate(seed, fault.policy, oracle=fault.oracle, alone=fault.alone)
+                simulate(seed, fault.policy, **how)
             except SimulationFailure as failure:
                 said, caught_by = str(failure).split("\n", 1)[0], seed
                 break
     assert caught_by is not None, f"{NUM_SEEDS} seeds did not see it"
     assert re.search(fault.symptom, said), said
-    assert _holds(caught_by, fault.policy, oracle=fault.oracle, alone=fault.alone), (
-        "the seed fails without the fault too"
-    )
+    assert _holds(caught_by, fault.policy, **how), "the seed fails without the fault too"

@@ -84,6 +84,20 @@ def test_many_texts_wait_for_others_and_many_have_two_drafters() -> None:
     assert sum(one.num_drafters == 2 and one.policy.has_drafter for one in classical) > 5
 
 
+def test_most_nodes_hear_messages_during_a_forward_and_one_in_four_does_not() -> None:
+    num_blocking = sum(draw(seed).blocking for seed in range(1000))
+    assert 200 < num_blocking < 300
+
+
+def test_readers_that_leave_early_leave_the_other_texts_as_they_are() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        stats = simulate(seed, leaving=True)
+        assert stats["texts"] == len(draw(seed).texts)
+        seen += stats
+    assert seen["left by their readers"] > 40
+
+
 def test_pipelined_does_too_and_its_drafters_rest_and_wake_up() -> None:
     seen = seen_in(range(30), "pipelined")
     assert seen["cause RESTING"] > 30

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from rehearsal import world
+from rehearsal.node import Node
 from rehearsal.timeline import Timeline
-from rehearsal.world import Node
 from tests.simulation.judge import Judge
 from tests.simulation.models import Deterministic
 from tests.simulation.scenario import Scenario

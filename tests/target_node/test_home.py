@@ -36,7 +36,7 @@ from proto.messages import (
 )
 from proto.policies import POLICIES, as_chain, without_drafter
 from rehearsal.cache import HeadCache, VirtualCache
-from rehearsal.world import with_features
+from rehearsal.node import with_features
 from target_node import compute as target
 from target_node import scheduling as verifying
 from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed, Home

@@ -1,0 +1,304 @@
+"""A node in virtual time: the real follower and schedule beside a device that takes its time.
+
+What `node/loop.py` does with a clock, a socket and a model is done here with the links, the
+timeline and the models of a world; nothing is decided here either.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.text.session import NodeId
+from drafter_node import compute as drafter
+from drafter_node import scheduling as drafter_scheduling
+from drafter_node import statistics as drafter_known
+from node.economics import Costs, Passes
+from node.follower import (
+    Afterwards,
+    Allocate,
+    Arrived,
+    CopyPrefix,
+    Follower,
+    Lanes,
+    MoveRows,
+    Send,
+    Tick,
+    WaitUntil,
+    Wipe,
+)
+from proto import codec
+from proto.liveness import HEARTBEAT_INTERVAL_S
+from proto.messages import Heartbeat, Message, Role
+from rehearsal.cache import CacheError, HeadCache, VirtualCache, feature_of
+from rehearsal.device import Device, Digests, Handle
+from target_node import compute as target
+from target_node import scheduling as target_scheduling
+from target_node import statistics as target_known
+from target_node.drafts import rows_on_text
+
+if TYPE_CHECKING:
+    from rehearsal.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass of the target that is running."""
+
+    ticket: int
+    handle: Handle
+    model_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the drafter that is running.
+
+    first     the part whose steps ahead it may be one of
+    before    what the steps before it in the same chain have chosen
+    model_us  of them and of this one
+    """
+
+    ticket: int
+    handle: Handle
+    model_us: int
+    first: drafter.Part
+    before: tuple[drafter.Children, ...]
+
+
+class Node:
+    """A node process: its texts, their schedule, its device, and the loop around them.
+
+    index  which of its role it is
+    """
+
+    def __init__(self, world: "World", role: Role, index: int = 0) -> None:
+        self.world = world
+        self.role = role
+        self.index = index
+        self.name = f"{role} {index + 1}" if index else str(role)
+        self.life = 0  # of the process; things that an earlier life asked for do not happen
+        self.alive = False
+        self.follower: Any = None
+        self.device = Device((), world.timeline, self._ended)
+        self.deadline = float("inf")  # at which the schedule wants to be woken
+        self.progress = 0  # finished forwards
+        self._running: _Pass | _Step | None = None  # its result has not been read
+        self._is_called = False  # a message has come since the forward began
+        self._inbox: deque[Message] = deque()
+        self._stamp: tuple[int, float] | None = None  # the coordinator's latest, and when it came
+
+    @property
+    def id(self) -> NodeId:
+        """Of the process: every life has its own."""
+        return f"{self.name}.{self.life}".encode()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a result has not come yet."""
+        return self._running is not None
+
+    def start(self, source: int) -> None:
+        """Begin a life with nothing but a source number."""
+        setting = self.world.setting
+        self.alive = True
+        count = setting.num_lanes(self.role)
+        is_head = setting.is_head and self.role is Role.DRAFTER
+        make = HeadCache if is_head else VirtualCache
+        caches = [make(setting.capacity) for _ in range(count)]
+        self.device = Device(caches, self.world.timeline, self._ended)
+        self._running, self.progress = None, 0
+        self.deadline = float("inf")
+        self._inbox.clear()
+        self._stamp = None
+        lanes = Lanes(count, setting.capacity, is_head=is_head)
+        together = min(count, setting.num_per_pass)
+        self.follower = Follower(lanes, self._schedule(lanes, source, together))
+        self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
+
+    def _schedule(self, lanes: Lanes, source: int, together: int) -> Any:
+        setting = self.world.setting
+        if self.role is Role.DRAFTER:
+            steps = Passes(setting.drafter.measured)
+            reads = drafter_known.Known(
+                setting.drafter_max_len, source, steps, is_head=setting.is_head
+            )
+            return drafter_scheduling.Schedule(lanes, reads, num_per_pass=together)
+        known = target_known.Known(setting.fixed_rows, Costs(setting.target.measured))
+        return target_scheduling.Schedule(lanes, known, num_per_pass=together)
+
+    def crash(self) -> None:
+        """End this life."""
+        self.alive = False
+        self.device.stop()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def receive(self, frame: bytes) -> None:
+        """A frame has come."""
+        if not self.alive:
+            return
+        self._inbox.append(codec.decode(frame))
+        self._is_called = True
+        if not (self.world.setting.blocking and self.is_computing):
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, Heartbeat):
+                self._stamp = message.stamp_us, self.world.timeline.now
+            self._handle(Arrived(message))
+        self._tick()
+
+    def _tick(self) -> None:
+        self.deadline = float("inf")
+        self._handle(Tick())
+        self.world.watcher.rested(self)
+
+    def _finish(self, event: drafter.Proposed | target.Computed) -> None:
+        """Where the host is free the next forward is launched before anything is said of this."""
+        self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
+        self._handle(event)
+        if not self.world.setting.blocking:
+            self._tick()
+        self._handle(Afterwards())
+        self._drain()
+
+    def _handle(self, event: Any) -> None:
+        actions = self.follower.handle(event, self.world.timeline.now)
+        self.world.tell(self.name, "handles", event)
+        self.world.watcher.heard(self, event)
+        for action in actions:
+            self._perform(action)
+        self.world.watcher.handled(self, event)
+
+    def _perform(self, action: Any) -> None:
+        self.world.tell(self.name, "does", action)
+        match action:
+            case Send(message):
+                self.world.watcher.sent(self, message)
+                self.world.uplinks[self.id].send(codec.encode(message))
+            case MoveRows(moves):
+                for move in moves:
+                    self.device.move(move)
+            case CopyPrefix(source, to, length):
+                self.device.copy(source, to, length)
+            case Wipe(lane, start):
+                self.device.wipe(lane, start)
+            case drafter.Compute() | target.Compute():
+                self._compute(action)
+            case WaitUntil(deadline):
+                self.deadline = deadline
+                self._later(deadline - self.world.timeline.now, self._wake)
+            case Allocate():
+                pass
+            case _:
+                raise AssertionError(f"unknown action {action}")
+
+    def _wake(self) -> None:
+        if self.world.timeline.now >= self.deadline and not (
+            self.world.setting.blocking and self.is_computing
+        ):
+            self._tick()
+
+    # -- the device -------------------------------------------------------------------------------
+
+    def _compute(self, action: drafter.Compute | target.Compute) -> None:
+        if self.is_computing:
+            raise CacheError("two forwards at once")
+        self.world.watcher.launched(self, action)
+        self._is_called = False
+        host_s = self.world.setting.costs(self.role).host_s
+        if isinstance(action, drafter.Compute):
+            handle, model_us = self._launch(action.parts, self._drafted, host_s)
+            self._running = _Step(action.ticket, handle, model_us, action.parts[0], ())
+        else:
+            handle, model_us = self._launch(action.parts, self._verified, host_s)
+            self._running = _Pass(action.ticket, handle, model_us)
+
+    def _launch(
+        self,
+        parts: Sequence[drafter.Part | target.Part],
+        compute: Callable[[Sequence[Any], Digests], Any],
+        host_s: float = 0.0,
+    ) -> tuple[Handle, int]:
+        """A forward of these parts, and its microseconds."""
+        num_rows = sum(len(part.feed.tokens) for part in parts)
+        cost_s = self.world.setting.costs(self.role).forward.of(num_rows)
+        feeds = [part.feed for part in parts]
+        handle = self.device.launch(feeds, lambda seen: compute(parts, seen), cost_s, host_s)
+        self.world.watcher.occupied(self, handle.began, handle.ends_at)
+        return handle, round(cost_s * 1e6)
+
+    def _verified(self, parts: Sequence[target.Part], seen: Digests) -> tuple[target.Outcome, ...]:
+        verify = self.world.models.verify
+        return tuple(
+            with_features(part, verify(part, _asked(part, rows)), rows)
+            for part, rows in zip(parts, seen, strict=True)
+        )
+
+    def _drafted(
+        self, parts: Sequence[drafter.Part], seen: Digests
+    ) -> tuple[tuple[drafter.Children, ...], ...]:
+        draft = self.world.models.draft
+        return tuple(
+            draft(part, _asked(part, rows), self.index)
+            for part, rows in zip(parts, seen, strict=True)
+        )
+
+    def _ended(self) -> None:
+        """The device has ended the forward that is running: read its result, and go on."""
+        running, self._running = self._running, None
+        assert running is not None, "a forward ends that nobody waits for"
+        result = running.handle.result()
+        if isinstance(running, _Pass):
+            self._finish(target.Computed(running.ticket, result, running.model_us))
+        elif not running.first.ahead:
+            self._finish(drafter.Proposed(running.ticket, result, running.model_us))
+        else:
+            self._followed(running, (*running.before, *result[0]))
+
+    def _followed(self, step: _Step, chain: tuple[drafter.Children, ...]) -> None:
+        """After a step of a chain comes the next one, unless a message has come."""
+        part = None if self._is_called else step.first.after(chain)
+        if part is None:
+            self._finish(drafter.Proposed(step.ticket, (chain,), step.model_us, len(chain)))
+            return
+        handle, step_us = self._launch((part,), self._drafted)
+        self._running = _Step(step.ticket, handle, step.model_us + step_us, step.first, chain)
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        stamp_us, came = self._stamp or (0, 0.0)
+        held_us = round((self.world.timeline.now - came) * 1e6) if stamp_us else 0
+        marks = self.follower.marks
+        beat = Heartbeat(marks, self.progress, "", stamp_us=stamp_us, held_us=held_us)
+        self.world.uplinks[self.id].send(codec.encode(beat))
+        self._later(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
+        life = self.life
+
+        def if_still_alive() -> None:
+            if self.alive and self.life == life:
+                happen()
+
+        self.world.timeline.at(self.world.timeline.now + delay_s, if_still_alive)
+
+
+def _asked(part: drafter.Part | target.Part, rows: Sequence[int]) -> Sequence[int]:
+    """What the rows that are asked have seen."""
+    return rows[len(rows) - part.num_asked :]
+
+
+def with_features(
+    part: target.Part, outcome: target.Outcome, digests: Sequence[int]
+) -> target.Outcome:
+    """The outcome with the features that are wanted, of rows that have seen these paths."""
+    if not part.layers:
+        return outcome
+    rows = rows_on_text(part, outcome)
+    data = b"".join(feature_of(digests[row]) for row in rows)
+    return replace(outcome, features=target.FeatureRows("digest", len(rows), data))

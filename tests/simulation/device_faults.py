@@ -1,0 +1,236 @@
+"""Mistakes of a host beside a device that leaves it free: too early, too late, or of another pass.
+
+They show only where messages are heard during a forward, as in three of four seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from drafter_node.drafting import Drafting
+from node.follower import Afterwards
+from proto.messages import Draft
+from rehearsal.device import Device, Handle
+from rehearsal.node import Node
+from target_node import scheduling
+from target_node.compute import Part
+from target_node.drafts import Judged, laid_out
+from target_node.verifying import Verifying
+from tests.simulation.faults import NOT_THE_TEXT, Fault, Patch
+
+# -- the result ------------------------------------------------------------------------------------
+
+
+def a_result_is_read_when_the_next_message_comes(patch: Patch) -> None:
+    receive = Node.receive
+
+    def hasty(self: Node, frame: bytes) -> None:
+        receive(self, frame)
+        if self.is_computing:
+            self._ended()
+
+    patch.setattr(Node, "receive", hasty)
+
+
+class _LeftInTheBuffer:
+    """An outcome of a pass that is read from the buffer whenever it is looked at."""
+
+    def __init__(self, handle: Handle, index: int) -> None:
+        self._handle = handle
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # whoever tells the story asks what this is
+        return getattr(_read(self._handle)[self._index], name)
+
+
+_read = Handle.result
+
+
+def a_result_is_left_in_a_buffer_that_the_next_launch_overwrites(patch: Patch) -> None:
+    ended = Node._ended
+
+    def lazy(self: Handle) -> Any:
+        return tuple(_LeftInTheBuffer(self, index) for index in range(len(_read(self))))
+
+    def lazily(self: Node) -> None:
+        with Patch.context() as inner:
+            if isinstance(self.follower._schedule, scheduling.Schedule):
+                inner.setattr(Handle, "result", lazy)
+            ended(self)
+
+    patch.setattr(Node, "_ended", lazily)
+
+
+# -- the queue -------------------------------------------------------------------------------------
+
+
+def a_move_comes_after_the_launch_that_needs_it(patch: Patch) -> None:
+    def without(self: scheduling.Schedule, texts: Any, now: float) -> Any:
+        return () if self._running is not None else self._next(texts, now)
+
+    patch.setattr(scheduling.Schedule, "tick", without)
+
+
+def rows_are_moved_before_the_running_forward_has_used_them(patch: Patch) -> None:
+    patch.setattr(Device, "move", lambda self, move: self.lanes[move.lane].move(move))
+
+
+def a_roll_back_frees_the_slots_of_the_running_steps(patch: Patch) -> None:
+    patch.setattr(Drafting, "_fed", property(lambda self: self.tree.nodes))
+
+
+# -- drafts that come during a pass ----------------------------------------------------------------
+
+
+def a_draft_is_written_into_the_pass_that_is_running(patch: Patch) -> None:
+    launch, heard = Verifying.launch, Verifying._on_draft
+    running: dict[Verifying, Part] = {}
+
+    def launched(self: Verifying, *how: Any) -> Part:
+        running[self] = launch(self, *how)
+        return running[self]
+
+    def join(self: Verifying, message: Draft, now: float) -> Any:
+        said = heard(self, message, now)
+        if self._running is not None and self._running.nodes and (part := running.get(self)):
+            tokens = (*part.feed.tokens[:-1], *message.tokens[-1:])
+            object.__setattr__(part.feed, "tokens", tokens[: len(part.feed.tokens)])
+        return said
+
+    patch.setattr(Verifying, "launch", launched)
+    patch.setattr(Verifying, "_on_draft", join)
+
+
+def a_draft_joins_the_pass_that_is_running(patch: Patch) -> None:
+    judge = Verifying._judge
+
+    def with_all(self: Verifying, running: Any, keys: Sequence[int], outcome: Any) -> Judged:
+        nodes, parents = laid_out(self.tree, self.at_hand())
+        joined = replace(running, parents=parents)
+        return judge(self, joined, tuple(node.key for node in nodes), outcome)
+
+    patch.setattr(Verifying, "_judge", with_all)
+
+
+def a_verdict_counts_a_draft_that_came_during_its_pass(patch: Patch) -> None:
+    judge = Verifying._judge
+
+    def with_later(self: Verifying, *of_pass: Any) -> Judged:
+        judged = judge(self, *of_pass)
+        later = [key for key in self.at_hand() if key not in {one.key for one in judged.verified}]
+        return replace(
+            judged, verified=(*judged.verified, *[self.tree.nodes[key] for key in later])
+        )
+
+    patch.setattr(Verifying, "_judge", with_later)
+
+
+# -- lives -----------------------------------------------------------------------------------------
+
+
+def a_result_is_taken_for_the_text_that_has_the_lane_now(patch: Patch) -> None:
+    done = scheduling.Schedule.done
+
+    def by_lane(self: scheduling.Schedule, result: Any, texts: Any, now: float) -> Any:
+        assert self._running is not None
+        there = {text.lane: text for text in texts.values()}
+        meant = tuple(there.get(text.lane, text) for text in self._running.texts)
+        for text, other in zip(self._running.texts, meant, strict=True):
+            other._running = text._running
+        self._running = replace(self._running, texts=meant)
+        return done(self, result, texts, now)
+
+    patch.setattr(scheduling.Schedule, "done", by_lane)
+
+
+# -- what is said afterwards -----------------------------------------------------------------------
+
+
+def what_a_forward_has_brought_is_not_said(patch: Patch) -> None:
+    handle = Node._handle
+
+    def silent(self: Node, event: Any) -> None:
+        if not isinstance(event, Afterwards):
+            handle(self, event)
+
+    patch.setattr(Node, "_handle", silent)
+
+
+def what_a_pass_has_brought_is_said_twice(patch: Patch) -> None:
+    afterwards = Verifying.afterwards
+
+    def twice(self: Verifying) -> Any:
+        unsaid = self._unsaid
+        said = afterwards(self)
+        self._unsaid = unsaid
+        return (*said, *afterwards(self))
+
+    patch.setattr(Verifying, "afterwards", twice)
+
+
+def _tell_of_the_next_pass(patch: Patch, change: Any) -> None:
+    report = Verifying._report
+
+    def confused(self: Verifying, unsaid: Any) -> Any:
+        return report(self, unsaid if self._running is None else change(self, unsaid))
+
+    patch.setattr(Verifying, "_report", confused)
+
+
+def a_verdict_counts_the_drafts_of_the_next_pass(patch: Patch) -> None:
+    def change(self: Verifying, unsaid: Any) -> Any:
+        assert self._running is not None
+        verified = tuple(self.tree.nodes[key] for key in self._running.nodes or ())
+        return replace(unsaid, judged=replace(unsaid.judged, verified=verified))
+
+    _tell_of_the_next_pass(patch, change)
+
+
+def a_verdict_goes_on_from_where_the_next_pass_began(patch: Patch) -> None:
+    def change(self: Verifying, unsaid: Any) -> Any:
+        moved = replace(unsaid.moved, base_len=len(self.tree.text), base_hash=self.tree.root)
+        return replace(unsaid, moved=moved)
+
+    _tell_of_the_next_pass(patch, change)
+
+
+def copies_count_as_what_they_are_in_the_next_pass(patch: Patch) -> None:
+    afterwards = Verifying.afterwards
+
+    def confused(self: Verifying) -> Any:
+        if (unsaid := self._unsaid) is not None:
+            judged = replace(unsaid.judged, copies=self.drafts.copies)
+            self._unsaid = replace(unsaid, judged=judged)
+        return afterwards(self)
+
+    patch.setattr(Verifying, "afterwards", confused)
+
+
+OTHER_ROWS = "another path|a hole|before it is written|is seen at|not that of the token before"
+OTHER_DRAFTS = "a verdict counts .* drafts, but its pass had"
+
+DEVICE_FAULTS = (
+    Fault(a_result_is_read_when_the_next_message_comes, "read before it is ready"),
+    Fault(a_result_is_left_in_a_buffer_that_the_next_launch_overwrites, "has overwritten it"),
+    Fault(
+        a_move_comes_after_the_launch_that_needs_it, f"{OTHER_ROWS}|{NOT_THE_TEXT}", first_seed=10
+    ),
+    Fault(rows_are_moved_before_the_running_forward_has_used_them, OTHER_ROWS),
+    Fault(a_roll_back_frees_the_slots_of_the_running_steps, "KeyError", first_seed=50),
+    Fault(a_draft_is_written_into_the_pass_that_is_running, "changed since its launch"),
+    Fault(a_draft_joins_the_pass_that_is_running, f"{OTHER_DRAFTS}|IndexError"),
+    Fault(a_verdict_counts_a_draft_that_came_during_its_pass, OTHER_DRAFTS),
+    Fault(
+        a_result_is_taken_for_the_text_that_has_the_lane_now,
+        f"{NOT_THE_TEXT}|KeyError",
+        leaving=True,
+        first_seed=88,
+    ),
+    Fault(what_a_forward_has_brought_is_not_said, "nothing has been said|have not been sent"),
+    Fault(what_a_pass_has_brought_is_said_twice, "a pass is told twice"),
+    Fault(a_verdict_counts_the_drafts_of_the_next_pass, OTHER_DRAFTS),
+    Fault(a_verdict_goes_on_from_where_the_next_pass_began, NOT_THE_TEXT),
+    Fault(copies_count_as_what_they_are_in_the_next_pass, "KeyError"),
+)
