@@ -57,7 +57,7 @@ def trace(pass_ms: float) -> Trace:
     pass_ns = round(pass_ms * 1e6)
     spans = [(number * pass_ns, (number + 1) * pass_ns) for number in range(40)]
     passes = [Forward(start, end - pass_ns // 4, "pass", {}) for start, end in spans]
-    verdicts = [Round(start, end, {}, 2, 1, 1, 0) for start, end in spans]
+    verdicts = [Round(start, end, {}, 2, 1, 1, 0, {}) for start, end in spans]
     path = PathOfText(1, "tree", 0, spans[-1][1], verdicts)
     processes = {
         number: Process(number, role, role, [], {}, forwards=passes)
