@@ -306,7 +306,8 @@ class Drafting:
         expanded = running.expands
         followed = children[len(expanded) :]
         self._num_steps += 1 + len(followed)
-        self._pace.stepped()
+        if expanded:
+            self._pace.stepped()
         self._forwards += len(followed)
         self._model_us += model_us
         first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]

@@ -9,7 +9,7 @@ the target said, whoever drafted it and whenever. A policy is a setting of numbe
     launch_min     drafts under the root at which the target starts a pass after a rejection ...
     launch_hit     ... and after a pass in which everything was accepted
     runs_ahead     the drafter goes on while the target verifies, `window` tokens deep
-    width          nodes that one draft step expands (W)
+    width          nodes that one draft step expands, at most (W)
     branches       children that are kept of each node (R); 1: the tree is a chain
     detours        second and later children on one path, at most: below them a chain is drafted
     subtree        a pass verifies the likeliest nodes, and not the best chain alone

@@ -69,12 +69,10 @@ class Watch:
         if not self._is_running:
             self._had_nothing, self._event, self._deadline = True, None, deadline
 
-    def launched(
-        self, now: float, ends: float, num_forwards: int = 1, *, is_running: bool = True
-    ) -> None:
-        """Forwards were launched; `is_running`: the result comes later."""
+    def launched(self, now: float, ends: float, num_forwards: int = 1) -> None:
+        """Forwards were launched."""
         self.launches.append(Launch(self._due(now), now, ends, num_forwards))
-        self._ends, self._is_running = ends, is_running
+        self._ends, self._is_running = ends, True
         self._had_nothing, self._event, self._deadline = False, None, None
 
     def _due(self, now: float) -> float:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
 from drafter_node.frontier import Pace
+from node.economics import PREFILL_CHUNK
 from node.follower import Send, WaitUntil
 from proto import codec
 from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
@@ -232,3 +233,25 @@ def test_a_drafter_that_makes_many_steps_makes_narrow_ones() -> None:
         text = (*text, token)
         token += 1
     assert max(widths) == 8
+
+
+def test_what_reads_a_long_prompt_is_no_step() -> None:
+    text = tuple(range(12 * PREFILL_CHUNK))
+    drafter = Drafter(max_len=len(text) + 200)
+    policy = replace(TREE, width=12, branches=4, window=32, min_score=-9.0)
+    drafter.hears(opening(*text, policy=policy, limits=Limits(len(text) + 100, ())))
+    token, widths = len(text), list[int]()
+    while len(widths) < 3:
+        compute = forward(drafter)
+        (part,) = compute.parts
+        children = []
+        for _ in range(part.num_asked):
+            children.append(chosen(*range(token, token + 4), score=-1.4))
+            token += 4
+        drafter.answers_rows(compute.ticket, tuple(children))
+        if part.num_asked:
+            widths.append(part.num_asked)
+            if len(widths) == 2:
+                drafter.hears(verdict(text, len(text)))
+    assert widths[0] == 1
+    assert len(forward(drafter).parts[0].positions) == 12

@@ -82,6 +82,7 @@ class Model:
         self.device = device
         self.chunk = chunk
         self.num_cached = 0  # tokens of the text that are in the lane
+        self.began = 0.0  # when the device was given the rows of its newest forward
         self._num_ids = num_ids
         self._num_threads = num_threads
 
@@ -96,7 +97,9 @@ class Model:
         masks = tuple((2 << row) - 1 for row in range(count)) if count <= MAX_ROWS else None
         feed = Feed(tokens, where, where, self.num_cached, masks)
         self.num_cached = len(text)
-        return self.executor.run(feed, range(count - num_asked, count))
+        laid_out = self.executor.lay_out([feed], [range(count - num_asked, count)])
+        self.began = time.perf_counter()
+        return self.executor.forward(laid_out).logits
 
 
 class OneProcess:
@@ -190,9 +193,8 @@ class OneProcess:
     ) -> Chosen:
         """Run a forward and make a choice of its logits, in the time that its device takes."""
         made, device, num_rows = self._text, model.device, len(text) - model.num_cached
-        launched = time.perf_counter()
         found = choice(model.run(text, num_asked))
-        ends = time.perf_counter()
+        launched, ends = model.began, time.perf_counter()
         if device.is_simulated:
             ends, late_s = device.end_of(launched, num_rows)
             if device.wait_until(ends):

@@ -46,6 +46,7 @@ def test_a_deadline_that_the_machine_named_is_a_cause_when_it_has_passed() -> No
 
 def test_a_forward_that_ends_after_its_device_s_time_leaves_no_idle_time_before_it() -> None:
     watch = Watch()
-    watch.launched(1.0, 1.005, is_running=False)
+    watch.launched(1.0, 1.005)
+    watch.computed()
     watch.launched(1.005, 1.01)
     assert critical_ms(watch) == [0.0, 0.0]
