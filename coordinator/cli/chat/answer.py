@@ -21,8 +21,14 @@ from proto.errors import SlipstreamError
 # until an answer or a line begins. Who stops an answer often presses several times: for a second
 # after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may
 # die; that is noticed as well.
+#
+# Python calls the handler of a signal when C code gives it a chance. `input` does so when a signal
+# interrupts its wait for a key, not for one that came just before: it shows the prompt first, so a
+# quick Ctrl-C can come in between, and was heard at the next key. So that wait is interrupted at
+# every look, by a signal that means nothing.
 
 WATCH_S = 0.25
+WAKE = signal.SIGURG  # ignored by default: sent too late, it harms nobody
 GRACE_S = 1.0
 now_s = time.monotonic
 PATIENCE_S = 3.0  # an answer that goes on for so long after Ctrl-C does not stop any more
@@ -60,6 +66,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self._before = signal.getsignal(signal.SIGINT)
+        self._wake_before = signal.signal(WAKE, lambda _number, _frame: None)
         signal.signal(signal.SIGINT, self._on_signal)
         self._watch.start()
         return self
@@ -73,6 +80,7 @@ class Interrupts:
         self._ended.set()
         self._watch.join()
         signal.signal(signal.SIGINT, self._before)
+        signal.signal(WAKE, self._wake_before)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -117,15 +125,16 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _look(self) -> None:
-        """Wake whoever waits for a line when the nodes have ended."""
+        """Wake whoever waits for a line: to hear a Ctrl-C, or that the nodes have ended."""
         while not self._ended.wait(WATCH_S):
             if self._failure is None:
                 try:
                     self._check_alive()
                 except SlipstreamError as error:
                     self._failure = error
-            if self._failure is not None and self._is_reading and self._main is not None:
-                signal.pthread_kill(self._main, signal.SIGINT)
+            if self._is_reading and self._main is not None:
+                number = WAKE if self._failure is None else signal.SIGINT
+                signal.pthread_kill(self._main, number)
 
 
 # -- answer ----------------------------------------------------------------------------------------

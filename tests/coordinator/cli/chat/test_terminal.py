@@ -10,11 +10,15 @@ import pytest
 from tests.process.terminal import AtTerminal
 
 PROGRAM = """
-import sys, time
+import ctypes, readline, sys, time
 from rich.console import Console
 from coordinator.cli.chat.answer import Interrupts
 from coordinator.cli.chat.screen import Terminal, typed
 from coordinator.cli.chat.answer import LineInterruptedError
+if "pause" in sys.argv:  # until a signal comes, between the prompt and the wait for a key
+    library, libc = ctypes.CDLL(readline.__file__), ctypes.CDLL(None)
+    hook = ctypes.c_void_p.in_dll(library, "rl_pre_input_hook")
+    hook.value = ctypes.cast(libc.pause, ctypes.c_void_p).value
 with Interrupts(lambda: None, typed) as interrupts:
     screen = Terminal(interrupts, Console(stderr=True))
     stopped = []
@@ -77,5 +81,16 @@ def test_the_presses_of_a_burst_that_stopped_an_answer_do_not_interrupt_the_next
     program.type("hello\n")
     program.wait_for("line 'hello'", end)
     assert "interrupted" not in program.shown
+    program.type("/quit\n")
+    assert program.end() == 0
+
+
+@pytest.mark.parametrize("program", [("next", "pause")], indirect=True)
+def test_ctrl_c_that_comes_right_behind_the_prompt_is_heard(program: AtTerminal) -> None:
+    end = program.wait_for("read next")
+    for _ in range(3):
+        start = program.wait_for("\r\n> ", end)
+        program.type("\x03")
+        end = program.wait_for("interrupted ''", start)
     program.type("/quit\n")
     assert program.end() == 0
