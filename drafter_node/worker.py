@@ -18,7 +18,7 @@ from engine.errors import NotFinite
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine
-from node.economics import PREFILL_CHUNKS, Passes
+from node.economics import CHAINS, PREFILL_CHUNKS, Passes
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice
 from node.loop import Launched, Loop
@@ -26,9 +26,6 @@ from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig
-
-# Steps of a chain that one recording makes: no message is heard during them.
-CHAINS = (4, 2)
 
 
 def serve(
@@ -134,10 +131,17 @@ class Worker:
     def _steps(self, part: Part, feeds: Sequence[Feed]) -> tuple[list[Children], int]:
         """The next of these steps, or several at once where the engine can; and microseconds."""
         count = next((n for n in CHAINS if n <= len(feeds)), 1)
-        if count == 1 or part.sampled_in is not None or not self.forwards.can_chain:
+        made = None
+        if count > 1 and part.sampled_in is None:
+            made = self._chain(part, feeds[:count])
+        if made is None:
             ((following,),), step_us = self._step((part,))
             return [following], step_us
-        feeds, spec = feeds[:count], part.opened.sampling
+        return made, self.forwards.done()
+
+    def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
+        """What these steps choose, of which the engine makes one; None: it has not recorded it."""
+        spec = part.opened.sampling
         choice, inputs = chain_choice(
             sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
             spec.seed,
@@ -146,12 +150,13 @@ class Worker:
             num_valid=self.vocab_size,
         )
         readable = [self._readable(feed) for feed in feeds]
+        if not self.forwards.can_chain(readable, choice):
+            return None
         try:
             tokens, scores = self.forwards.run_chain(readable, choice, inputs)
         except NotFinite:
-            return [NOTHING], self.forwards.done()
-        made = [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
-        return made, self.forwards.done()
+            return [NOTHING]
+        return [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
 
     def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
         """One forward: the children of each part, and its microseconds."""

@@ -86,6 +86,49 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def fetch(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor` on the host: it waits for what a GPU computes it of, and for nothing behind.
+
+    A plain copy would go through memory that the driver must lock first.
+    """
+    if is_host(tensor):
+        return tensor
+    here = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+    here.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    copied.synchronize()
+    return here
+
+
+def is_host(tensor: torch.Tensor) -> bool:
+    """Whether the host reads a tensor where it lies."""
+    return tensor.device.type == "cpu"
+
+
+class Inbox:
+    """A tensor at a fixed place on a GPU that the host fills without waiting for the GPU.
+
+    there  [...] like the tensors that are put into it
+    """
+
+    def __init__(self, first: torch.Tensor, device: torch.device) -> None:
+        """It holds `first`, a tensor on the host."""
+        self.there = torch.empty_like(first, device=device)
+        self._here = first.clone().pin_memory()
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.put(first)
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Send another one, behind all that the GPU was given to do."""
+        is_free = self._copied.query()  # type: ignore[no-untyped-call]
+        if not is_free:  # what is still to be copied would be overwritten
+            self._copied.synchronize()
+        self._here.copy_(tensor)
+        self.there.copy_(self._here, non_blocking=True)
+        self._copied.record()
+
+
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:
     """Whether this processor multiplies matrices of `dtype` in hardware."""
     return dtype not in _CPU_FLAGS or bool(_CPU_FLAGS[dtype] & cpu_flags())

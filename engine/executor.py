@@ -14,15 +14,18 @@ message. Two modes:
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.choice.coupling_on_gpu import Choice
+from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices
+from engine.choice.sampling import Sampling
 from engine.device import send
 from engine.forward.backends import make_backend
+from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
     Backend,
     Layers,
@@ -35,7 +38,7 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, lane_counts
 
 SLOT_STEP = 64
 _NUM_TIMED = 3  # passes of a shape; the quickest counts
@@ -50,7 +53,8 @@ class ModelPass:
 
     rows, spans  as in `Backend.forward`
     num_asked    rows whose logits are wanted
-    keep         [num_asked] int64: which; None: the first of them
+    keep         [num_asked] int64: which; None: those from `start` on
+    start        the first row whose logits are wanted, if these are consecutive
     is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
                  logits of all rows are computed
     fed          the rows of each feed, feed by feed; all others fill it up
@@ -63,6 +67,7 @@ class ModelPass:
     keep: torch.Tensor | None
     is_padded: bool
     fed: tuple[slice, ...]
+    start: int = 0
 
 
 class Executor(Protocol):
@@ -89,8 +94,13 @@ class Executor(Protocol):
         return 0
 
     @property
-    def can_chain(self) -> bool:
-        """Whether `run_chain` may be called."""
+    def num_late(self) -> int:
+        """Recordings that a captured backend has made since it was loaded."""
+        return 0
+
+    def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
+        """Whether `run_chain` may be called: there is a recording of these steps."""
+        del feeds, choice
         return False
 
     def set_total(self, total: int | None) -> None:
@@ -113,7 +123,8 @@ class Executor(Protocol):
         step    as `lay_out` has returned it
         layers  whose hidden states are wanted (`forward.py`); a head hands out none
 
-        Returns logits float32, in the order of `asks`, and features of all rows, feed by feed.
+        Returns logits float32, in the order of `asks`, and features of all rows, feed by feed; both
+        are valid until the next pass.
         """
 
     def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
@@ -121,8 +132,9 @@ class Executor(Protocol):
 
         Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
         empty: what nobody asks for is not computed (but for padded passes, which are all alike).
+        They are the caller's own.
         """
-        return self.forward(self.lay_out((feed,), (ask,))).logits
+        return self.run_together((feed,), (ask,))
 
     def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
         """Run the passes of several lanes as one, which reads the weights once.
@@ -140,7 +152,7 @@ class Executor(Protocol):
 
         feeds   of one lane; only the first one's token counts
         choice  of one token, made after each step
-        inputs  [n + 1] int64: `choice_inputs` of the steps
+        inputs  [n + NUM_SETTINGS] int64: `choice_inputs` of the steps
 
         Returns [n, 3] float64 on the device (`chosen_there` fetches it), valid until the next call.
         """
@@ -211,8 +223,10 @@ class ModelExecutor(Executor):
         # Kernels of a GPU are chosen, and its memory is divided, anew for every number of rows.
         self.pads_prompts = loaded.device.type == "cuda"
         # Rows that fill a pass up write to slots of their own.
-        num_scratch = max(row_counts, default=int(self.pads_prompts))
-        self.lanes = LaneLayout(num_lanes, capacity + num_scratch)
+        num_slots = capacity + max(row_counts, default=int(self.pads_prompts))
+        if backend == "graphs":  # whose attention reads blocks of slots, of one lane each
+            num_slots = -(-num_slots // BLOCK) * BLOCK
+        self.lanes = LaneLayout(num_lanes, num_slots)
         self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
         self._num_too_large = 0  # decode passes of more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
@@ -237,6 +251,11 @@ class ModelExecutor(Executor):
         """See `Executor`."""
         backend = self._backend
         return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
+
+    @property
+    def num_late(self) -> int:
+        """See `Executor`."""
+        return 0 if self._backend is None else self._backend.num_late
 
     def take_over(self) -> None:
         """Let the backend lay the weights out as it likes; the loaded model may not run again."""
@@ -286,12 +305,15 @@ class ModelExecutor(Executor):
         elif feed.masks is None and self.pads_prompts:
             rows = filled_prompt(rows, self._scratch(feed.lane))
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
-        # The logits of rows that fill a pass up lie behind those that are asked for: nothing moves.
-        are_there = count is not None or len(ask) == rows.shape[1]
-        keep = None if are_there and _are_first(ask) else torch.tensor(ask, dtype=torch.int64)
+        # The logits of other rows lie before and behind those that are asked for: nothing moves.
+        are_there = (count is not None or len(ask) == rows.shape[1]) and _are_consecutive(ask)
+        keep = None if are_there else torch.tensor(ask, dtype=torch.int64)
         made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
         return ModelPass(
-            made, spans, num_visible, len(ask), keep, is_padded=count is not None, fed=fed
+            *(made, spans, num_visible, len(ask), keep),
+            is_padded=count is not None,
+            fed=fed,
+            start=ask[0] if are_there and ask else 0,
         )
 
     def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
@@ -340,25 +362,34 @@ class ModelExecutor(Executor):
             parts = [features[rows] for rows in step.fed]
             features = parts[0] if len(parts) == 1 else torch.cat(parts)
         if step.is_padded:
-            logits = logits[slice(num_asked) if keep is None else send(keep, logits.device)]
+            asked = slice(step.start, step.start + num_asked)
+            logits = logits[asked if keep is None else send(keep, logits.device)]
         return Output(logits.float(), features)
 
-    @property
-    def can_chain(self) -> bool:
-        """Whether `run_chain` may be called: the backend has recordings of one row of any text."""
-        return self._is_captured and self.fixed_rows is None
+    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """See `Executor.run_together`."""
+        logits = self.forward(self.lay_out(feeds, asks)).logits
+        return logits.clone() if self._is_captured else logits  # the next pass writes there
+
+    def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
+        """See `Executor.can_chain`."""
+        if not self._is_captured or self.fixed_rows is not None:
+            return False
+        assert self._backend is not None
+        num_visible = max(map(self._num_visible, feeds))
+        return self._backend.has_chain(len(feeds), num_visible=num_visible, choice=choice)
 
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
         """See `Executor.run_chain`."""
         assert self._backend is not None, "this executor was freed"
-        steps = torch.zeros(6, len(feeds) + 1, dtype=torch.int64)
-        steps[:5, :-1] = torch.from_numpy(np.concatenate([self._rows_of(f) for f in feeds], axis=1))
+        steps = torch.zeros(6, len(inputs), dtype=torch.int64)
+        rows = np.concatenate([self._rows_of(feed) for feed in feeds], axis=1)
+        steps[:5, : len(feeds)] = torch.from_numpy(rows)
         steps[5] = inputs
-        spans = (Span(self.lanes.first_slot(feeds[0].lane), 1),)
         num_visible = max(map(self._num_visible, feeds))
-        return self._backend.chain(steps, spans, num_visible=num_visible, choice=choice)
+        return self._backend.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
         """See `Executor.move`."""
@@ -386,35 +417,75 @@ class ModelExecutor(Executor):
         found = self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
         return None if found is None else found % self.capacity
 
-    def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
+    def warm_up(
+        self,
+        row_counts: Iterable[int],
+        *,
+        choices: Sequence[Choice] = (),
+        chains: Sequence[int] = (),
+        chained: Sequence[Choice] = (),
+    ) -> dict[int, float]:
         """Run passes of each number of rows, so that no session pays for a first time.
 
-        A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots. Overwrites the first
-        slots: only before a session. Returns the seconds of a pass by its rows, over few slots.
+        A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots, and records
+
+        choices  made of the logits of passes
+        chains   of so many steps, with each of the choices `chained`
+
+        Overwrites the first slots: only before a session. Returns the seconds of a pass by its
+        rows, over few slots.
         """
         seconds: dict[int, float] = {}
         total, row_counts = self._total, tuple(row_counts)
-        totals = [total or self._round_up(1)]
+        totals, lanes = [total or self._round_up(1)], self._lanes_of_passes()
         if self._is_captured:
-            assert self._backend is not None
-            row_counts = self._backend.row_counts
+            row_counts = tuple(self.row_counts)
             while total is None and totals[-1] < min(self.capacity, CAPTURED_AT_LOAD):
                 totals.append(self._round_up(totals[-1] + 1))
         for self._total in totals:
             for num_rows in row_counts:
-                where = tuple(range(num_rows))
-                masks = tuple((2 << i) - 1 for i in where)
-                feed = Feed((0,) * num_rows, where, where, 0, masks)
-                for layers in {(), self.layers}:  # a recording each
-                    self.forward(self.lay_out((feed,), (where,)), layers)
-                took_s = self.seconds_of(feed)
+                for num_lanes in lanes:
+                    self._warm_up(num_lanes, num_rows)
+                took_s = self.seconds_of(_chain(0, num_rows))
                 seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
+            if self._is_captured and self.fixed_rows is None:
+                self._warm_up_chains(chains, chained)
+        self._total = totals[0]
+        if self._is_captured and row_counts:
+            self._warm_up_choices(choices)
         self._total = total
         if self._backend is not None:
             # The token of these passes may be one that no text has, with numbers that are none.
-            self.wipe(0, 0)
+            for lane in range(max(lanes)):
+                self.wipe(lane, 0)
             self._backend.is_loading = False
         return seconds
+
+    def _lanes_of_passes(self) -> Sequence[int]:
+        """Of how many lanes passes are recorded; in reproducible mode all have all, or all one."""
+        if self.fixed_rows is not None or not self._is_captured:
+            return (1,)
+        return lane_counts(self.num_lanes_per_pass)
+
+    def _warm_up(self, num_lanes: int, num_rows: int) -> None:
+        feeds = [_chain(lane, num_rows) for lane in range(num_lanes)]
+        for layers in {(), self.layers}:  # a recording each
+            self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
+
+    def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
+        """Of logits where passes leave them, and of those that are copied from there."""
+        rows = _chain(0, max(self.row_counts))
+        logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
+        record_choices(choices, logits, self.row_counts)
+        if self.num_lanes_per_pass > 1:
+            record_choices(choices, logits.clone(), self.row_counts)
+
+    def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
+        for num_steps in chains:
+            steps = [Feed((0,), (at,), (at,), 0, ((2 << at) - 1,)) for at in range(num_steps)]
+            for choice in choices:
+                inputs = choice_inputs(Sampling(1.0), [0] * num_steps, self.loaded.vocab_size)
+                self.run_chain(steps, choice, inputs)
 
     def free(self) -> None:
         """Give the cache's memory back; nothing can be run afterwards."""
@@ -455,21 +526,27 @@ class ModelExecutor(Executor):
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
         """Return the lanes of a pass that is filled up.
 
-        In reproducible mode all of them, or the only one; for recordings of several lanes the first
-        2, 4, 8, ...
+        In reproducible mode all of them, or the only one; else those that have rows and as many
+        others as a recording of 2, 4, 8, ... lanes needs.
         """
         if self.fixed_rows is not None and self.num_lanes_per_pass > 1:
             return range(self.lanes.count)
-        if len(fed) == 1:
-            return tuple(fed)
-        return range(min(1 << max(fed).bit_length(), self.lanes.count))
+        count = next(count for count in lane_counts(self.lanes.count) if count >= len(fed))
+        others = (lane for lane in range(self.lanes.count) if lane not in fed)
+        return (*fed, *islice(others, count - len(fed)))
 
     def _scratch(self, lane: int) -> int:
         return self.lanes.first_slot(lane) + self.capacity
 
 
-def _are_first(ask: Sequence[int]) -> bool:
-    return tuple(ask) == tuple(range(len(ask)))
+def _chain(lane: int, num_rows: int) -> Feed:
+    """A chain of so many rows at the start of a lane."""
+    where = tuple(range(num_rows))
+    return Feed((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
+
+
+def _are_consecutive(ask: Sequence[int]) -> bool:
+    return not ask or tuple(ask) == tuple(range(ask[0], ask[0] + len(ask)))
 
 
 def in_steps(num_slots: int) -> int:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line, refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.choice.coupling import warm_up_choices
+from engine.choice.coupling import usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
@@ -123,6 +123,8 @@ def load_engine(
     say: Callable[[str], None],
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
+    num_children: Sequence[int] = (),
+    chains: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     layers: Layers = (),
 ) -> Engine:
@@ -133,6 +135,7 @@ def load_engine(
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `ModelExecutor`
+    num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
     layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
@@ -164,10 +167,7 @@ def load_engine(
             layers=layers,
         )
         _check_and_fix_shapes(executor)
-        say("warming up")
-        pass_s = executor.warm_up(warm_rows)
-        if executor.backend == "graphs":
-            warm_up_choices(executor.row_counts, loaded.vocab_size, loaded.device)
+        pass_s = _warm_up(executor, warm_rows, num_children, chains, say)
         on_failure.pop_all()
     return Engine(
         executor=executor,
@@ -234,6 +234,19 @@ def _choose_threads(
     is_timed = fixed_rows is None and loaded.rank is None
     choose = fastest_num_threads if is_timed else usual_num_threads
     torch.set_num_threads(choose(loaded))
+
+
+def _warm_up(
+    executor: ModelExecutor,
+    row_counts: Sequence[int],
+    num_children: Sequence[int],
+    chains: Sequence[int],
+    say: Callable[[str], None],
+) -> Mapping[int, float]:
+    """What is recorded at load is what a target needs, or if it has children a drafter."""
+    say("warming up")
+    choices, chained = usual_choices(num_children), usual_chains()
+    return executor.warm_up(row_counts, choices=choices, chains=chains, chained=chained)
 
 
 def _check_and_fix_shapes(executor: ModelExecutor) -> None:

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
+from proto.policies import TABLE
 
 # -- rows ------------------------------------------------------------------------------------------
 
@@ -43,6 +44,10 @@ RECORDED_ROWS: Mapping[Role, Mapping[str, tuple[int, ...]]] = {
     Role.TARGET: {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)},
     Role.DRAFTER: {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 12, 16)},
 }
+# Children that a drafter chooses of a node; choices of them are recorded at load.
+RECORDED_CHILDREN = tuple(sorted({row.branches for row in TABLE}))
+# Steps of a chain that one recording makes: no message is heard during them.
+CHAINS = (4, 2)
 
 
 # -- costs -----------------------------------------------------------------------------------------

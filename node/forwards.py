@@ -142,10 +142,9 @@ class Forwards:
         self._heart.watch.enter(Phase.CHOOSE)
         return out
 
-    @property
-    def can_chain(self) -> bool:
+    def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
         """Whether `run_chain` may be called."""
-        return self._executor.can_chain and not self._device.is_simulated
+        return not self._device.is_simulated and self._executor.can_chain(feeds, choice)
 
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor

@@ -17,7 +17,7 @@ from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
-from node.economics import RECORDED_ROWS, TIMED_ROWS
+from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.follower import (
     Afterwards,
     Allocate,
@@ -151,6 +151,8 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         say=say,
         backend=config.backend,
         row_counts=RECORDED_ROWS[config.role],
+        num_children=RECORDED_CHILDREN if config.role is Role.DRAFTER else (),
+        chains=CHAINS if config.role is Role.DRAFTER else (),
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,
     )

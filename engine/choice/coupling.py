@@ -36,7 +36,8 @@ Logits on a GPU are not brought here: `coupling_on_gpu.py` computes the same the
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -53,8 +54,8 @@ from engine.choice.coupling_on_gpu import (
     choose_there,
     rank_there,
 )
-from engine.choice.logit_graphs import USES_BEFORE
 from engine.choice.sampling import LOWEST, Floats, Ids, Sampling, candidates, scaled, to_host
+from engine.device import is_host
 
 Words = npt.NDArray[np.uint64]
 
@@ -92,7 +93,7 @@ def choose(
         NotFinite: the logits are not finite.
     """
     assert len(positions) == logits.shape[0]
-    if logits.device.type != "cpu":
+    if not is_host(logits):
         keys = row_keys(seed, sample_index, positions)
         return choose_there(logits, sampling, keys, num_valid=num_valid)[0]
     rows = to_host(logits, num_valid)
@@ -132,8 +133,8 @@ def rank_scored(
     logits). It is a drafter's value of a node, and finite whatever the logits.
     """
     assert len(positions) == logits.shape[0]
-    if logits.device.type != "cpu":
-        sharpness = beta or (BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED)
+    if not is_host(logits):
+        sharpness = beta or _sharpness(sampling)
         keys = row_keys(seed, sample_index, positions)
         if num_ranked == 1:
             best, values = choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
@@ -170,19 +171,44 @@ def chain_choice(
 
     positions  [n]: of the tokens that are chosen
     """
-    beta = BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED
     keys = row_keys(seed, sample_index, positions)
-    return choice_of(sampling, beta, num_valid), choice_inputs(sampling, keys)
+    return choice_of(sampling, _sharpness(sampling), num_valid), choice_inputs(
+        sampling, keys, num_valid
+    )
 
 
-def warm_up_choices(row_counts: Iterable[int], vocab_size: int, device: torch.device) -> None:
-    """Choose from so many rows as often as it takes until those choices are recorded."""
-    for num_rows in row_counts:
-        logits = torch.zeros(num_rows, vocab_size, device=device)
-        for sampling in (Sampling(), Sampling(1.0)):
-            for _ in range(USES_BEFORE + 1):
-                choose(logits, sampling, 0, 0, range(num_rows))
-                rank_scored(logits, sampling, 0, 0, range(num_rows), 1)
+# What most requests ask for, chains first: each is a kind of choice, whatever its numbers.
+CHAINED = (
+    Sampling(),
+    Sampling(1.0),
+    Sampling(1.0, top_p=0.9),
+    Sampling(1.0, top_k=20),
+    Sampling(1.0, top_k=20, top_p=0.9),
+)
+USUAL = (*CHAINED, *(replace(sampling, min_p=0.1) for sampling in CHAINED[1:]))
+
+
+def usual_choices(num_children: Sequence[int]) -> list[Choice]:
+    """The choices that are recorded at load: those of `rank_scored`, or if () those of `choose`."""
+    if not num_children:
+        return [choice_of(sampling, 1.0, None) for sampling in USUAL]
+    return [
+        choice_of(sampling, _sharpness(sampling), _SOME, count)
+        for count in sorted(set(num_children))
+        for sampling in USUAL
+    ]
+
+
+def usual_chains() -> list[Choice]:
+    """The choices that chains of steps are recorded with at load."""
+    return [choice_of(sampling, _sharpness(sampling), _SOME) for sampling in CHAINED]
+
+
+def _sharpness(sampling: Sampling) -> float:
+    return BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED
+
+
+_SOME = 1  # num_valid: a drafter is always told one, and which is a number on the device
 
 
 def _choose_by_limit(row: Floats, key: int) -> int:

@@ -9,21 +9,21 @@ is one as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
 
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from engine.choice.logit_graphs import Captures
+from engine.choice.logit_graphs import USES_BEFORE, Captures
 from engine.choice.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
-from engine.device import send
+from engine.device import fetch, send
 from engine.errors import NotFinite
 
 # Of the noise's format, which `coupling.py` specifies.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 GOLDEN = 0x9E3779B97F4A7C15
 _LAST_ID = (1 << 32) - 1
+FEWEST_KEPT = 64  # top-k is looked for among so many, or twice that, ...
 
 
 def choose_there(
@@ -43,8 +43,8 @@ def choose_there(
     Raises:
         NotFinite: the logits are not finite.
     """
-    what = Choice(_kind_of(sampling), beta, _within(num_valid, logits))
-    return chosen_there(_run(what, logits, choice_inputs(sampling, keys)))
+    what = choice_of(sampling, beta, num_valid)
+    return chosen_there(_run(what, logits, choice_inputs(sampling, keys, num_valid)))
 
 
 def chosen_there(found: torch.Tensor) -> tuple[list[int], list[float]]:
@@ -53,7 +53,7 @@ def chosen_there(found: torch.Tensor) -> tuple[list[int], list[float]]:
     Raises:
         NotFinite: the logits were not finite.
     """
-    tokens, scores, tops = found.t().tolist()
+    tokens, scores, tops = fetch(found).t().tolist()
     check_tops(tops)
     return [int(token) for token in tokens], scores
 
@@ -72,8 +72,9 @@ def rank_there(
     Raises:
         NotFinite: the logits are not finite.
     """
-    what = Choice(_kind_of(sampling), beta, _within(num_valid, logits), num_ranked)
-    rows = _run(what, logits, choice_inputs(sampling, keys)).tolist()
+    what = choice_of(sampling, beta, num_valid, num_ranked)
+    found = _run(what, logits, choice_inputs(sampling, keys, num_valid))
+    rows = fetch(found).tolist()
     check_tops([row[-1] for row in rows])
     num = len(rows[0]) // 2 if rows else 0
     tokens, logs = [], []
@@ -85,16 +86,82 @@ def rank_there(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is computed of logits, but for keys and temperature, which are numbers on the device.
+class Cuts:
+    """Which kernels rule tokens out; how far they go are numbers on the device (`Settings`).
 
-    sampling    with the temperature 1 or 0
+    So there are few of these, whatever people ask for: recordings are made of all that is common.
+
+    num_kept   tokens that top-k is looked for among, a power of two; 0: there is no top-k
+    by_top_p, by_min_p  whether there is such a cut
+    by_id      whether only the ids below a limit are tokens
+    """
+
+    num_kept: int = 0
+    by_top_p: bool = False
+    by_min_p: bool = False
+    by_id: bool = False
+
+    @property
+    def are_sorted(self) -> bool:
+        """Whether the tokens that stay come best first, and not by id."""
+        return self.num_kept > 0 or self.by_top_p or self.by_min_p
+
+
+def cuts_of(sampling: Sampling, num_valid: int | None) -> Cuts:
+    """The cuts of a sampling, of tokens below `num_valid`."""
+    num_kept = (
+        0 if sampling.top_k == 0 else max(FEWEST_KEPT, 1 << (sampling.top_k - 1).bit_length())
+    )
+    return Cuts(num_kept, sampling.top_p < 1.0, sampling.min_p > 0.0, num_valid is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What people ask for, as numbers on the device, of one element each.
+
+    temperature  float32
+    top_k        int64
+    top_p        float64
+    min_log      float32: the logarithm of min-p
+    num_valid    int64
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_log: torch.Tensor
+    num_valid: torch.Tensor
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor) -> "Settings":
+        """Of the integers of `numbers_of`, [NUM_SETTINGS] int64."""
+        temperature, top_k, top_p, min_log, num_valid = torch.split(numbers, 1)
+        # One rounding to float32, and division by it: a device multiplies by the reciprocal of a
+        # number that it is told while it is launched, and rounds otherwise.
+        floats = [number.view(torch.float64) for number in (temperature, top_p, min_log)]
+        return cls(floats[0].float(), top_k, floats[1], floats[2].float(), num_valid)
+
+
+NUM_SETTINGS = 5
+
+
+def numbers_of(sampling: Sampling, num_valid: int | None) -> list[int]:
+    """What `Settings.of` is made of."""
+    min_log = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    temperature, top_p, least = map(_as_integer, (sampling.temperature, sampling.top_p, min_log))
+    return [temperature, sampling.top_k, top_p, least, num_valid or 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is computed of logits, but for keys and settings, which are numbers on the device.
+
     num_ranked  tokens of each row
     """
 
-    sampling: Sampling
+    is_greedy: bool
+    cuts: Cuts
     beta: float
-    num_valid: int | None
     num_ranked: int = 1
 
     def of(self, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -119,35 +186,45 @@ class Choice:
         self, logits: torch.Tensor, inputs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return scaled logits plus noise [n, m], the ids they are of [n, m], the top logits."""
-        if self.sampling.is_greedy:
-            rows = logits[:, : self.num_valid]
+        keys, settings = inputs[:-NUM_SETTINGS], Settings.of(inputs[-NUM_SETTINGS:])
+        if self.is_greedy:
+            rows = _below(logits, self.cuts, settings)
             return rows, _ids_of(rows), rows.amax(dim=1)
-        temperature = inputs[-1:].view(torch.float64).float()
-        scores, ids, top = scores_there(logits, self.sampling, self.num_valid, temperature)
-        return scores + _gumbel(_bits(inputs[:-1, None], ids)), ids, top
+        scores, ids, top = scores_there(logits, self.cuts, settings)
+        return scores + _gumbel(_bits(keys[:, None], ids)), ids, top
 
 
-def choice_inputs(sampling: Sampling, keys: Sequence[int]) -> torch.Tensor:
-    """Return [n + 1] int64 on the host: the rows' keys, and the bits of the temperature."""
-    (bits,) = struct.unpack("<q", struct.pack("<d", sampling.temperature))
-    return torch.tensor([*map(_signed, keys), bits])
+def record_choices(
+    choices: Iterable[Choice], logits: torch.Tensor, row_counts: Sequence[int]
+) -> None:
+    """Make choices of the first rows of logits [n, V] until they are recorded."""
+    for choice in choices:
+        for num_rows in row_counts:
+            inputs = choice_inputs(Sampling(1.0), [0] * num_rows, logits.shape[1])
+            for _ in range(USES_BEFORE + 1):
+                _run(choice, logits[:num_rows], inputs)
 
 
-def choice_of(sampling: Sampling, beta: float, num_valid: int | None) -> Choice:
-    """What `choose_there` computes."""
-    return Choice(_kind_of(sampling), beta, num_valid)
+def choice_inputs(
+    sampling: Sampling, keys: Sequence[int], num_valid: int | None = None
+) -> torch.Tensor:
+    """Return [n + NUM_SETTINGS] int64 on the host: the rows' keys, and `numbers_of`."""
+    return torch.tensor([*map(_signed, keys), *numbers_of(sampling, num_valid)])
 
 
-@lru_cache(maxsize=64)
-def _kind_of(sampling: Sampling) -> Sampling:
+def choice_of(
+    sampling: Sampling, beta: float, num_valid: int | None, num_ranked: int = 1
+) -> Choice:
+    """What `choose_there` and `rank_there` compute."""
     if sampling.is_greedy:
-        return Sampling()
-    return replace(sampling, temperature=1.0)
+        return Choice(True, Cuts(by_id=num_valid is not None), beta, num_ranked)
+    return Choice(False, cuts_of(sampling, num_valid), beta, num_ranked)
 
 
-def _within(num_valid: int | None, logits: torch.Tensor) -> int | None:
-    """None where all tokens may be chosen: one recording for both ways to say so."""
-    return None if num_valid is None or num_valid >= logits.shape[1] else num_valid
+def _as_integer(value: float) -> int:
+    """The bits of a float64 as a number of two's complement."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits)
 
 
 def _run(what: Choice, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -170,28 +247,29 @@ def capture_on(device: torch.device, captures: Captures | None) -> None:
 
 
 def scores_there(
-    logits: torch.Tensor,
-    sampling: Sampling,
-    num_valid: int | None = None,
-    temperature: torch.Tensor | None = None,
+    logits: torch.Tensor, cuts: Cuts, settings: Settings
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return scaled logits with -inf where a token is cut, the ids that they are of, the tops.
 
-    The first two are [n, m]: of all tokens by id, or, if there are cuts, of those that may stay,
+    The first two are [n, m]: of all tokens by id, or, if the cuts sort, of those that may stay,
     best first. Not for greedy.
-
-    temperature  [1] float32, on the device; None: that of `sampling`
     """
-    if temperature is None:
-        # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
-        temperature = torch.full((1,), sampling.temperature, device=logits.device)
-    rows = logits[:, :num_valid]
+    rows = _below(logits, cuts, settings)
     top = rows.amax(dim=1)
     scores = rows - (top - top.clamp(-LARGEST, LARGEST))[:, None]  # as `scaled` does
-    scores = scores / temperature
-    if sampling.cuts:
-        return *_cut(scores, sampling), top
+    scores = scores / settings.temperature
+    if cuts.are_sorted:
+        return *_cut(scores, cuts, settings), top
     return scores, _ids_of(rows), top
+
+
+def scores_of(
+    logits: torch.Tensor, sampling: Sampling, num_valid: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of a sampling that is known here."""
+    numbers = torch.tensor(numbers_of(sampling, num_valid))
+    settings = Settings.of(send(numbers, logits.device))
+    return scores_there(logits, cuts_of(sampling, num_valid), settings)
 
 
 def check_tops(tops: Sequence[float]) -> None:
@@ -217,26 +295,35 @@ def most_likely_there(
     return (found ^ ((found >> 31) & 0x7FFFFFFF)).view(torch.float32), _LAST_ID - (best & _LAST_ID)
 
 
+def _below(logits: torch.Tensor, cuts: Cuts, settings: Settings) -> torch.Tensor:
+    """Logits [n, V], at -inf where an id is no token."""
+    if not cuts.by_id:
+        return logits
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return logits.masked_fill(ids >= settings.num_valid, -math.inf)
+
+
 def _ids_of(rows: torch.Tensor) -> torch.Tensor:
     return torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
 
 
-def _cut(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+def _cut(scores: torch.Tensor, cuts: Cuts, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (scores, ids) [n, m], best first, with -inf behind what min-p, top-k, top-p leave."""
-    if sampling.min_p > 0.0:
+    if cuts.by_min_p:
         first = scores.amax(dim=1, keepdim=True)
-        is_out = scores - first < torch.full((), math.log(sampling.min_p), device=scores.device)
-        scores = scores.masked_fill(is_out, -math.inf)
-    if sampling.top_k > 0:
-        scores, ids = most_likely_there(scores, _ids_of(scores), sampling.top_k)
+        scores = scores.masked_fill(scores - first < settings.min_log, -math.inf)
+    if cuts.num_kept > 0:
+        scores, ids = most_likely_there(scores, _ids_of(scores), cuts.num_kept)
+        order = torch.arange(scores.shape[1], device=scores.device)
+        scores = scores.masked_fill(order >= settings.top_k, -math.inf)
     else:
         scores, ids = scores.sort(dim=1, descending=True, stable=True)
     first = scores[:, :1]
-    if sampling.top_p < 1.0:
+    if cuts.by_top_p:
         weights = (scores - first).double().exp()
         mass = weights.cumsum(dim=1)
         # A token stays as long as those before it do not hold the share yet.
-        is_out = mass[:, :-1] >= sampling.top_p * mass[:, -1:]
+        is_out = mass[:, :-1] >= settings.top_p * mass[:, -1:]
         scores = torch.cat((first, scores[:, 1:].masked_fill(is_out, -math.inf)), dim=1)
     return scores, ids
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.choice.coupling_on_gpu import check_tops, most_likely_there, scores_there
+from engine.choice.coupling_on_gpu import check_tops, most_likely_there, scores_of
 from engine.choice.sampling import Sampling
 from engine.choice.verification import Distribution, Probabilities, Trial
-from engine.device import send
+from engine.device import fetch, send
 
 MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]
 
@@ -28,11 +28,11 @@ def candidates_there(
         NotFinite: the logits are not finite.
     """
     with torch.inference_mode():
-        scores, ids, top = scores_there(logits, sampling, num_valid)
+        scores, ids, top = scores_of(logits, sampling, num_valid)
         best, found = most_likely_there(scores, ids, limit)
         tops = top.double().expand(best.shape[1])
-        there = torch.stack((found[0].double(), best[0].double(), tops)).cpu().numpy()
-    tokens, values, same = there
+        there = torch.stack((found[0].double(), best[0].double(), tops))
+    tokens, values, same = fetch(there).numpy()
     check_tops(same[:1].tolist())
     kept = np.isfinite(values)
     weights: Probabilities = np.exp(values[kept] - values[0])
@@ -64,7 +64,7 @@ def judge_there(
         probs, top = _probabilities(logits, sampling)
         ids = send(_padded([proposal.ids for proposal in proposals]), logits.device)
         at = probs[: len(drafts)].gather(1, ids)
-        there = torch.cat((at.flatten(), top.double())).cpu().numpy()
+        there = fetch(torch.cat((at.flatten(), top.double()))).numpy()
         check_tops(there[at.numel() :].tolist())
         found = there[: at.numel()].reshape(at.shape)
         rest = logits.shape[1]  # stands for all tokens that the drafter could not have chosen
@@ -89,7 +89,7 @@ CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
 
 def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what is sampled, [n, V] float64 by token id, and the largest logit of each row."""
-    scores, ids, top = scores_there(logits, sampling)
+    scores, ids, top = scores_of(logits, sampling)
     weights = (scores - scores.amax(dim=1, keepdim=True)).double().exp()
     weights /= weights.sum(dim=1, keepdim=True)
     if sampling.cuts:

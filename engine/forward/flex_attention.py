@@ -4,14 +4,16 @@ One call of the usual kernel has a thread block per lane and key head, however l
 This one has as many as the device takes, each with a share of the keys that are visible. What is
 visible are numbers on the device, the two words of each row (`masks.as_words`) and how many blocks
 of slots they reach: so a program of so many rows serves every length, and what it takes goes by
-what the rows see and not by what the cache could hold.
+what the rows see and not by what the cache could hold. Which blocks these are is a list on the
+device as well, so it serves any lanes: all lanes are one long run of slots, in which a lane begins
+with a block (`LaneLayout.num_slots` is a multiple of `BLOCK`), and no block has slots of two.
 
 Each program is compiled at load and held to the masked form on random keys before it is used. Owns
 the programs; knows no layer and no model.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -55,12 +57,16 @@ Shape = tuple[int, int]
 class Visible:
     """What the queries of one call see; on their device.
 
-    words       [2, lanes, n * group] int64: of each query a prefix, and 64 slots behind it
+    words       [2, lanes, n * group] int64: of each query where its prefix ends, counted from the
+                start of the cache, and 64 slots behind it. What lies before the lane is in no block
+                that is read
     num_blocks  [lanes, 1, 1] int32: of slots, up to the last that any query of a lane may see
+    blocks      [lanes, 1, 1, blocks of a lane] int32: which they are, in their order
     """
 
     words: torch.Tensor
     num_blocks: torch.Tensor
+    blocks: torch.Tensor
 
 
 class FlexAttention:
@@ -68,22 +74,29 @@ class FlexAttention:
 
     def __init__(self, num_slots: int, group: int) -> None:
         self._num_slots = num_slots
+        self._num_blocks = -(-num_slots // BLOCK)  # of a lane
         self._group = group
         self._program: Program | None = None
-        self._indices: dict[int, torch.Tensor] = {}  # by lanes
         self.made: set[Shape] = set()
 
     def takes(self, num_rows: int) -> bool:
         """Whether FlexAttention splits a pass of so many rows a lane over the keys."""
         return num_rows * self._group < _QUERIES
 
-    def see(self, words: torch.Tensor, num_lanes: int) -> Visible:
-        """Return what `words` [2, lanes * n], as `masks.as_words` says, let the queries see."""
+    def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> Visible:
+        """Return what `words` [2, lanes * n], as `masks.as_words` says, let the queries see.
+
+        first_slots  [lanes] int64: where the lanes begin
+        """
+        num_lanes = len(first_slots)
         by_lane = words.reshape(2, num_lanes, -1)
         reached = by_lane[0].amax(1) + (MASK_BITS + BLOCK - 1)
-        num_blocks = (reached // BLOCK).clamp(max=-(-self._num_slots // BLOCK))
-        queries = by_lane.repeat_interleave(self._group, dim=2) if self._group > 1 else by_lane
-        return Visible(queries, num_blocks.to(torch.int32).view(num_lanes, 1, 1))
+        num_blocks = (reached // BLOCK).clamp(max=self._num_blocks).to(torch.int32)
+        in_cache = torch.stack((by_lane[0] + first_slots[:, None], by_lane[1]))
+        queries = in_cache.repeat_interleave(self._group, dim=2) if self._group > 1 else in_cache
+        order = torch.arange(self._num_blocks, dtype=torch.int32, device=words.device)
+        blocks = (first_slots // BLOCK).to(torch.int32)[:, None] + order
+        return Visible(queries, num_blocks.view(num_lanes, 1, 1), blocks[:, None, None])
 
     def attend(
         self,
@@ -96,17 +109,16 @@ class FlexAttention:
         """Return the outputs, of the query's shape.
 
         query         [lanes, kv_heads, n * group, dim]: the query heads of a group side by side
-        keys, values  [lanes, kv_heads, num_slots, dim]
+        keys, values  [1, kv_heads, slots of all lanes, dim]
         """
         assert self._program is not None, "no program was made"
-        indices = self._indices_for(len(query), query.device)
-        words, num_blocks = visible.words, visible.num_blocks
-        return self._program(query, keys, values, words, num_blocks, indices, scale)
+        shown = visible.words, visible.num_blocks, visible.blocks
+        return self._program(query, keys, values, *shown, scale)
 
     def make(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
         """Compile the program for passes of `shape`, and hold it to the masked form.
 
-        keys, values  [lanes, kv_heads, num_slots, dim]: any numbers; none are changed
+        keys, values  [1, kv_heads, slots of all lanes, dim]: any numbers; none are changed
 
         Raises:
             ModelError: it cannot be compiled here, or computes something else.
@@ -131,18 +143,28 @@ class FlexAttention:
         self.made.add(shape)
 
     def _error(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> float:
-        """The largest difference from the masked form, relative to the largest output."""
+        """The largest difference from the masked form, relative to the largest output.
+
+        In the last lanes, the last of all first: a lane is taken for no other one.
+        """
         num_lanes, num_rows = shape
         worst = 0.0
         size = num_lanes, keys.shape[1], num_rows * self._group, keys.shape[3]
         random = torch.Generator().manual_seed(num_rows)
         query = torch.randn(size, generator=random).to(keys)
+        lanes = torch.arange(keys.shape[2] // self._num_slots, device=keys.device).flip(0)
+        lanes = lanes[:num_lanes]
+        k, v = (
+            part[0].view(keys.shape[1], -1, self._num_slots, keys.shape[3]).transpose(0, 1)[lanes]
+            for part in (keys, values)
+        )
         for share in (0.0, 0.5, 1.0):  # of the cache that the prefix fills
             words = self._random_words(shape, share, random).to(keys.device)
-            got = self.attend(query, keys, values, self.see(words, num_lanes), scale)
+            visible = self.see(words, lanes * self._num_slots)
+            got = self.attend(query, keys, values, visible, scale)
             mask = from_words(words, self._num_slots, keys.dtype).view(num_lanes, 1, num_rows, -1)
             mask = mask.repeat_interleave(self._group, dim=2)
-            want = side_by_side(query, keys, values, mask, scale)
+            want = side_by_side(query, k, v, mask, scale)
             worst = max(worst, float((got - want).abs().amax() / want.abs().amax()))
         return worst
 
@@ -155,14 +177,6 @@ class FlexAttention:
         largest = torch.iinfo(torch.int64).max
         bits = torch.randint(-largest, largest, (num_lanes * num_rows,), generator=random)
         return torch.stack((shown, bits))
-
-    def _indices_for(self, num_lanes: int, device: torch.device) -> torch.Tensor:
-        """Return the blocks of each lane in their order [lanes, 1, 1, blocks] int32."""
-        made = self._indices.get(num_lanes)
-        if made is None:
-            blocks = torch.arange(-(-self._num_slots // BLOCK), dtype=torch.int32, device=device)
-            made = self._indices[num_lanes] = blocks.repeat(num_lanes, 1, 1, 1)
-        return made
 
 
 def sees(
@@ -187,10 +201,10 @@ def _attend(
     values: torch.Tensor,
     words: torch.Tensor,
     num_blocks: torch.Tensor,
-    indices: torch.Tensor,
+    blocks: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """One call of FlexAttention; the arguments of `FlexAttention.attend`, and blocks to read."""
+    """One call of FlexAttention; the arguments of `FlexAttention.attend`, and of `Visible`."""
 
     def mask_mod(
         lane: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
@@ -199,9 +213,9 @@ def _attend(
 
     # No list of blocks that every query sees whole: where there is one, the kernel divides the
     # capacity among its thread blocks, and not what is visible.
-    blocks = BlockMask.from_kv_blocks(
+    block_mask = BlockMask.from_kv_blocks(
         num_blocks,
-        indices,
+        blocks,
         BLOCK_SIZE=(_QUERIES, BLOCK),
         mask_mod=mask_mod,
         seq_lengths=(query.shape[2], keys.shape[2]),
@@ -210,7 +224,7 @@ def _attend(
     # The kernel for one query on a CPU wants such a list; one that partitions do not fit is left.
     options: Any = {"PARTITION_SIZE": BLOCK + 1} if query.device.type == "cpu" else None
     return flex_attention(
-        query, keys, values, block_mask=blocks, scale=scale, kernel_options=options
+        query, keys, values, block_mask=block_mask, scale=scale, kernel_options=options
     )
 
 
@@ -227,28 +241,32 @@ logger = logging.getLogger(__name__)
 TIMED_SLOTS = (256, 1024, 4096)  # visible; the last as far as the masked form is captured at load
 EVERY_LENGTH = 0  # in place of a number of slots: what is captured serves all of them
 
-Capture = Callable[[torch.Tensor, Spans, int], Callable[[torch.Tensor], torch.Tensor]]
-"""(the integers of a pass, its lanes, visible slots or EVERY_LENGTH) -> a pass of such integers"""
+Capture = Callable[[Shape, torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]]
+"""(the shape of a pass, its integers, visible slots or EVERY_LENGTH) -> a pass of such integers"""
 
 
 def find_splits(
-    make: Callable[[Shape], None], capture: Capture, lanes: LaneLayout, row_counts: Sequence[int]
+    make: Callable[[Shape], None],
+    capture: Capture,
+    lanes: LaneLayout,
+    shapes: Iterable[Shape],
+    capacity: int,
 ) -> dict[Shape, int]:
     """Return from how many visible slots on a pass is better split, by its shape.
 
-    make  compiles what a shape needs
-    row_counts  for which passes are captured, ascending
+    make      compiles what a shape needs
+    shapes    of the passes that are captured
+    capacity  slots of a lane that a text may have
 
     What is missing is better never split, or cannot be: the log says why. Runs passes in all lanes:
     only before a session.
     """
-    capacity = lanes.num_slots - max(row_counts)
     found: dict[Shape, int] = {}
-    for shape in _shapes(lanes.count, row_counts):
+    for shape in shapes:
         spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         try:
             make(shape)
-            least = _split_from(capture, spans, capacity)
+            least = _split_from(partial(capture, shape), spans, capacity)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
             continue
@@ -258,19 +276,17 @@ def find_splits(
     return found
 
 
-def _shapes(num_lanes: int, row_counts: Sequence[int]) -> Iterator[Shape]:
-    """The shapes of captured passes: of one lane, and of the first 2, 4, 8, ..."""
-    counts = sorted({min(1 << power, num_lanes) for power in range(num_lanes.bit_length() + 1)})
-    return ((count, num_rows) for count in counts for num_rows in row_counts)
-
-
-def _split_from(capture: Capture, spans: Spans, capacity: int) -> int | None:
+def _split_from(
+    capture: Callable[[torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]],
+    spans: Spans,
+    capacity: int,
+) -> int | None:
     """Try the longest text, and then ever longer ones until splitting is the faster way."""
-    split = capture(_chains(spans, capacity), spans, EVERY_LENGTH)
+    split = capture(_chains(spans, capacity), EVERY_LENGTH)
 
     def is_better(num_visible: int) -> bool:
         rows = _chains(spans, num_visible)
-        masked = capture(rows, spans, num_visible)
+        masked = capture(rows, num_visible)
         forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
         return quickest(forms, rows) == "split"
 

@@ -116,7 +116,7 @@ Spans = tuple[Span, ...]
 class Output:
     """What a forward gives, on the model's device, in its dtype.
 
-    logits    [k, V] of the rows that were asked for
+    logits    [k, V] of the rows that were asked for. Valid until the next pass
     features  [n, len(layers) * hidden_size] of all rows, layers side by side in the order in which
               they were asked for; None: nobody asked. Valid until the next pass
     """
@@ -132,6 +132,7 @@ class Backend(Protocol):
     is_captured  it runs recordings of a few shapes, so that `num_visible` has few values
     is_loading   set by whoever has warmed it up: from then on it is expected to be ready
     num_uncaptured  decode passes that a captured backend had no recording for
+    num_late     recordings that it has made since it was loaded: texts have waited for them
     row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
     """
 
@@ -139,6 +140,7 @@ class Backend(Protocol):
     is_captured: bool = False
     is_loading: bool = True
     num_uncaptured: int = 0
+    num_late: int = 0
     row_counts: tuple[int, ...] = ()
 
     def forward(
@@ -161,22 +163,24 @@ class Backend(Protocol):
         layers       whose hidden states are wanted, of all rows (`features_of`)
         """
 
-    def chain(
-        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
-    ) -> torch.Tensor:
+    def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
+        """Whether `chain` has a recording of so many steps over so many slots."""
+        del num_steps, num_visible, choice
+        return False
+
+    def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
         """Run passes of one row each, each of the token that the one before it has chosen.
 
-        Only of a backend that `is_captured`.
+        Only of a backend that `is_captured`, and after load only where `has_chain`.
 
-        steps   [6, n + 1] int64, CPU: a column for each of n steps, its first five numbers as in
-                `forward` (the token of the first step alone counts), then the key of its choice;
-                in the last column, below, the bits of the temperature (`choice_inputs`)
-        spans   of one row
+        steps   [6, n + NUM_SETTINGS] int64, CPU: a column for each of n steps, all of one lane,
+                whose first five numbers are as in `forward` (the token of the first step alone
+                counts); below, in all columns, what `choice_inputs` says of these steps
         choice  of one token
 
         Returns [n, 3] float64 on the device, as `Choice.of` does, valid until the next call.
         """
-        del steps, spans, num_visible, choice
+        del steps, num_visible, choice
         raise AssertionError(f"the backend {self.name} has no recordings")
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ At first it uses the model's weights where they are, so that it can be held to t
 changes from one decode pass to the next but `num_visible`, so that passes can be captured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -208,29 +208,59 @@ class FusedBackend(Backend):
                 mask = from_words(rows[3:], num_visible, self.cache.dtype)
             return self.compute(rows, spans, mask, keep, layers)
 
+    def make_rooms(self, shapes: Iterable[Shape]) -> None:
+        """See `LaneAttention.make_rooms`."""
+        self._attention.make_rooms(shapes)
+
+    def compute_recorded(
+        self,
+        rows: torch.Tensor,
+        shape: Shape,
+        mask: torch.Tensor | None,
+        layers: Layers = (),
+    ) -> Output:
+        """A pass of so many lanes and rows of each, of whatever lanes: all its logits.
+
+        rows   as in `Backend.forward`, but on the device
+        shape  that there is a room for (`make_rooms`)
+        mask   as for `compute`; None: attention is split over the keys and goes by the words of the
+               rows (`make_split`)
+        """
+        if mask is None:
+            plan = self._attention.plan_split(shape, rows[2], rows[3:])
+        else:
+            plan = self._attention.plan_recorded(shape, rows[2], mask)
+        return self._compute(rows, self._attention.room(shape).made, plan, None, layers)
+
     def compute(
         self,
         rows: torch.Tensor,
         spans: Spans,
-        mask: torch.Tensor | None,
+        mask: torch.Tensor,
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
         """The pass itself, once everything is on the device.
 
         rows, spans  as in `Backend.forward`, but on the device
-        mask  [1, 1, n, num_visible], added to the scores; None: attention is split over the keys
-              and goes by the words of the rows (`make_split`)
+        mask  [1, 1, n, num_visible], added to the scores
         keep, layers  as in `Backend.forward`
         """
+        made = self._attention.projections(rows.shape[1])
+        plan = self._attention.plan(made.apart, spans, mask)
+        return self._compute(rows, made, plan, keep, layers)
+
+    def _compute(
+        self,
+        rows: torch.Tensor,
+        made: Projections,
+        plan: Plan,
+        keep: torch.Tensor | None,
+        layers: Layers,
+    ) -> Output:
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
-        made = self._attention.projections(len(ids))
-        if mask is None:
-            plan = self._attention.plan_split(made.apart, spans, rows[3:])
-        else:
-            plan = self._attention.plan(made.apart, spans, mask)
         step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
         for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):

@@ -4,16 +4,26 @@ A decode pass of a small model is a few hundred kernels of some microseconds eac
 takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
 the same addresses. So a pass is filled up to one of a few numbers of lanes, rows and slots, its
 integers are copied to where the recording reads them, and the mask is made of them on the device;
-what the host does and sends does not grow with the context.
+what the host does and sends does not grow with the context. Where its lanes begin is found there
+too, from the slots that its rows are written to: a recording serves any lanes.
 
 A shape is recorded when it first comes, at load for all that are common, and once more for passes
 that hand out the hidden states that are said at load. Passes of other shapes, or for other hidden
-states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
+states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted,
+and so is every recording that is made after load: a text waits for it. Chains of steps are recorded
+at load alone.
 
-With a mask, each length needs a recording of its own. Where attention is split over the keys
-(`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed at load.
+With a mask, each length needs a recording of its own, and where there are several lanes the keys
+and values of those of a pass are copied together first. Where attention is split over the keys
+(`flex_attention.py`), one recording serves all lengths, and nothing is copied: from how many slots
+on it does so is timed at load.
+
+What a recording writes to is never given back as long as it lives: rooms (`lane_attention.py`), one
+memory for the logits of all passes, one for their features. Logits are float32 and lie there until
+the next pass, so that a choice can be a recording that reads them where they are.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -21,17 +31,20 @@ import torch
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
-from engine.choice.coupling_on_gpu import Choice, capture_on
+from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
-from engine.device import send
+from engine.device import Inbox, send
 from engine.errors import ModelError
 from engine.forward.flex_attention import EVERY_LENGTH, SPLIT_DEVICES, Shape, find_splits
 from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
-from engine.layout.slots import LaneLayout, is_grid
+from engine.layout.slots import LaneLayout, lane_counts
+
+logger = logging.getLogger(__name__)
 
 FEWEST_SLOTS = 256
+RECORDED_DEVICES = ("cuda",)
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
 
 
@@ -54,7 +67,7 @@ class GraphBackend(Backend):
 
         Raises ModelError if this backend does not cover the model or its device.
         """
-        self._record = self._recorder(loaded.device)
+        check_recordable(loaded.device)
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._rank = loaded.rank
@@ -62,36 +75,58 @@ class GraphBackend(Backend):
         self._dtype = loaded.dtype
         self.cache = self._fused.cache
         self.row_counts = tuple(row_counts)
-        # The int: visible slots, or EVERY_LENGTH where attention is split over the keys.
-        self._recorded: dict[tuple[Spans, int, Layers], Compute] = {}
+        self._lanes = lanes
+        counts = lane_counts(lanes.count)
+        self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
+        self._fused.make_rooms(self._shapes)
+        # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
+        # there are shapes and lengths (`captured_len`); twice, with hidden states and without.
+        self._recorded: dict[tuple[Shape, int, Layers], Compute] = {}
         self._layers = layers
         # Where all recordings leave them: no recording uses it as scratch.
         most_rows = lanes.count * max(self.row_counts, default=0)
         self._features = self._fused.empty_features(most_rows, layers)
-        self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
-        self._lanes = lanes
+        self._logits = torch.empty(most_rows, loaded.vocab_size, device=loaded.device)
+        # By steps, visible slots as above, and what is chosen after each; made at load alone.
+        self._chains: dict[tuple[int, int, Choice], Compute] = {}
         self._split_from: dict[Shape, int] = {}  # visible slots
+        self._record = self._recorder()
+
+    def _recorder(self) -> Record:
+        """What makes recordings, of choices too; those after load are counted."""
+        make = recorder(self._device)
+
+        def record(compute: Compute, rows: torch.Tensor) -> Compute:
+            recorded = make(compute, rows)
+            if not self.is_loading:
+                self.num_late += 1
+                logger.info("%s: recording %d after load", self._name, self.num_late)
+            return recorded
+
+        capture_on(self._device, Captures(record, self.row_counts, self._logits))
+        return record
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self._recorded.clear()
         self._chains.clear()
         # A pool whose graphs have gone is not used again.
-        self._record = self._recorder(self._device)
+        self._record = self._recorder()
         self._fused.take_over(timed=timed)
         # How keys are shared out depends on how many there are, and so do a row's last bits. Ranks
         # would choose by clocks of their own, and meet in different recordings.
         is_timed = timed and self._rank is None
         if is_timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+            capacity = self._lanes.num_slots - max(self.row_counts)
             with torch.inference_mode():
                 self._split_from = find_splits(
-                    self._fused.make_split, self._captured, self._lanes, self.row_counts
+                    self._fused.make_split, self._captured, self._lanes, self._shapes, capacity
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()
-                if key[1] == EVERY_LENGTH and _shape(key[0]) in self._split_from
+                if key[1] == EVERY_LENGTH and key[0] in self._split_from
             }
 
     def forward(
@@ -105,80 +140,76 @@ class GraphBackend(Backend):
     ) -> Output:
         """See `Backend.forward`."""
         with torch.inference_mode():
-            is_shape = keep is None and all(span.num_rows in self.row_counts for span in spans)
+            shape = len(spans), spans[0].num_rows
+            is_shape = keep is None and shape in self._shapes and _are_alike(spans)
             if not is_shape or layers not in ((), self._layers):
                 self.num_uncaptured += is_shape and not self.is_loading
-                return self._compute(send(rows, self._device), spans, num_visible, keep, layers)
-            length = self._length(spans, num_visible)
-            # A recording writes where it always writes, and other recordings may write there too.
-            logits = self._captured(rows, spans, length, layers)(rows).clone()
+                return self._fused.forward(
+                    rows, spans, num_visible=num_visible, keep=keep, layers=layers
+                )
+            length = self._length(shape, num_visible)
+            logits = self._captured(shape, rows, length, layers)(rows)
             return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
-    def _length(self, spans: Spans, num_visible: int) -> int:
+    def _length(self, shape: Shape, num_visible: int) -> int:
         """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
-        is_split = is_grid(spans) and num_visible >= self._split_from.get(_shape(spans), math.inf)
+        is_split = num_visible >= self._split_from.get(shape, math.inf)
         return EVERY_LENGTH if is_split else num_visible
 
     def _captured(
-        self, rows: torch.Tensor, spans: Spans, num_visible: int, layers: Layers = ()
+        self, shape: Shape, rows: torch.Tensor, num_visible: int, layers: Layers = ()
     ) -> Compute:
         """Return the recording of passes of this shape, which is made if there is none."""
-        key = spans, num_visible, layers
+        key = shape, num_visible, layers
         if key not in self._recorded:
             self._recorded[key] = self._recording(rows, *key)
         return self._recorded[key]
 
-    @staticmethod
-    def _recorder(device: torch.device) -> Record:
-        record = recorder(device)
-        capture_on(device, Captures(record))
-        return record
+    def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
+        """See `Backend.has_chain`."""
+        return (num_steps, self._length((1, 1), num_visible), choice) in self._chains
 
-    def chain(
-        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
-    ) -> torch.Tensor:
+    def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
         """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
         with torch.inference_mode():
-            length = self._length(spans, num_visible)
-            key = steps.shape[1] - 1, spans, length, choice
+            length = self._length((1, 1), num_visible)
+            key = steps.shape[1] - NUM_SETTINGS, length, choice
             if key not in self._chains:
-                self._chains[key] = self._chain(steps, spans, length, choice)
+                assert self.is_loading, "a chain is recorded at load"
+
+                def compute(there: torch.Tensor) -> torch.Tensor:
+                    return self._steps(there, length, choice)
+
+                try:
+                    self._chains[key] = self._record(compute, steps)
+                except RuntimeError as error:
+                    logger.info("%s: a chain is not recorded: %s", self._name, one_line(error))
+                    return compute(send(steps, self._device))
             return self._chains[key](steps)
 
-    def _chain(
-        self, steps: torch.Tensor, spans: Spans, num_visible: int, choice: Choice
-    ) -> Compute:
-        def compute(there: torch.Tensor) -> torch.Tensor:
-            return self._steps(there, spans, num_visible, choice)
-
-        try:
-            return self._record(compute, steps)
-        except RuntimeError:
-            return lambda steps: compute(send(steps, self._device))
-
-    def _steps(
-        self, steps: torch.Tensor, spans: Spans, num_visible: int, choice: Choice
-    ) -> torch.Tensor:
-        ids, rest, keys = steps[:1, :1], steps[1:5], steps[5]
+    def _steps(self, steps: torch.Tensor, num_visible: int, choice: Choice) -> torch.Tensor:
+        num_steps = steps.shape[1] - NUM_SETTINGS
+        ids, rest, inputs = steps[:1, :1], steps[1:5], steps[5]
         found = []
-        for index in range(steps.shape[1] - 1):
+        for index in range(num_steps):
             row = torch.cat((ids, rest[:, index : index + 1]))
-            logits = self._compute(row, spans, num_visible).logits.float()
-            found.append(choice.of(logits, torch.cat((keys[index : index + 1], keys[-1:]))))
+            logits = self._compute(row, (1, 1), num_visible).logits.float()
+            numbers = torch.cat((inputs[index : index + 1], inputs[num_steps:]))
+            found.append(choice.of(logits, numbers))
             ids = found[-1][:, :1].long()
         return torch.cat(found)
 
     def _recording(
-        self, rows: torch.Tensor, spans: Spans, num_visible: int, layers: Layers
+        self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers
     ) -> Compute:
         self.num_uncaptured += not self.is_loading
-        features = self._features[: rows.shape[1]]
+        logits, features = self._logits[: rows.shape[1]], self._features[: rows.shape[1]]
 
         def compute(there: torch.Tensor) -> torch.Tensor:
-            out = self._compute(there, spans, num_visible, layers=layers)
+            out = self._compute(there, shape, num_visible, layers)
             if out.features is not None:
                 features.copy_(out.features)
-            return out.logits
+            return logits.copy_(out.logits)
 
         try:
             return self._record(compute, rows)
@@ -200,16 +231,11 @@ class GraphBackend(Backend):
         return run
 
     def _compute(
-        self,
-        rows: torch.Tensor,
-        spans: Spans,
-        num_visible: int,
-        keep: torch.Tensor | None = None,
-        layers: Layers = (),
+        self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
     ) -> Output:
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.compute(rows, spans, mask, keep, layers)
+        return self._fused.compute_recorded(rows, shape, mask, layers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
@@ -228,8 +254,8 @@ class GraphBackend(Backend):
         return self._fused.not_finite(first, length)
 
 
-def _shape(spans: Spans) -> Shape:
-    return len(spans), spans[0].num_rows
+def _are_alike(spans: Spans) -> bool:
+    return all(span.num_rows == spans[0].num_rows for span in spans)
 
 
 def captured_len(needed: int) -> int:
@@ -244,20 +270,21 @@ def captured_len(needed: int) -> int:
     return size
 
 
-def recorder(device: torch.device) -> Record:
-    """Return what records CUDA graphs on `device`, all in one pool of memory.
-
-    Raises ModelError if it is no GPU.
-    """
-    if device.type != "cuda":
+def check_recordable(device: torch.device) -> None:
+    """Raise ModelError if `device` is no GPU."""
+    if device.type not in RECORDED_DEVICES:
         raise ModelError("CUDA graphs need a GPU; use the backend fused, or compiled")
+
+
+def recorder(device: torch.device) -> Record:
+    """Return what records CUDA graphs on `device`, all in one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
     # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(compute: Compute, rows: torch.Tensor) -> Compute:
-        staging = rows.clone().pin_memory()
-        there = staging.to(device)
+        inbox = Inbox(rows, device)
+        there = inbox.there
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(device)
         try:
@@ -272,13 +299,9 @@ def recorder(device: torch.device) -> Record:
             # A capture that raises leaves the process on its stream.
             torch.cuda.set_stream(stream)
             stream.wait_stream(side)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
         def replay(rows: torch.Tensor) -> torch.Tensor:
-            copied.synchronize()  # or what the last pass copies might be overwritten
-            staging.copy_(rows)
-            there.copy_(staging, non_blocking=True)
-            copied.record()
+            inbox.put(rows)
             graph.replay()
             return result
 

@@ -4,6 +4,10 @@ Owns the views of the cache and the layout of the queries, made once for each sh
 which form of attention runs. Rows of several lanes that have as many each are looked after in one
 call where that is faster, which is timed; else each lane has a call of its own. In either way a row
 meets the keys and values of its own lane alone. Knows no model.
+
+Passes that are recorded (`graphs.py`) find their lanes while they run: where a lane begins is a
+number on the device. They write to memory of their own (`Room`), which is never given back: a
+recording goes on writing there for as long as it lives.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +32,8 @@ from engine.forward.operators import (
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Span, is_grid
 
 Seen = tuple[torch.Tensor, torch.Tensor]
-"""(keys, values) [lanes, kv_heads, num_visible, dim]: views of one layer's cache"""
+"""(keys, values) [lanes, kv_heads, num_visible, dim]: views of one layer's cache; for attention
+that is split over the keys [1, kv_heads, slots, dim], all lanes of it"""
 
 _TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 _LOOP = "lane by lane"
@@ -73,17 +78,28 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Where recorded passes of one shape have their projections and their only look."""
+
+    made: Projections
+    look: Look
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The calls of a pass, the same in every layer.
 
     masks   for each look [lanes, 1, n * group (1 if n is 1), num_visible], added to the scores;
             or what it sees, where attention is split over the keys
     seen    by layer, for each look
+    picked  [lanes * num_visible] int64: the slots that the only look sees, which are copied out of
+            a layer's cache; `seen` is then that cache, twice. None: `seen` is what is seen
     """
 
     looks: Sequence[Look]
     masks: Sequence[torch.Tensor | Visible]
     seen: Iterable[Sequence[Seen]]
+    picked: torch.Tensor | None = None
 
 
 class LaneAttention:
@@ -100,6 +116,7 @@ class LaneAttention:
         self._looks: dict[tuple[tuple[int, ...], bool], list[Look]] = {}
         # Of all layers, by first slot, number and distance of the lanes, and slots of each.
         self._seen: dict[tuple[int, int, int, int], list[Seen]] = {}
+        self._rooms: dict[Shape, Room] = {}  # of passes that are recorded, for ever
         self._one_row: Attention = side_by_side
         self._rows: Attention = side_by_side
         # Over several lanes at once; None: each has a call of its own.
@@ -113,7 +130,19 @@ class LaneAttention:
         made = copy(self)
         made._projections = {}
         made._looks = {}
+        made._rooms = {}
         return made
+
+    def make_rooms(self, shapes: Iterable[Shape]) -> None:
+        """Take the memory of passes that will be recorded: there are no others."""
+        for shape in shapes:
+            num_lanes, num_rows = shape
+            made = _projections(self._layers[0], num_lanes * num_rows, self._group)
+            self._rooms[shape] = Room(made, _look(made.apart, num_lanes))
+
+    def room(self, shape: Shape) -> Room:
+        """The memory of recorded passes of one shape (`make_rooms`)."""
+        return self._rooms[shape]
 
     def projections(self, num_rows: int) -> Projections:
         """Memory for a pass of so many rows; up to `NUM_TREE_SLOTS` always the same."""
@@ -170,17 +199,39 @@ class LaneAttention:
         looks = self._looks_of(apart, counts, together=len(groups) < len(spans))
         return Plan(looks, masks, zip(*views, strict=True))
 
-    def plan_split(self, apart: torch.Tensor, spans: Spans, words: torch.Tensor) -> Plan:
-        """The same for attention that is split over the keys, of all lanes at once.
+    def plan_recorded(self, shape: Shape, slots: torch.Tensor, mask: torch.Tensor) -> Plan:
+        """The same for a pass that is recorded: it serves any lanes.
 
-        spans  one, or several that are a grid; `make_split` has made their program
-        words  [2, n] int64 on the device: what each row sees (`masks.as_words`)
+        slots  [lanes * n] int64 on the device: where the rows are written, lane by lane, which
+               says what lanes these are
+        mask   as for `plan`
         """
-        assert is_grid(spans)
-        counts = tuple(span.num_rows for span in spans)
-        looks = self._looks_of(apart, counts, together=len(spans) > 1)
-        views = self._views(spans, self._lanes.num_slots)
-        return Plan(looks, (self._flex.see(words, len(spans)),), zip(views))
+        num_lanes, num_visible = shape[0], mask.shape[3]
+        looks, masks = (self._rooms[shape].look,), (self._mask_of(mask, num_lanes),)
+        if num_lanes == self._lanes.count:  # there are no other lanes
+            spans = tuple(Span(self._lanes.first_slot(i), shape[1]) for i in range(num_lanes))
+            return Plan(looks, masks, zip(self._views(spans, num_visible)))
+        first = self._first_slots(slots, num_lanes)
+        picked = first[:, None] + torch.arange(num_visible, device=first.device)
+        caches = zip(self._layers, self._layers, strict=True)
+        return Plan(looks, masks, zip(caches), picked.view(-1))
+
+    def plan_split(self, shape: Shape, slots: torch.Tensor, words: torch.Tensor) -> Plan:
+        """The same for attention that is split over the keys; `make_split` has made its program.
+
+        words  [2, lanes * n] int64 on the device: what each row sees (`masks.as_words`)
+        """
+        visible = self._flex.see(words, self._first_slots(slots, shape[0]))
+        return Plan((self._rooms[shape].look,), (visible,), zip(self._whole()))
+
+    def _first_slots(self, slots: torch.Tensor, num_lanes: int) -> torch.Tensor:
+        """Where the lanes begin that rows are written to, [lanes] int64."""
+        num_slots = self._lanes.num_slots
+        return slots.view(num_lanes, -1)[:, 0].div(num_slots, rounding_mode="floor") * num_slots
+
+    def _whole(self) -> list[Seen]:
+        """All lanes of each layer's cache as one."""
+        return self._views((Span(0, 1),), self._lanes.total)
 
     def make_split(self, shape: Shape) -> None:
         """Compile attention that is split over the keys, for passes of one shape.
@@ -190,21 +241,20 @@ class LaneAttention:
         Raises:
             ModelError: it cannot be compiled here, or gives other numbers, or splits nothing.
         """
-        num_lanes, num_rows = shape
-        if not self._flex.takes(num_rows):
+        if not self._flex.takes(shape[1]):
             raise ModelError("FlexAttention splits no pass of so many rows over the keys")
-        first = (self._lanes.first_slot(lane) for lane in range(num_lanes))
-        spans = tuple(Span(slot, num_rows) for slot in first)
-        seen = _view(self._layers[0], spans, self._lanes.num_slots)
         with torch.inference_mode():
             self._layers[0].normal_()
             try:
-                self._flex.make(shape, *seen, self._scale)
+                self._flex.make(shape, *self._whole()[0], self._scale)
             finally:
                 self._layers[0].zero_()
 
     def attend(self, plan: Plan, seen: Sequence[Seen]) -> torch.Tensor:
         """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of."""
+        if plan.picked is not None:
+            look = plan.looks[0]
+            seen = (_picked(seen[0][0], plan.picked, look.num_lanes),)
         if len(seen) == 1:
             return self._attend(plan.looks[0], seen[0], plan.masks[0])
         looks = zip(plan.looks, seen, plan.masks, strict=True)
@@ -222,8 +272,8 @@ class LaneAttention:
                 form = self._one_row if num_lanes == 1 else self._one_row_each
             else:
                 form = self._rows if num_lanes == 1 else self._rows_each
-            assert form is not None, "lanes are looked after together only where a form does that"
-            out = form(look.beside, *seen, mask, self._scale)
+            # Recorded passes look after all lanes together, also where that is not the fastest way.
+            out = (form or side_by_side)(look.beside, *seen, mask, self._scale)
         if num_rows > 1:
             out = out.view(look.query.shape).transpose(1, 2)
         return out.reshape(num_lanes * num_rows, -1)
@@ -286,6 +336,14 @@ def _look(apart: torch.Tensor, num_lanes: int) -> Look:
     shape = num_lanes, num_keys, num_rows * group, dim
     beside = apart.view(shape) if num_rows == 1 else query.new_empty(shape)
     return Look(num_lanes, num_rows, query, beside, beside.view(query.shape))
+
+
+def _picked(cache: torch.Tensor, slots: torch.Tensor, num_lanes: int) -> Seen:
+    """Copy slots out of a layer's cache [2 kv_heads, slots, dim], of each lane as many."""
+    heads, _, dim = cache.shape
+    picked = cache.index_select(1, slots).view(heads, num_lanes, -1, dim).transpose(0, 1)
+    keys, values = picked.chunk(2, dim=1)
+    return keys, values
 
 
 def _stride(spans: Spans) -> int:

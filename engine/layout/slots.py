@@ -319,6 +319,11 @@ def is_grid(spans: Sequence[Span]) -> bool:
     return len({after.first_slot - before.first_slot for before, after in pairwise(spans)}) <= 1
 
 
+def lane_counts(num_lanes: int) -> tuple[int, ...]:
+    """Up to how many lanes passes of several lanes are filled up: 1, 2, 4, 8, ... or all."""
+    return (*(1 << power for power in range((num_lanes - 1).bit_length())), num_lanes)
+
+
 def num_lanes_within(limit_bytes: int, slot_bytes: int, slots_per_lane: int) -> int:
     """Return how many lanes fit into so much memory; 0 if not even one does.
 

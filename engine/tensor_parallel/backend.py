@@ -77,14 +77,17 @@ class LeadingBackend(Backend):
                 rows, spans, num_visible=num_visible, keep=keep, layers=layers
             )
         self.num_uncaptured = self._inner.num_uncaptured
+        self.num_late = self._inner.num_late
         return out
 
-    def chain(
-        self, steps: torch.Tensor, spans: Spans, *, num_visible: int, choice: Choice
-    ) -> torch.Tensor:
+    def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
+        """See `Backend.has_chain`."""
+        return self._inner.has_chain(num_steps, num_visible=num_visible, choice=choice)
+
+    def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
         """See `Backend.chain`."""
-        with self._followers.together(Chain(steps.numpy(), spans, num_visible, choice)):
-            return self._inner.chain(steps, spans, num_visible=num_visible, choice=choice)
+        with self._followers.together(Chain(steps.numpy(), num_visible, choice)):
+            return self._inner.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""

@@ -84,7 +84,6 @@ class Chain:
     """As `Backend.chain`. Every rank chooses, and all choose the same: of the same logits."""
 
     steps: "Int64s"
-    spans: tuple[Span, ...]
     num_visible: int
     choice: "Choice"
 

@@ -97,10 +97,8 @@ class FollowerRank:
                     keep=None if keep is None else torch.from_numpy(keep),
                     layers=layers,
                 )
-            case Chain(steps, spans, num_visible, choice):
-                self._backend.chain(
-                    torch.from_numpy(steps), spans, num_visible=num_visible, choice=choice
-                )
+            case Chain(steps, num_visible, choice):
+                self._backend.chain(torch.from_numpy(steps), num_visible=num_visible, choice=choice)
             case MoveSlots(sources, targets):
                 self._backend.move(sources, targets)
             case CopySlots(source, target, length):

@@ -85,7 +85,7 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
     """The line of one number of rows at one length."""
     query, rows = layer.query(num_rows), chain(length, num_rows)
     there = rows.to(layer.device)
-    mask, visible = layer.mask(there, length), layer.flex.see(there[3:], 1)
+    mask, visible = layer.mask(there, length), layer.flex.see(there[3:], there.new_zeros(1))
     computes = [layer.masked(query, mask), layer.split(query, visible)]
     if layer.device.type == "cuda":
         record = recorder(layer.device)
@@ -94,7 +94,7 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
     want, got = (run(rows).float().clone() for run in computes)
     error = float((got - want).abs().amax() / want.abs().amax())
     masked, split = in_turns(forms, layer.device, warm=WARM, count=TIMED)
-    ours = visible.words.nbytes + visible.num_blocks.nbytes
+    ours = visible.words.nbytes + visible.num_blocks.nbytes + visible.blocks.nbytes
     return (
         f"{length:6} slots {num_rows:3} rows  masked {spread(masked)} ms, "
         f"{mask.nbytes:,} bytes of mask  "

@@ -9,7 +9,7 @@ import torch
 
 from drafter_node.compute import Compute, Part, Proposed
 from drafter_node.worker import Worker
-from engine.choice.coupling_on_gpu import Choice
+from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice
 from engine.forward.forward import Output
 from engine.layout.slots import Feed
 from proto.messages import Rule
@@ -24,7 +24,7 @@ class Model:
 
     def __init__(self, *tokens: int, can_chain: bool = True) -> None:
         self.tokens = list(tokens)
-        self.can_chain = can_chain
+        self.chains = can_chain
         self.calls: list[int] = []  # rows, or steps below zero
 
     def run(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Output:
@@ -33,10 +33,14 @@ class Model:
         logits[0, self.tokens.pop(0)] = 20.0
         return Output(logits)
 
+    def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
+        assert choice.num_ranked == 1
+        return self.chains and len(feeds) > 1
+
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
-        assert len(inputs) == len(feeds) + 1
+        assert len(inputs) == len(feeds) + NUM_SETTINGS
         self.calls.append(-len(feeds))
         return [self.tokens.pop(0) for _ in feeds], [-0.1] * len(feeds)
 

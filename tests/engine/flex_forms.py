@@ -16,7 +16,7 @@ def spelt_out(
     values: torch.Tensor,
     words: torch.Tensor,
     num_blocks: torch.Tensor,
-    indices: torch.Tensor,
+    blocks: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
     """What `engine.forward.flex_attention._attend` computes, in plain operators over all slots.
@@ -26,9 +26,12 @@ def spelt_out(
     slots = torch.arange(keys.shape[2])
     lanes, rows = torch.arange(len(query)), torch.arange(query.shape[2])
     seen = engine.forward.flex_attention.sees(words, lanes[:, None, None], rows[:, None], slots)
-    seen = seen & (slots < num_blocks * BLOCK)
+    order = torch.arange(blocks.shape[3])
+    is_read = (slots // BLOCK)[:, None] == torch.where(order < num_blocks, blocks[:, 0], -1)
+    seen = seen & is_read.any(-1)[:, None]
     mask = torch.zeros(seen.shape, dtype=query.dtype)
     mask = mask.masked_fill(~seen, torch.finfo(query.dtype).min)[:, None]
+    keys, values = (part.expand(len(query), -1, -1, -1) for part in (keys, values))
     return side_by_side(query, keys, values, mask, scale)
 
 

@@ -41,6 +41,7 @@ NUM_ROWS = 6
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let all attention of captured passes be split; the list has the rows of each."""
     captured: list[int] = []
+    monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.graphs, "recorder", counted(captured))
     monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.flex_attention, "quickest", always("split"))

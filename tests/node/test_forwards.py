@@ -17,7 +17,6 @@ ROW = Feed((1,), (5,), (5,), 5, (1,))
 class Executor:
     """Computes nothing."""
 
-    can_chain = True
     num_uncaptured = 0
 
     def lay_out(self, *_: Any) -> None:

@@ -1,9 +1,7 @@
 """Choices as recordings, and steps of a draft in one of them: the same as kernel by kernel."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +18,10 @@ from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_graphs import NUM_SLOTS, recordings
+from tests.engine.stand_in import StandIn, device
 from tests.tiny_models import make_model
 
-__all__ = ["recordings"]  # a fixture
+__all__ = ["device", "recordings"]  # fixtures
 CPU = torch.device("cpu")
 
 
@@ -119,7 +118,6 @@ def test_a_chain_of_steps_is_the_steps_one_by_one(
         tokens.append(token)
         scores.append(score)
     assert len(set(tokens)) > 1
-    assert graphs.can_chain
     num_recorded = len(recordings)
     choice, inputs = chain_choice(sampling, 3, 1, positions, num_valid=90)
     for _ in range(2):
@@ -129,13 +127,15 @@ def test_a_chain_of_steps_is_the_steps_one_by_one(
     assert len(recordings) == num_recorded + 1
 
 
-def test_a_chain_that_cannot_be_recorded_runs_kernel_by_kernel(
+def test_a_chain_that_cannot_be_recorded_is_not_offered(
     tmp_path: Path, recordings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = executor(make_model("llama", tmp_path, scale=0.5))
     feeds = [Feed((5,), (i,), (i,), 0, ((2 << i) - 1,)) for i in range(2)]
     choice, inputs = chain_choice(Sampling(), 0, 0, [1, 2])
+    assert not graphs.can_chain(feeds, choice)
     wanted = graphs.run_chain(feeds, choice, inputs).clone()
+    assert graphs.can_chain(feeds, choice)
     backend = graphs._backend
     assert isinstance(backend, engine.forward.graphs.GraphBackend)
     backend._chains.clear()
@@ -145,6 +145,7 @@ def test_a_chain_that_cannot_be_recorded_runs_kernel_by_kernel(
 
     monkeypatch.setattr(backend, "_record", fails)
     assert torch.equal(graphs.run_chain(feeds, choice, inputs), wanted)
+    assert not graphs.can_chain(feeds, choice)
 
 
 def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
@@ -174,75 +175,23 @@ def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
     assert set(seen) == {FEWEST_PROMPT_ROWS, 128}
 
 
-class FakeStream:
-    """Stands for a stream: what is current is remembered."""
-
-    current: "FakeStream"
-
-    def wait_stream(self, other: "FakeStream") -> None:
-        """Nothing to wait for."""
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`torch.cuda` as far as a recorder needs it."""
-    state = SimpleNamespace(streams=[], graphs=[], raises=False)
-    usual = FakeStream()
-    FakeStream.current = usual
-
-    class Graph:
-        def replay(self) -> None:
-            state.graphs.append(self)
-
-    def new_stream(*_: object) -> FakeStream:
-        state.streams.append(FakeStream())
-        return state.streams[-1]
-
-    @contextlib.contextmanager
-    def on(stream: FakeStream) -> Iterator[None]:
-        before, FakeStream.current = FakeStream.current, stream
-        yield
-        FakeStream.current = before
-
-    @contextlib.contextmanager
-    def capture(_graph: Graph, *, stream: FakeStream, **_: object) -> Iterator[None]:
-        state.captured_on = stream
-        FakeStream.current = stream
-        yield
-        if state.raises:  # as torch does at the end of a capture that failed
-            raise RuntimeError("operation failed due to a previous error during capture")
-        FakeStream.current = usual
-
-    def set_stream(stream: FakeStream) -> None:
-        FakeStream.current = stream
-
-    for name, value in {
-        "graph_pool_handle": lambda: 1,
-        "Stream": new_stream,
-        "current_stream": lambda *_: FakeStream.current,
-        "set_stream": set_stream,
-        "stream": on,
-        "graph": capture,
-        "CUDAGraph": Graph,
-        "Event": lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda rows: rows)
-    monkeypatch.setattr(torch.Tensor, "to", lambda rows, *_, **__: rows)
-    state.usual = usual
-    return state
-
-
-def test_recordings_share_a_stream_which_is_left_whatever_happens(cuda: SimpleNamespace) -> None:
-    record = engine.forward.graphs.recorder(torch.device("cuda:0"))
+def test_recordings_share_a_stream_which_is_left_whatever_happens(device: StandIn) -> None:
+    record = engine.forward.graphs.recorder(CPU)
     rows = torch.zeros(5, 1, dtype=torch.int64)
     for _ in range(3):
-        record(lambda there: there + 1, rows)(rows)
-        assert FakeStream.current is cuda.usual
-    assert len(cuda.streams) == 1, "each stream keeps a workspace"
-    assert cuda.captured_on is cuda.streams[0]
-    assert len(cuda.graphs) == 3
-    cuda.raises = True
+        assert torch.equal(record(lambda there: there + 1, rows)(rows + 4), rows + 5)
+        assert device.current is device.usual
+    assert len(device.streams) == 1, "each stream keeps a workspace"
+    assert device.captured_on is device.streams[0]
+    assert device.num_captures == 3
+    device.raises = True
     with pytest.raises(RuntimeError, match="previous error"):
         record(lambda there: there + 1, rows)
-    assert FakeStream.current is cuda.usual
+    assert device.current is device.usual
+
+
+def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:
+    record = engine.forward.graphs.recorder(CPU)
+    with pytest.raises(RuntimeError, match="when stream is capturing"):
+        record(lambda there: there + int(there.sum()), torch.ones(4, dtype=torch.int64))
+    assert device.current is device.usual

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import engine.choice.judging_on_gpu
 from engine.choice.judging import distributions, judge, sample_draft
 from engine.choice.judging_on_gpu import MakeTrial, candidates_there, judge_there
 from engine.choice.sampling import Sampling
@@ -99,9 +100,8 @@ def test_logits_that_are_not_finite_are_refused() -> None:
 @pytest.mark.parametrize("sampling", SAMPLED[:2], ids=str)
 def test_no_row_of_logits_crosses(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[int] = []
-    to_host = torch.Tensor.cpu
     monkeypatch.setattr(
-        torch.Tensor, "cpu", lambda rows: fetched.append(rows.numel()) or to_host(rows)
+        engine.choice.judging_on_gpu, "fetch", lambda rows: fetched.append(rows.numel()) or rows
     )
     logits = some_rows(5, 4096, 1)
     whole = candidates_there(logits[:1], sampling, 16)

@@ -17,7 +17,7 @@ import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
-from engine.forward.flex_attention import BLOCK, EVERY_LENGTH, TIMED_SLOTS, FlexAttention, sees
+from engine.forward.flex_attention import EVERY_LENGTH, TIMED_SLOTS, FlexAttention, sees
 from engine.forward.graphs import GraphBackend
 from engine.forward.masks import as_words, from_words
 from engine.forward.operators import quickest
@@ -37,6 +37,7 @@ Seen = Callable[..., torch.Tensor]
 def split(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let attention of captured passes be split at every length; the list has the rows of each."""
     captured: list[int] = []
+    monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.graphs, "recorder", counted(captured))
     monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: spelt_out)
@@ -74,14 +75,18 @@ def test_a_query_sees_what_the_mask_shows() -> None:
 
 
 def test_blocks_are_read_up_to_the_last_slot_that_a_tree_can_reach() -> None:
-    flex = FlexAttention(1000, group=2)
+    flex = FlexAttention(1024, group=2)
     shown = torch.tensor([5, 5, 64, 64, 65, 65, 1000, 1000])
     words = torch.stack((shown, torch.zeros_like(shown)))
-    visible = flex.see(words, 4)
-    assert visible.num_blocks.flatten().tolist() == [1, 1, 2, -(-1000 // BLOCK)]
+    visible = flex.see(words, torch.tensor([0, 3, 1, 2]) * 1024)
+    assert visible.num_blocks.flatten().tolist() == [1, 1, 2, 8]
     assert visible.num_blocks.shape == (4, 1, 1)
+    assert visible.blocks.flatten(1).tolist() == [
+        [8 * i + k for k in range(8)] for i in (0, 3, 1, 2)
+    ]
+    assert visible.blocks.dtype == torch.int32
     assert visible.words.shape == (2, 4, 4)
-    assert visible.words[0, 2].tolist() == [65] * 4
+    assert visible.words[0, 2].tolist() == [1024 + 65] * 4, "counted in the whole cache"
 
 
 @pytest.mark.long
@@ -132,7 +137,8 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
 
     monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_length)
     reference, graphs = pair(make_model("llama", tmp_path, scale=0.5))
-    assert asked == [NUM_SLOTS, 256] * len(ROW_COUNTS)
+    longest = graphs.lanes.num_slots - max(ROW_COUNTS)
+    assert asked == [longest, 256] * len(ROW_COUNTS)
     graphs.warm_up((1,))
     recorded = len(split)
     lengths = {length for _, length, _ in graphs_of(graphs)._recorded}

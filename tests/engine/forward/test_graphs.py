@@ -56,6 +56,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay
 
+    monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.graphs, "recorder", lambda _device: record)
     # Choices on a CPU are made on the host: nothing is left behind for other tests.
     monkeypatch.setattr(engine.forward.graphs, "capture_on", lambda *_: None)

@@ -1,0 +1,249 @@
+"""A GPU that is played on the CPU: it counts what it is asked for, and its graphs are recordings.
+
+`torch.cuda` is replaced as far as the engine needs it for CUDA graphs. A capture keeps the
+operators that ran, with the tensors that they read and wrote; to replay it is to run the same
+operators on the same tensors, and no Python of ours. As on a GPU, what a capture has not seen it
+does not do again.
+
+What happens outside of graphs is noted, operator by operator, while somebody watches.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import engine.choice.coupling
+import engine.device
+import engine.forward.graphs
+
+UPLOAD, DOWNLOAD = "upload", "download"  # through memory that is pinned; the host goes on
+LAUNCH, KERNEL = "launch", "kernel"  # of a graph, of an operator by itself
+WAIT = "wait for an event"
+BLOCKING, CAPTURE = "blocking call", "capture"
+
+
+class Stream:
+    """Stands for a stream: which one is current is remembered."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Nothing to wait for."""
+
+
+class StandIn:
+    """The device.
+
+    noted     what it was asked for while somebody watched (`watch`), in order
+    num_captures, streams  so far
+    raises    whether the next captures fail, as torch says it at their end
+    """
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+        self.num_captures = 0
+        self.streams: list[Stream] = []
+        self.usual = self.current = Stream()
+        self.captured_on: Stream | None = None
+        self.raises = False
+        self.is_busy = False  # with a graph: what it does is not noted
+        self.kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
+        self.there: set[int] = set()  # memory of the device, by address
+        self.pinned: set[int] = set()
+
+    def note(self, what: str) -> None:
+        """Something was asked for."""
+        self.noted.append(what)
+
+    def keep(self, place: set[int], *tensors: torch.Tensor) -> None:
+        """From now on this memory belongs to a place."""
+        for tensor in tensors:
+            if _address(tensor) not in place:
+                place.add(_address(tensor))
+                self.kept.append(tensor)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[list[str]]:
+        """What is asked for in here, in order."""
+        self.noted = []
+        with _Notes(self):
+            yield self.noted
+
+
+class Graph:
+    """A CUDA graph."""
+
+    def __init__(self, device: StandIn) -> None:
+        self.device = device
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def replay(self) -> None:
+        """Run what was captured again."""
+        self.device.note(LAUNCH)
+        self.device.is_busy = True
+        try:
+            for func, args, kwargs, made in self.calls:
+                again = func(*args, **kwargs)
+                inputs = set(map(_address, _tensors((args, kwargs))))
+                for old, new in zip(_tensors(made), _tensors(again), strict=True):
+                    if _address(old) not in inputs:
+                        old.copy_(new)
+        finally:
+            self.device.is_busy = False
+
+
+class _Capture(TorchDispatchMode):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        made = func(*args, **(kwargs or {}))
+        self.graph.calls.append((func, args, kwargs or {}, made))
+        self.graph.device.keep(self.graph.device.there, *_tensors((args, kwargs, made)))
+        return made
+
+
+class _Notes(TorchDispatchMode):
+    def __init__(self, device: StandIn) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        device = self.device
+        inputs = _tensors((args, kwargs))
+        is_there = [_address(tensor) in device.there for tensor in inputs]
+        if device.is_busy or not any(is_there):
+            return made
+        if func is torch.ops.aten.copy_.default and is_there[0] != is_there[1]:
+            device.note(self._copy(inputs, is_from=is_there[1], is_free=bool(args[2:] and args[2])))
+        elif func is torch.ops.aten._local_scalar_dense.default:
+            device.note(BLOCKING)
+        elif func._schema.is_mutable or not {*map(_address, _tensors(made))} <= {
+            *map(_address, inputs)
+        }:
+            device.note(KERNEL)
+            device.keep(device.there, *_tensors(made))
+        return made
+
+    def _copy(self, tensors: list[torch.Tensor], *, is_from: bool, is_free: bool) -> str:
+        """What a copy between host and device is; `is_from` the device."""
+        here = tensors[0 if is_from else 1]
+        if not is_free or _address(here) not in self.device.pinned:
+            return BLOCKING
+        return DOWNLOAD if is_from else UPLOAD
+
+
+class _Capturing:
+    """In place of `torch.cuda.graph`."""
+
+    def __init__(self, graph: Graph, *, stream: Stream, **_: object) -> None:
+        self.graph, self.stream = graph, stream
+        self.mode = _Capture(graph)
+
+    def __enter__(self) -> None:
+        device = self.graph.device
+        device.num_captures += 1
+        device.note(CAPTURE)
+        device.captured_on = device.current = self.stream
+        device.is_busy = True
+        self.mode.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        device = self.graph.device
+        self.mode.__exit__(kind, error, at)
+        device.is_busy = False
+        if device.raises:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        if kind is None:
+            device.current = device.usual
+
+
+class _Event:
+    def __init__(self, device: StandIn) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.device.note(WAIT)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Let whatever runs on the CPU be on a GPU as the engine sees it."""
+    made = StandIn()
+
+    def new_stream(*_: object) -> Stream:
+        made.streams.append(Stream())
+        return made.streams[-1]
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, made.current, made.is_busy = made.current, stream, True
+        yield
+        made.current, made.is_busy = before, False
+
+    def set_stream(stream: Stream) -> None:
+        made.current = stream
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor.clone()
+        made.keep(made.pinned, pinned)
+        return pinned
+
+    def blocking(method: Callable[..., object]) -> Callable[..., object]:
+        def call(tensor: torch.Tensor, *args: object, **options: object) -> object:
+            if _address(tensor) in made.there:
+                made.note(BLOCKING)
+            return method(tensor, *args, **options)
+
+        return call
+
+    for name, value in {
+        "graph_pool_handle": lambda: 1,
+        "Stream": new_stream,
+        "current_stream": lambda *_: made.current,
+        "set_stream": set_stream,
+        "stream": on,
+        "graph": _Capturing,
+        "CUDAGraph": lambda: Graph(made),
+        "Event": lambda: _Event(made),
+        "synchronize": lambda *_: made.note(BLOCKING),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    for name in ("tolist", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, blocking(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
+    for module in (engine.device, engine.choice.coupling):
+        monkeypatch.setattr(module, "is_host", lambda _: False)
+    return made
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
