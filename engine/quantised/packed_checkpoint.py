@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.files import Shapes, weight_files
+from engine.checkpoint.parts import Lazy
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
@@ -74,16 +75,6 @@ class _Layer:
 
     parts: Mapping[str, str]
     form: _Form
-
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """Stands for a tensor, which is read when all of it is asked for: `lazy[...]`."""
-
-    read: Callable[[], torch.Tensor]
-
-    def __getitem__(self, _everything: object) -> torch.Tensor:
-        return self.read()
 
 
 class PackedCheckpoint:
