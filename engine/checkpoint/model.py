@@ -32,7 +32,7 @@ from engine.checkpoint.files import (
     stated_eos_ids,
     weight_files,
 )
-from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, plain_parts
+from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
 from engine.checkpoint.tensors import (
     check_shapes,
     refuse_mismatched,
@@ -120,7 +120,9 @@ def read_packed(
     )
 
 
-def read_part(name: str, of: "Checked", dtype: torch.dtype, device: torch.device, rank: Rank) -> Any:
+def read_part(
+    name: str, of: "Checked", dtype: torch.dtype, device: torch.device, rank: Rank
+) -> Any:
     """Return what a rank has of a model. Of each tensor it reads only its slices.
 
     Weights that are packed are dequantised, and of them only these slices. Where a checkpoint puts
@@ -149,7 +151,8 @@ def read_part(name: str, of: "Checked", dtype: torch.dtype, device: torch.device
             tensors = plain_parts(of.folder, in_files)
         else:
             tensors = packed.tensors(empty, in_files)
-        model = read(kind=kind, tensors=tensors, options=straight_onto(device))
+        with one_at_a_time():
+            model = read(kind=kind, tensors=tensors, options=straight_onto(device))
     share_head(model, of.vocab_size, rank)
     return model
 

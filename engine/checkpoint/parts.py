@@ -6,7 +6,10 @@ files one by one: transformers knows both, and is asked. Owns which slice of a f
 to which cut; knows no packing and no device.
 """
 
-from collections.abc import Callable, Mapping
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -29,7 +32,8 @@ from engine.checkpoint.files import Shapes, shapes_in, weight_files
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.split import Cut, split
 
-_MAPPED_BYTES = 1 << 26  # of a file that are read before its pages are given back
+_MAPPED_BYTES = 1 << 24  # of a file that are read before its pages are given back
+_NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 _STACKING = (MergeModulelist, Concatenate)
 
 Cuts = Mapping[str, Cut]
@@ -49,7 +53,8 @@ class Files:
     """The tensors of a checkpoint's files, whole or in slices, by any thread.
 
     A file is mapped while it is read, and unmapped now and then: its pages would otherwise count as
-    memory of this process for as long as it loads.
+    memory of this process for as long as it loads. So would what the allocator keeps of the tensors
+    that experts are put together of.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class Files:
         with self._guard:
             handle, left = self._open.pop(file, (None, 0))
             if left <= 0:
+                _give_back()
                 handle, left = safe_open(file, framework="pt"), _MAPPED_BYTES
             part = handle.get_slice(name)
             self._open[file] = handle, left - 4 * prod(part.get_shape())
@@ -72,8 +78,15 @@ class Files:
         return whole.clone()
 
 
+def _give_back() -> None:
+    """Return to the system what the allocator keeps for later; not every C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def cuts_in_files(empty: Any, shapes: Shapes, cuts: Cuts) -> dict[str, Cut] | None:
-    """Return what a rank reads of each tensor that it does not read whole, by its name in the files.
+    """Return what a rank reads of each tensor that it does not read whole, by name in the files.
 
     empty   the whole model, without memory
     shapes  of the tensors in the files
@@ -132,6 +145,23 @@ def plain_parts(folder: Path, cuts: Cuts) -> dict[str, Lazy]:
         for name in shapes_in(path)
         if name not in cuts or cuts[name].runs
     }
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Within it, transformers reads a tensor when it needs it, and not as many as threads can.
+
+    Experts are put together of copies: were all of them read ahead, there would be two of each.
+    """
+    before = os.environ.get(_NO_READING_AHEAD)
+    os.environ[_NO_READING_AHEAD] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NO_READING_AHEAD]
+        else:
+            os.environ[_NO_READING_AHEAD] = before
 
 
 def _read(files: Files, path: Path, name: str, cut: Cut | None) -> torch.Tensor:
