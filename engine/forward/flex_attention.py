@@ -30,7 +30,8 @@ from engine.layout.slots import LaneLayout, Span
 
 BLOCK = 128  # slots that are skipped or read together
 SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slower for short texts
-_QUERIES = 128  # of one program: beyond that FlexAttention does not split over the keys
+_QUERIES = 128  # of one call: from there on FlexAttention does not split over the keys
+_MOST_TILES = 2  # calls of a pass; each reads all keys
 _MOST_PROGRAMS = 64
 # Of the masked form: both sum in float32, in another order, and round to the type once.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
@@ -74,8 +75,24 @@ class FlexAttention:
         self.made: set[Shape] = set()
 
     def takes(self, num_rows: int) -> bool:
-        """Whether FlexAttention splits a pass of so many rows a lane over the keys."""
-        return num_rows * self._group < _QUERIES
+        """Whether FlexAttention splits a pass of so many rows a lane over the keys.
+
+        In two calls where one has too many queries: 17 rows of a model with 8 query heads to a key
+        head, for one.
+        """
+        return num_rows <= _MOST_TILES * ((_QUERIES - 1) // self._group)
+
+    def _tiles(self, num_queries: int) -> list[range]:
+        """Divide the queries of a lane into calls of as many, whole rows each.
+
+        The last one begins before the end of the one before if they do not divide: calls of two
+        sizes would be two programs.
+        """
+        num_rows = num_queries // self._group
+        count = -(-num_rows // ((_QUERIES - 1) // self._group))
+        size = -(-num_rows // count)
+        starts = [min(index * size, num_rows - size) for index in range(count)]
+        return [range(start * self._group, (start + size) * self._group) for start in starts]
 
     def see(self, words: torch.Tensor, num_lanes: int) -> Visible:
         """Return what `words` [2, lanes * n], as `masks.as_words` says, let the queries see."""
@@ -101,7 +118,17 @@ class FlexAttention:
         assert self._program is not None, "no program was made"
         indices = self._indices_for(len(query), query.device)
         words, num_blocks = visible.words, visible.num_blocks
-        return self._program(query, keys, values, words, num_blocks, indices, scale)
+        tiles = self._tiles(query.shape[2])
+        if len(tiles) == 1:
+            return self._program(query, keys, values, words, num_blocks, indices, scale)
+        parts, end = [], 0
+        for tile in tiles:
+            of_tile = (query[:, :, tile.start : tile.stop], words[:, :, tile.start : tile.stop])
+            part, seen = (one.contiguous() for one in of_tile)
+            out = self._program(part, keys, values, seen, num_blocks, indices, scale)
+            parts.append(out[:, :, end - tile.start :])
+            end = tile.stop
+        return torch.cat(parts, dim=2)
 
     def make(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
         """Compile the program for passes of `shape`, and hold it to the masked form.

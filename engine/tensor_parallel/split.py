@@ -88,7 +88,9 @@ class Cut:
         weight  a tensor, or a slice of a safetensors file, which reads no more than that
         """
         before = (slice(None),) * self.dim
-        parts = [weight[(*before, slice(run.start, run.stop))] for run in self.runs]
+        parts: list[torch.Tensor] = [
+            weight[(*before, slice(run.start, run.stop))] for run in self.runs
+        ]
         if len(parts) > 1:
             return torch.cat(parts, self.dim)
         return parts[0].clone(memory_format=torch.contiguous_format)

@@ -89,7 +89,7 @@ def test_a_rank_reads_the_slices_that_it_keeps(architecture: str, tmp_path: Path
 
 
 @pytest.mark.usefixtures("sliced")
-def test_biases_are_cut_too_or_belong_to_rank_0(tmp_path: Path) -> None:
+def test_biases_are_cut_too_or_left_to_the_first_rank(tmp_path: Path) -> None:
     folder = save("llama", tmp_path, BIASES)
     check_parts(folder)
     first, second = (
