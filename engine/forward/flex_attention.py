@@ -23,7 +23,7 @@ from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.forward import Spans
 from engine.forward.masks import MASK_BITS, from_words
-from engine.forward.operators import quickest, side_by_side
+from engine.forward.operators import Decide, as_timed, quickest, side_by_side
 from engine.layout.slots import LaneLayout, Span
 
 # -- flex attention --------------------------------------------------------------------------------
@@ -259,7 +259,11 @@ Capture = Callable[[torch.Tensor, Spans, int], Callable[[torch.Tensor], torch.Te
 
 
 def find_splits(
-    make: Callable[[Shape], None], capture: Capture, lanes: LaneLayout, row_counts: Sequence[int]
+    make: Callable[[Shape], None],
+    capture: Capture,
+    lanes: LaneLayout,
+    row_counts: Sequence[int],
+    decide: Decide = as_timed,
 ) -> dict[Shape, int]:
     """Return from how many visible slots on a pass is better split, by its shape.
 
@@ -275,7 +279,7 @@ def find_splits(
         spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         try:
             make(shape)
-            least = _split_from(capture, spans, capacity)
+            least = _split_from(capture, spans, capacity, decide)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
             continue
@@ -291,7 +295,7 @@ def _shapes(num_lanes: int, row_counts: Sequence[int]) -> Iterator[Shape]:
     return ((count, num_rows) for count in counts for num_rows in row_counts)
 
 
-def _split_from(capture: Capture, spans: Spans, capacity: int) -> int | None:
+def _split_from(capture: Capture, spans: Spans, capacity: int, decide: Decide) -> int | None:
     """Try the longest text, and then ever longer ones until splitting is the faster way."""
     split = capture(_chains(spans, capacity), spans, EVERY_LENGTH)
 
@@ -299,7 +303,7 @@ def _split_from(capture: Capture, spans: Spans, capacity: int) -> int | None:
         rows = _chains(spans, num_visible)
         masked = capture(rows, spans, num_visible)
         forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
-        return quickest(forms, rows) == "split"
+        return decide(quickest(forms, rows), tuple(forms)) == "split"
 
     if not is_better(capacity):
         return None

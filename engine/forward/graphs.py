@@ -30,6 +30,7 @@ from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
 from engine.layout.slots import LaneLayout, is_grid
+from engine.tensor_parallel.split import all_agree
 
 FEWEST_SLOTS = 256
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
@@ -79,13 +80,15 @@ class GraphBackend(Backend):
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder(self._device)
         self._fused.take_over(timed=timed)
-        # How keys are shared out depends on how many there are, and so do a row's last bits. Ranks
-        # would choose by clocks of their own, and meet in different recordings.
-        is_timed = timed and self._rank is None
-        if is_timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+        # How keys are shared out depends on how many there are, and so do a row's last bits.
+        if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
             with torch.inference_mode():
                 self._split_from = find_splits(
-                    self._fused.make_split, self._captured, self._lanes, self.row_counts
+                    self._make_split,
+                    self._captured,
+                    self._lanes,
+                    self.row_counts,
+                    self._fused.decide,  # or ranks would meet in different recordings
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
             self._recorded = {
@@ -93,6 +96,16 @@ class GraphBackend(Backend):
                 for key, recorded in self._recorded.items()
                 if key[1] == EVERY_LENGTH and _shape(key[0]) in self._split_from
             }
+
+    def _make_split(self, shape: Shape) -> None:
+        """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""
+        why = None
+        try:
+            self._fused.make_split(shape)
+        except ModelError as error:
+            why = error
+        if not all_agree(why, self._rank, self._device):
+            raise why or ModelError("it cannot be compiled on another rank")
 
     def forward(
         self,

@@ -11,7 +11,7 @@ Everything else is refused: what counts its heads itself, mixes them before o_pr
 weights in other shapes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,22 @@ def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
     rank.add_up(numbers)
     found = numbers[numbers > 0]
     return int(found.min()) - 1 if found.numel() else None
+
+
+def all_agree(refusal: Exception | None, rank: Rank | None, device: torch.device) -> bool:
+    """Return on every rank whether none has a refusal; without ranks, whether this process has."""
+    if rank is None:
+        return refusal is None
+    return lowest(None if refusal is None else 0, rank, device) is None
+
+
+def first_says(name: str, names: Sequence[str], rank: Rank | None, device: torch.device) -> str:
+    """Return on every rank the one of `names` that rank 0 says; without ranks `name`."""
+    if rank is None:
+        return name
+    said = torch.tensor([names.index(name) if rank.index == 0 else 0], device=device)
+    rank.add_up(said)
+    return names[int(said)]
 
 
 @dataclass(frozen=True, slots=True)
