@@ -30,6 +30,7 @@ from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
 from engine.layout.slots import LaneLayout, is_grid
+from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
 
 FEWEST_SLOTS = 256
@@ -72,11 +73,17 @@ class GraphBackend(Backend):
         self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
         self._lanes = lanes
         self._split_from: dict[Shape, int] = {}  # visible slots
+        if self._rank is not None:
+            before_parting(self.forget)
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self._recorded.clear()
+        self._chains.clear()
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
-        self._recorded.clear()
-        self._chains.clear()
+        self.forget()
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder(self._device)
         self._fused.take_over(timed=timed)
