@@ -160,7 +160,7 @@ def load_engine(
         executor = make_executor(
             loaded,
             max_len + NUM_TREE_SLOTS,
-            num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes),
+            num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes, part=part),
             fixed_rows=fixed_rows,
             backend=backend,
             row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 # laid out anew, and for everybody else.
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
 _SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
+# On a GPU, a chunk of a prompt has a mask over all slots, once for each of its rows and once more
+# for each row of its query heads. (On a CPU a chunk is short, and half of the memory is left.)
+PROMPT_ROWS = 2048
 # Of the same memory, for the texts of a length that nobody has asked for: the other model may be on
 # this device too, and its weights not be there yet.
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
@@ -32,21 +35,23 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
     """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
 
     num_lanes  texts at once that there should be room for, if nothing is asked for
-    part       of the memory that such a cache may have, for this model
+    part       of the memory for a cache, for this model: a drafter leaves the rest to its target,
+               also when a length is asked for
 
     Raises:
         OutOfMemory: a cache for that many does not fit beside the weights.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    each = _slot_bytes(loaded)
+    each, once = _slot_bytes(loaded), _mask_bytes(loaded)
     kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
     all_free = _free_bytes(loaded)
-    free = int(_SHARES[kind] * all_free)
-    fitting = free // each - _SPARE_SLOTS
+    free = int(part * _SHARES[kind] * all_free)
+    fitting = free // (each + once) - _SPARE_SLOTS
     if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
-            f"{loaded.name}: a cache for {limit} tokens takes {gigabytes(limit * each)}, and "
-            f"{loaded.device} has {gigabytes(free)} for it; "
+            f"{loaded.name}: a cache for {limit} tokens takes "
+            f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
+            f"{gigabytes(free)} for it; "
             + (
                 f"a maximum length of {fitting} fits"
                 if fitting >= _SHORTEST
@@ -55,19 +60,20 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
         )
     if asked:
         return limit
-    careful = int(part * _CAREFUL_SHARES[kind] * all_free) // (each * num_lanes) - _SPARE_SLOTS
+    careful = int(part * _CAREFUL_SHARES[kind] * all_free)
+    careful = careful // (each * num_lanes + once) - _SPARE_SLOTS
     length = min(limit, fitting, max(careful, _USUAL))
     if length < limit:
         logger.warning("%s: memory for texts of %d tokens, not of %d", loaded.name, length, limit)
     return length
 
 
-def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least."""
+def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float = 1.0) -> int:
+    """As many lanes as are wanted, or as the memory allows; one at least. `part` as above."""
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS
-    free = int(_SHARE_OF_SEVERAL * _free_bytes(loaded))
+    free = int(part * _SHARE_OF_SEVERAL * _free_bytes(loaded)) - slots * _mask_bytes(loaded)
     fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
@@ -84,6 +90,18 @@ def _slot_bytes(loaded: Loaded) -> int:
     if isinstance(loaded, LoadedHead):
         return loaded.slot_bytes
     return slot_bytes(loaded.model, loaded.device)
+
+
+def _mask_bytes(loaded: Loaded) -> int:
+    """Bytes of one slot in the mask of a chunk of a prompt: one text is read at a time."""
+    if loaded.device.type != "cuda":
+        return 0
+    group = 1
+    if not isinstance(loaded, LoadedHead):
+        config = loaded.model.config.get_text_config(decoder=True)
+        num_heads = getattr(config, "num_attention_heads", 1)
+        group = num_heads // (getattr(config, "num_key_value_heads", None) or num_heads)
+    return PROMPT_ROWS * loaded.dtype.itemsize * (1 + (group if group > 1 else 0))
 
 
 def _free_bytes(loaded: Loaded) -> int:

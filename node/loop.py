@@ -56,8 +56,8 @@ from proto.system import is_folder
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-# Of the memory for texts of a length that nobody has asked for. A drafter is ready first, and has
-# less for each token: with more, its target might find no room on the same GPU.
+# Of the memory for a cache. A drafter is ready first, and has less for each token: with more, its
+# target might find no room on the same GPU.
 PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 
 Compute = TypeVar("Compute")

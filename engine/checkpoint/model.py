@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from engine.checkpoint.files import (
     stated_eos_ids,
     weight_files,
 )
+from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
 from engine.checkpoint.tensors import (
     check_shapes,
     refuse_mismatched,
@@ -42,9 +44,9 @@ from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
-from engine.quantised.packed_checkpoint import Lazy, PackedCheckpoint
+from engine.quantised.packed_checkpoint import PackedCheckpoint
 from engine.tensor_parallel.group import Rank
-from engine.tensor_parallel.split import split
+from engine.tensor_parallel.split import cuts_of, share_head, split
 
 # -- weights ---------------------------------------------------------------------------------------
 
@@ -58,12 +60,15 @@ logger = logging.getLogger(__name__)
 _NO_GENERATION: Any = GenerationConfig()  # type: ignore[no-untyped-call]
 
 
-def refuse_too_large(name: str, empty: Any, dtype: torch.dtype, device: torch.device) -> None:
+def refuse_too_large(
+    name: str, empty: Any, dtype: torch.dtype, device: torch.device, *, num_parts: int = 1
+) -> None:
     """Raise OutOfMemory if a model's weights of this type do not fit into what is free.
 
-    empty  the model, without memory
+    empty      the model that is read, without memory: the whole, or the part of a rank
+    num_parts  how many such parts are going to lie on this device
     """
-    needed = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
+    needed = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize * num_parts
     free = free_bytes(device)
     if needed > free:
         raise OutOfMemory(
@@ -110,7 +115,46 @@ def read_packed(
             return model
     logger.info("%s: its weights are dequantised: %s", name, why)
     refuse_too_large(name, empty, dtype, device)
-    return read_weights(name, folder, config, dtype, packed=(packed, empty))
+    return read_weights(
+        name, folder, empty.config, dtype, kind=type(empty), tensors=packed.tensors(empty)
+    )
+
+
+def read_part(
+    name: str, of: "Checked", dtype: torch.dtype, device: torch.device, rank: Rank
+) -> Any:
+    """Return what a rank has of a model. Of each tensor it reads only its slices.
+
+    Weights that are packed are dequantised, and of them only these slices. Where a checkpoint puts
+    its tensors together in a way that slices cannot follow, the whole is read onto the host first.
+
+    Raises:
+        ModelError, OutOfMemory: as `read_weights`; also, the model cannot be divided like this.
+    """
+    empty, packed = of.empty, of.packed
+    cuts = cuts_of(name, empty, rank)
+    shapes = read_shapes(of.folder) if packed is None else packed.shapes
+    in_files = cuts_in_files(empty, shapes, cuts)
+    read = partial(read_weights, name, of.folder, empty.config, dtype)
+    if in_files is None:
+        refuse_too_large(name, empty, dtype, torch.device("cpu"))
+        model = read(kind=type(empty), tensors=None if packed is None else packed.tensors(empty))
+        split(model, cuts, rank)
+    else:
+        kind = kind_of_part(empty, cuts, rank)
+        with torch.device("meta"):
+            part = kind(empty.config)
+        # Rank 0 is here long before the others, which have to load their libraries first.
+        num_parts = rank.count if device.type == "cpu" and rank.index == 0 else 1
+        refuse_too_large(name, part, dtype, device, num_parts=num_parts)
+        if packed is None:
+            tensors = plain_parts(of.folder, in_files)
+        else:
+            tensors = packed.tensors(empty, in_files)
+        with one_at_a_time():
+            model = read(kind=kind, tensors=tensors, options=straight_onto(device))
+    share_head(model, of.vocab_size, rank)
+    return model
 
 
 def read_weights(
@@ -119,23 +163,21 @@ def read_weights(
     config: Any,
     dtype: torch.dtype,
     *,
-    packed: tuple[PackedCheckpoint, Any] | None = None,
+    kind: Any = None,
+    tensors: Mapping[str, Lazy] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the model with the weights of the folder.
 
-    packed   how to read them if they have to be dequantised, and the model without memory
+    kind     the class of the model; None: transformers chooses by `config`
+    tensors  what to read in place of the folder's own, if they are packed or read in parts
     options  for transformers, besides
 
     Raises:
         ModelError: they are not those that config.json describes, or not numbers.
         OutOfMemory: they do not fit.
     """
-    loader: Any = AutoModelForCausalLM
-    tensors: Mapping[str, Lazy] | None = None
-    if packed is not None:
-        checkpoint, empty = packed
-        loader, config, tensors = type(empty), empty.config, checkpoint.tensors(empty)
+    loader: Any = AutoModelForCausalLM if kind is None else kind
     try:
         model, info = loader.from_pretrained(
             folder if tensors is None else None,
@@ -247,18 +289,16 @@ def load_model(
     of = check_checkpoint(name, revision)
     folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
     chosen = _choose_dtype(name, dtype, config, folder, where)
-    # Of a model that is to be divided, this rank's part alone goes to its device.
-    whole = where if rank is None else torch.device("cpu")
-    if packed is None:
-        refuse_too_large(name, empty, chosen, whole)
-        model = read_weights(name, folder, plain, chosen, options=straight_onto(whole))
+    if rank is not None:
+        model = read_part(name, of, chosen, where, rank)
+    elif packed is None:
+        refuse_too_large(name, empty, chosen, where)
+        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
     else:
-        model = read_packed(name, folder, config, chosen, whole, packed, empty)
+        model = read_packed(name, folder, config, chosen, where, packed, empty)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
-    vocab_size = _vocab_size(model, text_config)
-    if rank is not None:
-        split(name, model, rank)
+    vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
     return LoadedModel(
         model=model,

@@ -25,14 +25,15 @@ from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.forward import Spans
 from engine.forward.masks import MASK_BITS, from_words
-from engine.forward.operators import quickest, side_by_side
+from engine.forward.operators import Decide, as_timed, quickest, side_by_side
 from engine.layout.slots import LaneLayout, Span
 
 # -- flex attention --------------------------------------------------------------------------------
 
 BLOCK = 128  # slots that are skipped or read together
 SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slower for short texts
-_QUERIES = 128  # of one program: beyond that FlexAttention does not split over the keys
+_QUERIES = 128  # of one call: from there on FlexAttention does not split over the keys
+_MOST_TILES = 2  # calls of a pass; each reads all keys
 _MOST_PROGRAMS = 64
 # Of the masked form: both sum in float32, in another order, and round to the type once.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
@@ -80,8 +81,24 @@ class FlexAttention:
         self.made: set[Shape] = set()
 
     def takes(self, num_rows: int) -> bool:
-        """Whether FlexAttention splits a pass of so many rows a lane over the keys."""
-        return num_rows * self._group < _QUERIES
+        """Whether FlexAttention splits a pass of so many rows a lane over the keys.
+
+        In two calls where one has too many queries: 17 rows of a model with 8 query heads to a key
+        head, for one.
+        """
+        return num_rows <= _MOST_TILES * ((_QUERIES - 1) // self._group)
+
+    def _tiles(self, num_queries: int) -> list[range]:
+        """Divide the queries of a lane into calls of as many, whole rows each.
+
+        The last one begins before the end of the one before if they do not divide: calls of two
+        sizes would be two programs.
+        """
+        num_rows = num_queries // self._group
+        count = -(-num_rows // ((_QUERIES - 1) // self._group))
+        size = -(-num_rows // count)
+        starts = [min(index * size, num_rows - size) for index in range(count)]
+        return [range(start * self._group, (start + size) * self._group) for start in starts]
 
     def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> Visible:
         """Return what `words` [2, lanes * n], as `masks.as_words` says, let the queries see.
@@ -112,8 +129,18 @@ class FlexAttention:
         keys, values  [1, kv_heads, slots of all lanes, dim]
         """
         assert self._program is not None, "no program was made"
-        shown = visible.words, visible.num_blocks, visible.blocks
-        return self._program(query, keys, values, *shown, scale)
+        words, shown = visible.words, (visible.num_blocks, visible.blocks)
+        tiles = self._tiles(query.shape[2])
+        if len(tiles) == 1:
+            return self._program(query, keys, values, words, *shown, scale)
+        parts, end = [], 0
+        for tile in tiles:
+            of_tile = (query[:, :, tile.start : tile.stop], words[:, :, tile.start : tile.stop])
+            part, seen = (one.contiguous() for one in of_tile)
+            out = self._program(part, keys, values, seen, *shown, scale)
+            parts.append(out[:, :, end - tile.start :])
+            end = tile.stop
+        return torch.cat(parts, dim=2)
 
     def make(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
         """Compile the program for passes of `shape`, and hold it to the masked form.
@@ -251,6 +278,7 @@ def find_splits(
     lanes: LaneLayout,
     shapes: Iterable[Shape],
     capacity: int,
+    decide: Decide = as_timed,
 ) -> dict[Shape, int]:
     """Return from how many visible slots on a pass is better split, by its shape.
 
@@ -266,7 +294,7 @@ def find_splits(
         spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         try:
             make(shape)
-            least = _split_from(partial(capture, shape), spans, capacity)
+            least = _split_from(partial(capture, shape), spans, capacity, decide)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
             continue
@@ -280,6 +308,7 @@ def _split_from(
     capture: Callable[[torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]],
     spans: Spans,
     capacity: int,
+    decide: Decide,
 ) -> int | None:
     """Try the longest text, and then ever longer ones until splitting is the faster way."""
     split = capture(_chains(spans, capacity), EVERY_LENGTH)
@@ -288,7 +317,7 @@ def _split_from(
         rows = _chains(spans, num_visible)
         masked = capture(rows, num_visible)
         forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
-        return quickest(forms, rows) == "split"
+        return decide(quickest(forms, rows), tuple(forms)) == "split"
 
     if not is_better(capacity):
         return None

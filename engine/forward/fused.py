@@ -16,6 +16,7 @@ changes from one decode pass to the next but `num_visible`, so that passes can b
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
 from engine.forward.masks import Masks, from_words
 from engine.forward.operators import (
     FORMS,
+    Decide,
     Form,
     Packer,
     Product,
@@ -42,7 +44,7 @@ from engine.forward.operators import (
     unpacked,
 )
 from engine.layout.slots import LaneLayout
-from engine.tensor_parallel.split import joined, summed
+from engine.tensor_parallel.split import first_says, joined, summed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -111,7 +113,8 @@ class FusedBackend(Backend):
         ]
         self._masks = Masks(loaded.dtype)
         scale = float(attention.scaling)
-        self._attention = LaneAttention(self.cache, lanes, self._group, scale)
+        self.decide: Decide = partial(first_says, rank=self._rank, device=self._device)
+        self._attention = LaneAttention(self.cache, lanes, self._group, scale, self.decide)
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
@@ -182,7 +185,8 @@ class FusedBackend(Backend):
     def _choose_norms(self) -> None:
         """Find the fastest form of the norms, for one row: most passes have no more."""
         row, last = self._embeddings[:1], self._last_norm_module
-        form = FORMS[quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)]
+        found = quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)
+        form = FORMS[self.decide(found, tuple(FORMS))]
         self._last_norm = _norm(last, form)
         for layer in self._layers:
             layer.before_attention = _norm(layer.module.input_layernorm, form)

@@ -25,6 +25,7 @@ the next pass, so that a choice can be a recording that reads them where they ar
 
 import logging
 import math
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,8 @@ from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
 from engine.layout.slots import LaneLayout, lane_counts
+from engine.tensor_parallel.group import before_parting
+from engine.tensor_parallel.split import all_agree
 
 logger = logging.getLogger(__name__)
 
@@ -91,36 +94,47 @@ class GraphBackend(Backend):
         self._chains: dict[tuple[int, int, Choice], Compute] = {}
         self._split_from: dict[Shape, int] = {}  # visible slots
         self._record = self._recorder()
+        if self._rank is not None:
+            before_parting(self.forget)
 
     def _recorder(self) -> Record:
         """What makes recordings, of choices too; those after load are counted."""
         make = recorder(self._device)
+        ours = weakref.ref(self)  # what keeps the recorder for choices does not keep the weights
 
         def record(compute: Compute, rows: torch.Tensor) -> Compute:
             recorded = make(compute, rows)
-            if not self.is_loading:
-                self.num_late += 1
-                logger.info("%s: recording %d after load", self._name, self.num_late)
+            backend = ours()
+            if backend is not None and not backend.is_loading:
+                backend.num_late += 1
+                logger.info("%s: recording %d after load", backend._name, backend.num_late)
             return recorded
 
         capture_on(self._device, Captures(record, self.row_counts, self._logits))
         return record
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """See `Backend.take_over`. What was recorded reads weights that are no more."""
+    def forget(self) -> None:
+        """Drop all recordings."""
         self._recorded.clear()
         self._chains.clear()
+
+    def take_over(self, *, timed: bool = True) -> None:
+        """See `Backend.take_over`. What was recorded reads weights that are no more."""
+        self.forget()
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder()
         self._fused.take_over(timed=timed)
-        # How keys are shared out depends on how many there are, and so do a row's last bits. Ranks
-        # would choose by clocks of their own, and meet in different recordings.
-        is_timed = timed and self._rank is None
-        if is_timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+        # How keys are shared out depends on how many there are, and so do a row's last bits.
+        if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
             capacity = self._lanes.num_slots - max(self.row_counts)
             with torch.inference_mode():
                 self._split_from = find_splits(
-                    self._fused.make_split, self._captured, self._lanes, self._shapes, capacity
+                    self._make_split,
+                    self._captured,
+                    self._lanes,
+                    self._shapes,
+                    capacity,
+                    self._fused.decide,  # or ranks would meet in different recordings
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
             self._recorded = {
@@ -128,6 +142,16 @@ class GraphBackend(Backend):
                 for key, recorded in self._recorded.items()
                 if key[1] == EVERY_LENGTH and key[0] in self._split_from
             }
+
+    def _make_split(self, shape: Shape) -> None:
+        """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""
+        why = None
+        try:
+            self._fused.make_split(shape)
+        except ModelError as error:
+            why = error
+        if not all_agree(why, self._rank, self._device):
+            raise why or ModelError("it cannot be compiled on another rank")
 
     def forward(
         self,

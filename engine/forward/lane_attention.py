@@ -25,6 +25,8 @@ from engine.forward.operators import (
     FORMS_OF_ONE_ROW,
     FORMS_OF_ROWS,
     Attention,
+    Decide,
+    as_timed,
     one_by_one,
     quickest,
     side_by_side,
@@ -105,8 +107,16 @@ class Plan:
 class LaneAttention:
     """The attention of a model over a cache [layers, 2 kv_heads, lanes.total, dim]."""
 
-    def __init__(self, cache: torch.Tensor, lanes: LaneLayout, group: int, scale: float) -> None:
-        """`group` query heads share a key head."""
+    def __init__(
+        self,
+        cache: torch.Tensor,
+        lanes: LaneLayout,
+        group: int,
+        scale: float,
+        decide: Decide = as_timed,
+    ) -> None:
+        """`group` query heads share a key head; `decide` says which of some timed forms is used."""
+        self._decide = decide
         self._layers = cache.unbind()
         self._lanes = lanes
         self._group = group
@@ -176,7 +186,8 @@ class LaneAttention:
         query = keys.new_zeros(num_lanes, keys.shape[1], num_rows * self._group, keys.shape[3])
         num_masks = 1 if num_rows == 1 else query.shape[2]
         mask = keys.new_zeros(num_lanes, 1, num_masks, num_visible)
-        return forms[quickest(forms, query, keys, values, mask, self._scale)]
+        found = quickest(forms, query, keys, values, mask, self._scale)
+        return forms[self._decide(found, tuple(forms))]
 
     def plan(self, apart: torch.Tensor, spans: Spans, mask: torch.Tensor) -> Plan:
         """Lay the calls of a pass out.

@@ -21,6 +21,7 @@ _ALL_BITS = (1 << MASK_BITS) - 1
 _LARGEST = (1 << MASK_BITS - 1) - 1
 _BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16}
 _MOST_MADE = 32
+MOST_AT_ONCE = 1 << 21  # elements of a mask that are made together: 25 bytes each, 50 MB
 _Made = tuple[torch.Tensor, Any, list[tuple[int, int]]]
 
 
@@ -119,13 +120,26 @@ def as_words(
 
 
 def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [1, 1, n, num_visible] that `words` [2, n] stand for, on their device."""
+    """Return the mask [1, 1, n, num_visible] that `words` [2, n] stand for, on their device.
+
+    A few rows at a time: until it is done, an element takes twelve times what is left of it.
+    """
+    num_rows = words.shape[1]
+    mask = torch.zeros(num_rows, num_visible, dtype=dtype, device=words.device)
+    step = max(1, MOST_AT_ONCE // num_visible)
+    for start in range(0, num_rows, step):
+        rows = slice(start, start + step)
+        mask[rows].masked_fill_(_is_hidden(words[:, rows], num_visible), torch.finfo(dtype).min)
+    return mask[None, None]
+
+
+def _is_hidden(words: torch.Tensor, num_visible: int) -> torch.Tensor:
+    """Whether a row of `words` [2, n] does not see a slot [n, num_visible]."""
     shown, bits = words[:, :, None]
     behind = torch.arange(num_visible, device=words.device) - shown
     in_tree = (bits >> behind.clamp(0, MASK_BITS - 1)) & (behind < MASK_BITS)
-    is_hidden = (behind >= 0) & (in_tree & 1 == 0)
-    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=words.device)
-    return mask.masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None]
+    is_hidden: torch.Tensor = (behind >= 0) & (in_tree & 1 == 0)
+    return is_hidden
 
 
 def _unpack(bits: Slots) -> npt.NDArray[np.uint8]:

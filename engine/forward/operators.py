@@ -44,6 +44,15 @@ def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named:
     return min(best, key=best.__getitem__)
 
 
+Decide = Callable[[str, Sequence[str]], str]
+"""(the form that was quickest here, the names of all) -> the form that is used"""
+
+
+def as_timed(name: str, _names: Sequence[str]) -> str:
+    """Use the form that was quickest here. Ranks of a model all use that of rank 0."""
+    return name
+
+
 # -- products --------------------------------------------------------------------------------------
 
 # Matrix products with weights that are laid out once, at load.

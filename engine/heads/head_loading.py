@@ -204,7 +204,7 @@ def load_head_engine(
     if is_alone and loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(loaded))
     max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
-    num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes)
+    num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
     make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
     executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
     check_outputs(executor)

@@ -15,8 +15,11 @@ from engine.quantised.formats import Awq
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
+    Stretch,
     Tensors,
+    along,
     finite,
+    in_units,
     matrix,
     must_be,
     num_groups,
@@ -39,6 +42,20 @@ def weight_shape(form: Awq, sizes: Sizes) -> tuple[int, int]:
     must_be("scales", sizes, (groups, packed * 8))
     must_be("qzeros", sizes, (groups, packed))
     return packed * 8, num_inputs
+
+
+def stretch(form: Awq, sizes: Sizes, dim: int, run: range) -> Stretch[Awq]:
+    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    num_outputs, num_inputs = weight_shape(form, sizes)
+    if dim == 0:
+        wide = in_units(run, 8, num_outputs)
+        slices = dict.fromkeys(("qweight", "qzeros"), along(1, wide, 8))
+        return Stretch(slices | {"scales": along(1, wide)}, run.start - wide.start, form)
+    if form.group_size == -1:
+        return Stretch({"qweight": along(0, run)}, 0, form)
+    wide = in_units(run, form.group_size, num_inputs)
+    slices = dict.fromkeys(("qzeros", "scales"), along(0, wide, form.group_size))
+    return Stretch(slices | {"qweight": along(0, wide)}, run.start - wide.start, form)
 
 
 def weight(tensors: Tensors) -> torch.Tensor:

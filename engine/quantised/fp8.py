@@ -9,7 +9,16 @@ The scale is the same under both names: what was divided by before the weight wa
 import torch
 
 from engine.quantised.formats import Fp8
-from engine.quantised.packed import BadTensors, Sizes, Tensors, finite, matrix
+from engine.quantised.packed import (
+    BadTensors,
+    Sizes,
+    Stretch,
+    Tensors,
+    along,
+    finite,
+    in_units,
+    matrix,
+)
 
 SCALES = ("weight_scale_inv", "weight_scale")
 
@@ -23,6 +32,17 @@ def weight_shape(form: Fp8, sizes: Sizes) -> tuple[int, int]:
     shape = matrix("weight", sizes)
     _block(form, shape, _scale_name(sizes), sizes)
     return shape
+
+
+def stretch(form: Fp8, sizes: Sizes, dim: int, run: range) -> Stretch[Fp8]:
+    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    shape, name = matrix("weight", sizes), _scale_name(sizes)
+    if len(sizes[name]) <= dim or sizes[name][dim] == 1:  # all share a scale
+        return Stretch({"weight": along(dim, run)}, 0, form)
+    block = _block(form, shape, name, sizes)[dim]
+    wide = in_units(run, block, shape[dim])
+    slices = {"weight": along(dim, wide), name: along(dim, wide, block)}
+    return Stretch(slices, run.start - wide.start, form)
 
 
 def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:

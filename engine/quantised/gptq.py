@@ -10,14 +10,19 @@
 The first version stores zero points less one, and the zero point 0 as the largest integer.
 """
 
+import math
+
 import torch
 
 from engine.quantised.formats import Gptq
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
+    Stretch,
     Tensors,
+    along,
     finite,
+    in_units,
     matrix,
     must_be,
     num_groups,
@@ -43,6 +48,27 @@ def weight_shape(form: Gptq, sizes: Sizes) -> tuple[int, int]:
     if "g_idx" in sizes:
         must_be("g_idx", sizes, (num_inputs,))
     return num_outputs, num_inputs
+
+
+def stretch(form: Gptq, sizes: Sizes, dim: int, run: range) -> Stretch[Gptq]:
+    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    num_outputs, num_inputs = weight_shape(form, sizes)
+    each = 32 // form.bits  # integers in an element
+    if dim == 0:
+        wide = in_units(run, each, num_outputs)
+        slices = {"qweight": along(1, wide), "qzeros": along(1, wide, each)}
+        slices["scales"] = along(1, wide)
+        return Stretch(slices, run.start - wide.start, form)
+    has_order, group_size = "g_idx" in sizes, form.group_size
+    by_group = not has_order and group_size != -1
+    unit = math.lcm(each, group_size) if by_group else each
+    wide = in_units(run, unit, num_inputs)
+    slices = {"qweight": along(0, wide, each)}
+    if has_order:
+        slices["g_idx"] = along(0, wide)
+    elif by_group:
+        slices |= dict.fromkeys(("scales", "qzeros"), along(0, wide, group_size))
+    return Stretch(slices, run.start - wide.start, form)
 
 
 def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:

@@ -12,12 +12,21 @@ A block is a stretch of the flattened weight and heeds no row.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from engine.quantised.packed import BadTensors, Sizes, Tensors, finite, must_be
+from engine.quantised.packed import (
+    BadTensors,
+    Sizes,
+    Stretch,
+    Tensors,
+    along,
+    finite,
+    in_units,
+    must_be,
+)
 
 STATE = "weight.quant_state.bitsandbytes__nf4"
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
@@ -85,6 +94,25 @@ def weight_shape(state: State, sizes: Sizes) -> tuple[int, int]:
         must_be("weight.nested_quant_map", sizes, (256,))
         must_be("weight.nested_absmax", sizes, (-(-num_blocks // state.nested_blocksize),))
     return state.shape
+
+
+def stretch(state: State, sizes: Sizes, dim: int, run: range) -> Stretch[State]:
+    """Return what is read for a run of outputs (`dim` 0) or inputs (1), which is all of them.
+
+    Rows follow one another in the flattened weight, of columns every block has some.
+    """
+    num_outputs, num_inputs = state.shape
+    if dim == 1 or sizes["weight"][0] != -(-num_outputs * num_inputs // 2):
+        return Stretch({}, run.start, state)
+    unit = math.lcm(2, state.blocksize * max(state.nested_blocksize, 1))
+    wide = in_units(run, unit // math.gcd(unit, num_inputs), num_outputs)
+    flat = range(wide.start * num_inputs, wide.stop * num_inputs)
+    slices = {"weight": along(0, flat, 2), "weight.absmax": along(0, flat, state.blocksize)}
+    if state.nested_blocksize:
+        each = state.blocksize * state.nested_blocksize
+        slices["weight.nested_absmax"] = along(0, flat, each)
+    state = replace(state, shape=(len(wide), num_inputs))
+    return Stretch(slices, run.start - wide.start, state)
 
 
 def weight(state: State, tensors: Tensors) -> torch.Tensor:

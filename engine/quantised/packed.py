@@ -4,11 +4,29 @@ A layer's tensors go by the rest of their name: `model.layers.0.mlp.up_proj.qwei
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
 Sizes = Mapping[str, tuple[int, ...]]
+Form = TypeVar("Form")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch(Generic[Form]):
+    """What is read of a layer's tensors for a run of the outputs or inputs of its weight.
+
+    slices  of each tensor; those that are not named are read whole
+    start   where the run begins in the weight that these tensors stand for: numbers that share an
+            element or a scale with it come along
+    form    how they are packed
+    """
+
+    slices: Mapping[str, tuple[slice, ...]]
+    start: int
+    form: Form
 
 
 class BadTensors(ValueError):
@@ -40,6 +58,16 @@ def matrix(name: str, sizes: Sizes) -> tuple[int, int]:
 def num_groups(num_inputs: int, group_size: int) -> int:
     """Into how many groups the inputs of a layer fall; -1 stands for one."""
     return 1 if group_size == -1 else -(-num_inputs // group_size)
+
+
+def in_units(run: range, unit: int, size: int) -> range:
+    """Return the whole units of [0, size) that a run lies in; the last one may be shorter."""
+    return range(run.start // unit * unit, min(-(-run.stop // unit) * unit, size))
+
+
+def along(dim: int, run: range, each: int = 1) -> tuple[slice, ...]:
+    """Return the slice of a tensor that has one number along `dim` for `each` of a run."""
+    return *(slice(None),) * dim, slice(run.start // each, -(-run.stop // each))
 
 
 def finite(name: str, tensors: Tensors) -> torch.Tensor:

@@ -3,11 +3,12 @@
 Owns which tensors make up a layer, and what becomes of those that a plain model has no place for.
 To whoever reads it, it is a mapping of names to tensors with the names and sizes of the plain
 checkpoint; a weight is dequantised when it is asked for, one at a time, so that the memory holds
-what the plain model takes and besides it one matrix in both forms.
+what the plain model takes and besides it one matrix in both forms. Of a model that several ranks
+share, each reads and dequantises its own rows and columns (`Stretch`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +20,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.files import Shapes, weight_files
+from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, nf4
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
-from engine.quantised.packed import BadTensors, Sizes, Tensors
+from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
+from engine.tensor_parallel.split import Cut
 
 # Scales of activations, and of keys and values: neither is rounded here.
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")
@@ -76,16 +79,6 @@ class _Layer:
     form: _Form
 
 
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """Stands for a tensor, which is read when all of it is asked for: `lazy[...]`."""
-
-    read: Callable[[], torch.Tensor]
-
-    def __getitem__(self, _everything: object) -> torch.Tensor:
-        return self.read()
-
-
 class PackedCheckpoint:
     """The files of a folder whose weights are packed.
 
@@ -102,6 +95,7 @@ class PackedCheckpoint:
         self.form = form
         self._heads = dict(_heads(folder))
         self._files: dict[Path, Any] = {}
+        self._sliced = Files()
         self._one_at_a_time = Lock()
         kind = _KINDS[type(form)]
         self._layers = {
@@ -118,17 +112,19 @@ class PackedCheckpoint:
                 shapes[name] = _weight_shape(layer.form, self._sizes(layer.parts))
         self.shapes: Shapes = shapes
 
-    def tensors(self, model: Any) -> dict[str, Lazy]:
+    def tensors(self, model: Any, cuts: Cuts | None = None) -> dict[str, Lazy]:
         """Return the plain checkpoint's tensors by name; weights are float32.
 
         model  made of config.json, without memory; what it has no place for is still among them,
                but for biases of nothing but zeros, which some write for every layer
+        cuts   what is wanted of those that are not wanted whole; None: all of all
 
         Raises:
             ModelError: at once, what is packed is no linear layer; later, when a tensor is read,
                 it holds what cannot be.
         """
-        found = {name: Lazy(partial(self._read, name)) for name in self._plain}
+        cuts = cuts or {}
+        found = {name: Lazy(partial(self._read, name, cuts.get(name))) for name in self._plain}
         own = set(model.state_dict())
         for name, layer in self._layers.items():
             full = name if name in own else f"{model.base_model_prefix}.{name}"
@@ -136,8 +132,8 @@ class PackedCheckpoint:
                 self._refuse_odd_module(model, full, layer)
                 if full.removesuffix("weight") + "bias" not in own:
                     self._drop_empty_bias(found, name.removesuffix("weight") + "bias")
-            found[name] = Lazy(partial(self._weight, name))
-        return found
+            found[name] = Lazy(partial(self._weight, name, cuts.get(name)))
+        return {name: lazy for name, lazy in found.items() if name not in cuts or cuts[name].runs}
 
     def _layer(self, name: str, parts: Mapping[str, str], form: Format, kind: _Kind) -> _Layer:
         for part, tensor in parts.items():
@@ -156,14 +152,28 @@ class PackedCheckpoint:
     def _sizes(self, parts: Mapping[str, str]) -> Sizes:
         return {part: self._heads[name].shape for part, name in parts.items()}
 
-    def _weight(self, name: str) -> torch.Tensor:
+    def _weight(self, name: str, cut: Cut | None) -> torch.Tensor:
         layer = self._layers[name]
         with self._one_at_a_time, self._blamed(name, layer.parts):
-            tensors = {part: self._read(tensor) for part, tensor in layer.parts.items()}
-            return _weight(layer.form, tensors).contiguous()
+            if cut is None:
+                tensors = {part: self._read(tensor) for part, tensor in layer.parts.items()}
+                return _weight(layer.form, tensors).contiguous()
+            runs = [self._run(layer, cut.dim, run) for run in cut.runs]
+            return runs[0].contiguous() if len(runs) == 1 else torch.cat(runs, cut.dim)
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _run(self, layer: _Layer, dim: int, run: range) -> torch.Tensor:
+        """These outputs (`dim` 0) or inputs (1) of a layer's weight."""
+        stretch = _stretch(layer.form, self._sizes(layer.parts), dim, run)
+        tensors = {}
+        for part, tensor in layer.parts.items():
+            sliced = self._sliced.slices(self._heads[tensor].file, tensor)
+            tensors[part] = sliced[stretch.slices.get(part, ...)]
+        return _weight(stretch.form, tensors).narrow(dim, stretch.start, len(run))
+
+    def _read(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         file = self._heads[name].file
+        if cut is not None:
+            return cut.of(self._sliced.slices(file, name))
         if file not in self._files:
             # Not mapped: pages of packed weights would stay in memory as long as any plain one.
             self._files[file] = safe_open(file, framework="pt", backend="pread")
@@ -236,6 +246,18 @@ def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
             return awq.weight_shape(form, sizes)
         case nf4.State():
             return nf4.weight_shape(form, sizes)
+
+
+def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
+    match form:
+        case Fp8():
+            return fp8.stretch(form, sizes, dim, run)
+        case Gptq():
+            return gptq.stretch(form, sizes, dim, run)
+        case Awq():
+            return awq.stretch(form, sizes, dim, run)
+        case nf4.State():
+            return nf4.stretch(form, sizes, dim, run)
 
 
 def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:

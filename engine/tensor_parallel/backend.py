@@ -112,7 +112,9 @@ class LeadingBackend(Backend):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
     def take_over(self, *, timed: bool = True) -> None:
-        """See `Backend.take_over`. Clocks may choose otherwise on each rank: only last bits."""
+        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all; how
+        matrices lie is each rank's own choice, and goes into last bits alone.
+        """
         with self._followers.together(TakeOver(timed)):
             self._inner.take_over(timed=timed)
 

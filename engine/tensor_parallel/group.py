@@ -12,6 +12,7 @@ the others before it ends, since such a one does not see that its lifeline is cl
 """
 
 import atexit
+import logging
 import os
 import select
 import signal
@@ -27,9 +28,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from engine import leftovers
 from engine.checkpoint.files import one_line
@@ -38,6 +41,8 @@ from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
 from engine.tensor_parallel.layout import shares
 from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_S, Silence
 
+logger = logging.getLogger(__name__)
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "engine.tensor_parallel"
 # One rank waits for another in every pass; at load until the other has read its weights as well.
@@ -45,7 +50,9 @@ WAIT_LIMIT_S = 600.0
 NEWS_LIMIT_S = 2.0  # after a sum has failed: until the end of a process is noticed
 GRACE_S = 1.0  # for the thread that runs the model to say it
 LEAVE_LIMIT_S = 5.0
+PART_LIMIT_S = 2.0  # for the group to end by itself, and again when it is broken off
 MAX_READ_BYTES = 1 << 12
+_RECORDINGS: list["WeakMethod[Callable[[], None]]"] = []  # what drops those of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ class Followers:
             self._exit.cancel()
         for follower in self._followers:
             follower.channel.close()
+        _part()  # all at once, or each would wait for the others
         for insist in (None, signal.SIGKILL):
             for follower in self._followers:
                 if insist is not None:
@@ -145,7 +153,6 @@ class Followers:
                     follower.process.wait(GRACE_S)
                 except subprocess.TimeoutExpired:
                     continue
-        _part()
         self._followers = []
         self._folder.cleanup()
         leftovers.forget(self._folder.name)
@@ -229,9 +236,38 @@ def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
     atexit.register(_part)  # or threads of the group abort the process at its end
 
 
+def before_parting(forget: Callable[[], None]) -> None:
+    """Call this before the ranks part: recordings hold on to what they add up with.
+
+    forget  drops recordings; a bound method does not keep its object alive
+    """
+    _RECORDINGS.append(WeakMethod(forget))
+
+
 def _part() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave the group: without recordings, which NCCL would wait for, and within seconds.
+
+    A rank whose others are gone may wait in NCCL for ever.
+    """
+    for found in _RECORDINGS:
+        if (forget := found()) is not None:
+            forget()
+    _RECORDINGS.clear()
+    if not dist.is_initialized():
+        return
+    for end in (dist.destroy_process_group, distributed_c10d._abort_process_group):
+        leaving = threading.Thread(target=_without_a_word, args=(end,), daemon=True)
+        leaving.start()
+        leaving.join(PART_LIMIT_S)
+        if not leaving.is_alive():
+            return
+    logger.warning("the ranks' communication did not end in %.0f s", 2 * PART_LIMIT_S)
+
+
+def _without_a_word(end: Callable[[], None]) -> None:
+    """The others may have gone already, and there is nothing that anybody could do about it."""
+    with suppress(RuntimeError, ValueError, AssertionError):
+        end()
 
 
 def following(start: Start) -> Rank:

@@ -11,7 +11,8 @@ Everything else is refused: what counts its heads itself, mixes them before o_pr
 weights in other shapes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,17 +72,61 @@ def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
     return int(found.min()) - 1 if found.numel() else None
 
 
-def split(name: str, model: Any, rank: Rank) -> None:
-    """Leave of each weight of `model`, which is on the CPU, what this rank has of it.
+def all_agree(refusal: Exception | None, rank: Rank | None, device: torch.device) -> bool:
+    """Return on every rank whether none has a refusal; without ranks, whether this process has."""
+    if rank is None:
+        return refusal is None
+    return lowest(None if refusal is None else 0, rank, device) is None
 
-    Its forward then gives what the whole gave, if all ranks run theirs.
+
+def first_says(name: str, names: Sequence[str], rank: Rank | None, device: torch.device) -> str:
+    """Return on every rank the one of `names` that rank 0 says; without ranks `name`."""
+    if rank is None:
+        return name
+    said = torch.tensor([names.index(name) if rank.index == 0 else 0], device=device)
+    rank.add_up(said)
+    return names[int(said)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank keeps of a weight: along `dim` these runs, one behind the other.
+
+    No run at all: it keeps nothing, not even an empty weight.
+    """
+
+    dim: int
+    runs: tuple[range, ...]
+
+    def of(self, weight: Any) -> torch.Tensor:
+        """Return a copy of what the rank keeps, so that the whole can be given back.
+
+        weight  a tensor, or a slice of a safetensors file, which reads no more than that
+        """
+        before = (slice(None),) * self.dim
+        parts: list[torch.Tensor] = [
+            weight[(*before, slice(run.start, run.stop))] for run in self.runs
+        ]
+        if len(parts) > 1:
+            return torch.cat(parts, self.dim)
+        return parts[0].clone(memory_format=torch.contiguous_format)
+
+
+def cuts_of(name: str, model: Any, rank: Rank) -> dict[str, Cut]:
+    """Return what this rank keeps of each weight of `model` that is divided, by its name.
+
+    model  whole; it may be one without memory (on `meta`)
+
+    A head that shares its matrix with the embeddings is not among them (`share_head`).
 
     Raises:
-        ModelError: it has other parts than those above, or too few for so many ranks.
+        ModelError: the model has other parts than those above, or too few for so many ranks.
     """
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise _refused(name, model, "no list of decoder layers")
+    paths = {part: path for path, part in model.named_modules()}
+    cuts: dict[str, Cut] = {}
     for layer in layers:
         parts = list(layer.modules())
         attentions = [part for part in parts if _has(part, _ATTENTION, nn.Module)]
@@ -94,12 +139,65 @@ def split(name: str, model: Any, rank: Rank) -> None:
         why = why or next(filter(None, map(_why_not_experts, experts)), None)
         if why is not None:
             raise _refused(name, model, why)
-        _split_attention(name, attentions[0], rank)
+        cuts |= _cuts_of_attention(name, paths[attentions[0]], attentions[0], rank)
         for mlp in mlps:
-            _split_mlp(name, mlp, rank)
+            cuts |= _cuts_of_mlp(name, paths[mlp], mlp, rank)
         for part in experts:
-            _split_experts(name, part, rank)
-    _split_head(model, rank)
+            cuts |= _cuts_of_experts(name, paths[part], part, rank)
+    head = model.get_output_embeddings()
+    if _is_shared(head, rank) and head.weight is not model.get_input_embeddings().weight:
+        cuts |= _outputs(paths[head], head, rank.share(head.out_features, UNIT))
+    return cuts
+
+
+def split(model: Any, cuts: Mapping[str, Cut], rank: Rank) -> None:
+    """Leave of each weight of `model` what `cuts` says, and let its forward add up the ranks'.
+
+    The forward then gives what the whole gave, if all ranks run theirs and `share_head` was called.
+    """
+    for name, cut in cuts.items():
+        path, _, field = name.rpartition(".")
+        part = model.get_submodule(path)
+        if not cut.runs:
+            part.register_parameter(field, None)
+            continue
+        kept = _parameter(cut.of(getattr(part, field).detach()))
+        setattr(part, field, kept)
+        if isinstance(part, nn.Linear) and field == "weight":
+            part.out_features, part.in_features = kept.shape
+        if 1 < kept.dim() == cut.dim + 1:  # what goes in is divided, so what comes out is a part
+            _add_up_behind(part, rank)
+
+
+def share_head(model: Any, num_words: int, rank: Rank) -> None:
+    """Let each rank compute the logits of its words, and all put them together.
+
+    Whole, the head would be what the ranks share least, a fifth of a small model's pass.
+
+    num_words  of the whole head
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return
+    run = rank.share(num_words, UNIT) if num_words >= rank.count else range(num_words)
+    if head.out_features == num_words and _is_shared(head, rank):  # every rank has read it whole
+        part = head.weight.detach()[run.start : run.stop]
+        is_tied = head.weight is model.get_input_embeddings().weight
+        head.weight = _parameter(part if is_tied else part.clone())
+        head.out_features = len(run)
+        if head.bias is not None:
+            head.bias = _parameter(head.bias.detach()[run.start : run.stop].clone())
+    if head.out_features == num_words:
+        return
+
+    def join(_module: nn.Module, _inputs: object, part: torch.Tensor) -> torch.Tensor:
+        return joined(lambda _: part, rank, num_words)(part)
+
+    head.register_forward_hook(join)
+
+
+def _is_shared(head: Any, rank: Rank) -> bool:
+    return type(head) is nn.Linear and head.out_features >= rank.count
 
 
 def _has(part: nn.Module, names: tuple[str, ...], kind: type) -> bool:
@@ -153,76 +251,54 @@ def _why_not_experts(part: Any) -> str | None:
     return None
 
 
-def _split_attention(name: str, part: Any, rank: Rank) -> None:
+def _cuts_of_attention(name: str, path: str, part: Any, rank: Rank) -> dict[str, Cut]:
     dim = part.head_dim
     num_groups = part.k_proj.out_features // dim
     group = part.q_proj.out_features // part.k_proj.out_features
     _check_count(name, "key/value heads", num_groups, rank)
     groups = rank.share(num_groups)  # a query head stays with the key head that it looks at
     queries = scaled(groups, group * dim)
-    _keep_outputs(part.q_proj, queries)
-    _keep_outputs(part.k_proj, scaled(groups, dim))
-    _keep_outputs(part.v_proj, scaled(groups, dim))
-    _keep_inputs(part.o_proj, queries, rank)
+    return {
+        **_outputs(f"{path}.q_proj", part.q_proj, queries),
+        **_outputs(f"{path}.k_proj", part.k_proj, scaled(groups, dim)),
+        **_outputs(f"{path}.v_proj", part.v_proj, scaled(groups, dim)),
+        **_inputs(f"{path}.o_proj", part.o_proj, queries, rank),
+    }
 
 
-def _split_mlp(name: str, part: Any, rank: Rank) -> None:
+def _cuts_of_mlp(name: str, path: str, part: Any, rank: Rank) -> dict[str, Cut]:
     _check_count(name, "columns of a feed-forward block", part.down_proj.in_features, rank)
     columns = rank.share(part.down_proj.in_features, UNIT)
-    _keep_outputs(part.gate_proj, columns)
-    _keep_outputs(part.up_proj, columns)
-    _keep_inputs(part.down_proj, columns, rank)
+    return {
+        **_outputs(f"{path}.gate_proj", part.gate_proj, columns),
+        **_outputs(f"{path}.up_proj", part.up_proj, columns),
+        **_inputs(f"{path}.down_proj", part.down_proj, columns, rank),
+    }
 
 
-def _split_experts(name: str, part: Any, rank: Rank) -> None:
+def _cuts_of_experts(name: str, path: str, part: Any, rank: Rank) -> dict[str, Cut]:
     """Every rank has some columns of every expert, and so none waits for another's expert."""
     num_columns = part.down_proj.shape[2]
     _check_count(name, "columns of an expert", num_columns, rank)
-    run = rank.share(num_columns, UNIT)
-    gate, up = part.gate_up_proj.detach().split(num_columns, dim=1)
-    mine = slice(run.start, run.stop)
-    part.gate_up_proj = _parameter(torch.cat((gate[:, mine], up[:, mine]), dim=1))
-    part.down_proj = _parameter(part.down_proj.detach()[:, :, mine].clone())
-    _add_up_behind(part, rank)
+    gate = rank.share(num_columns, UNIT)
+    up = range(gate.start + num_columns, gate.stop + num_columns)
+    return {
+        f"{path}.gate_up_proj": Cut(1, (gate, up)),
+        f"{path}.down_proj": Cut(2, (gate,)),
+    }
 
 
-def _split_head(model: Any, rank: Rank) -> None:
-    """By words: whole, it would be what the ranks share least, a fifth of a small model's pass."""
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if type(head) is not nn.Linear or head.out_features < rank.count:
-        return
-    count = head.out_features
-    if head.weight is embeddings.weight:  # every rank reads all of the embeddings
-        run = rank.share(count, UNIT)
-        head.weight = _parameter(head.weight.detach()[run.start : run.stop])
-        head.out_features = len(run)
-        if head.bias is not None:
-            head.bias = _parameter(head.bias.detach()[run.start : run.stop].clone())
-    else:
-        _keep_outputs(head, rank.share(count, UNIT))
-
-    def join(_module: nn.Module, _inputs: object, part: torch.Tensor) -> torch.Tensor:
-        return joined(lambda _: part, rank, count)(part)
-
-    head.register_forward_hook(join)
+def _outputs(path: str, linear: nn.Linear, run: range) -> dict[str, Cut]:
+    fields = ("weight",) if linear.bias is None else ("weight", "bias")
+    return {f"{path}.{field}": Cut(0, (run,)) for field in fields}
 
 
-def _keep_outputs(linear: nn.Linear, run: range) -> None:
-    """A copy, so that what the whole weight takes can be given back."""
-    mine = slice(run.start, run.stop)
-    linear.weight = _parameter(linear.weight.detach()[mine].clone())
-    if linear.bias is not None:
-        linear.bias = _parameter(linear.bias.detach()[mine].clone())
-    linear.out_features = len(run)
-
-
-def _keep_inputs(linear: nn.Linear, run: range, rank: Rank) -> None:
+def _inputs(path: str, linear: nn.Linear, run: range, rank: Rank) -> dict[str, Cut]:
     """The bias is added once, on rank 0."""
-    linear.weight = _parameter(linear.weight.detach()[:, run.start : run.stop].contiguous())
-    if rank.index > 0:
-        linear.register_parameter("bias", None)
-    linear.in_features = len(run)
-    _add_up_behind(linear, rank)
+    cuts = {f"{path}.weight": Cut(1, (run,))}
+    if linear.bias is not None and rank.index > 0:
+        cuts[f"{path}.bias"] = Cut(0, ())
+    return cuts
 
 
 def _add_up_behind(part: nn.Module, rank: Rank) -> None:

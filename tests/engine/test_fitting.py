@@ -1,5 +1,6 @@
 """What does not fit is refused before memory is taken, and the longest text is what is left."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine.checkpoint.model import AutoModelForCausalLM, LoadedModel, load_mode
 from engine.errors import ModelError, OutOfMemory
 from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
+from node.economics import PREFILL_CHUNKS
 from tests.tiny_models import make_model
 
 
@@ -54,6 +56,39 @@ def test_a_length_that_nobody_asked_for_leaves_room_for_others(
     assert longest_text(loaded, 0, num_lanes=4) == 300, "fewer are not for care's sake"
     with_room_for(loaded, 5 * 2 * (400 + 128), monkeypatch)
     assert longest_text(loaded, 0, num_lanes=2) == 400
+
+
+def test_a_drafter_leaves_room_for_its_target_whatever_length_is_asked_for(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room_for(loaded, 1000, monkeypatch)
+    assert longest_text(loaded, 800) == 800
+    with pytest.raises(OutOfMemory, match="a maximum length of 272 fits"):
+        longest_text(loaded, 800, part=0.4)
+    assert longest_text(loaded, 272, part=0.4) == 272
+    assert longest_text(loaded, 0, part=0.4) == 272
+    with_room_for(loaded, 8 * (100 + 128), monkeypatch)  # half of it is for several texts
+    assert num_lanes_that_fit(loaded, 100, 8) == 8
+    assert num_lanes_that_fit(loaded, 100, 8, part=0.5) == 4
+
+
+def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PREFILL_CHUNKS["cuda"] == engine.memory.PROMPT_ROWS
+    cpu, gpu = loaded, replace(loaded, device=torch.device("cuda:0"))
+    each = slot_bytes(cpu.model, cpu.device)
+    monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
+    masks = 2048 * 4 * 3  # float32, once, and once for each of two query heads
+    monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + 128) * (each + masks))
+    assert longest_text(gpu, 400) == 400
+    with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
+        longest_text(gpu, 401)
+    free = 2 * (100 + 128) * (3 * each + masks)
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    assert num_lanes_that_fit(gpu, 100, 8) == 3
+    assert num_lanes_that_fit(cpu, 100, 8) == 8
 
 
 def test_a_text_that_was_asked_for_and_does_not_fit_is_refused_with_one_that_does(

@@ -34,7 +34,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("group", "dim"), [(1, 64), (4, 128), (7, 64)])
+@pytest.mark.parametrize(("group", "dim"), [(1, 64), (4, 128), (7, 64), (8, 128)])
 def test_programs_agree_with_the_masked_form(group: int, dim: int, dtype: torch.dtype) -> None:
     lanes = LaneLayout(2, 5000)
     cache = torch.zeros(1, 2 * 2, lanes.total, dim, dtype=dtype, device=GPU)

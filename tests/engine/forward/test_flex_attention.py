@@ -239,13 +239,48 @@ def test_what_the_check_leaves_in_the_cache_is_finite_and_nothing(
     assert torch.equal(cache[1:], before[1:])
 
 
-def test_too_many_queries_are_not_split() -> None:
+def test_two_calls_take_what_is_too_much_for_one_and_no_more() -> None:
     flex = FlexAttention(1000, group=8)
     assert flex.takes(15)
-    assert not flex.takes(16)
+    assert flex.takes(17)
+    assert flex.takes(30)
+    assert not flex.takes(31)
+    assert not FlexAttention(1000, group=128).takes(1)
 
 
-def test_more_rows_than_are_split_keep_their_mask(tmp_path: Path, split: list[int]) -> None:
+@pytest.mark.parametrize(("num_rows", "sizes"), [(15, [120]), (16, [64] * 2), (17, [72] * 2)])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_rows_of_a_large_group_are_split_in_calls_of_one_size(
+    num_rows: int, sizes: list[int], num_lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def program(query: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        asked.append(query.shape[2])
+        assert query.is_contiguous()
+        return spelt_out(query, *rest)
+
+    monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: program)
+    keys, values = torch.randn(2, 1, 2, num_lanes * 384, 16)
+    with torch.inference_mode():  # which compares with the masked form
+        FlexAttention(384, group=8).make((num_lanes, num_rows), keys, values, 0.25)
+    assert asked == sizes * 3
+
+
+def test_a_call_that_is_left_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: spelt_out)
+    flex = FlexAttention(384, group=8)
+    first = range(72)
+    monkeypatch.setattr(flex, "_tiles", lambda _: [first, first])
+    keys, values = torch.randn(2, 1, 2, 384, 16)
+    with pytest.raises(ModelError), torch.inference_mode():
+        flex.make((1, 17), keys, values, 0.25)
+
+
+def test_more_rows_than_are_split_keep_their_mask(
+    tmp_path: Path, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.flex_attention, "_MOST_TILES", 1)
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = make_executor(loaded, 320, backend="graphs", row_counts=(4, 64))
     assert set(graphs_of(executor)._split_from) == {(1, 4)}

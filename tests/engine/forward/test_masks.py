@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import engine.forward.masks
 from engine.executor import ModelExecutor
 from engine.forward.forward import _first_of_run
-from engine.forward.masks import Masks, _unpack, as_words
+from engine.forward.masks import Masks, _unpack, as_words, from_words
 from engine.layout.slots import Feed
 from tests.engine.conftest import Load
 
@@ -84,3 +85,24 @@ def test_slots_out_of_order_hold_what_slots_in_order_hold(load: Load) -> None:
         logits.append(torch.cat([executor.run(feed, range(4)), executor.run(last, (0,))]))
     for other in logits[1:]:
         torch.testing.assert_close(other, logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_mask_of_a_long_prompt_is_made_of_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = torch.tensor(as_words(range(10, 31), 0, None))
+    whole = from_words(words, 100, torch.float32)
+    assert (whole[0, 0] == 0).sum(1).tolist() == list(range(11, 32))
+    made: list[int] = []
+    hidden = engine.forward.masks._is_hidden
+
+    def watched(part: torch.Tensor, num_visible: int) -> torch.Tensor:
+        made.append(part.shape[1] * num_visible)
+        return hidden(part, num_visible)
+
+    monkeypatch.setattr(engine.forward.masks, "_is_hidden", watched)
+    for most, pieces in ((2100, [2100]), (1000, [1000, 1000, 100]), (5, [100] * 21)):
+        monkeypatch.setattr(engine.forward.masks, "MOST_AT_ONCE", most)
+        made.clear()
+        assert torch.equal(from_words(words, 100, torch.float32), whole)
+        assert made == pieces

@@ -1,0 +1,119 @@
+"""Which form of an operator runs is timed on rank 0, and is the same on all ranks."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import engine.forward.flex_attention
+import engine.forward.fused
+import engine.forward.graphs
+import engine.forward.lane_attention
+from engine.checkpoint.model import LoadedModel, load_model
+from engine.errors import ModelError
+from engine.executor import ModelExecutor
+from engine.forward.flex_attention import Shape
+from engine.forward.fused import FusedBackend
+from engine.forward.graphs import GraphBackend
+from tests.engine.flex_forms import counted, spelt_out
+from tests.engine.forward.test_fused import TOLERANCES, session_differences
+from tests.engine.tensor_parallel.threads import Threads
+from tests.tiny_models import make_model
+
+HERE = threading.local()
+Quickest = Callable[..., str]
+
+
+def by_rank(*places: int) -> Quickest:
+    """In place of `quickest`: by rank, the form at that place."""
+
+    def quickest(forms: Mapping[str, object], *_: object) -> str:
+        return tuple(forms)[places[HERE.rank]]
+
+    return quickest
+
+
+def laid_out(loaded: LoadedModel, backend: str, num_lanes: int = 1) -> ModelExecutor:
+    """The executor of one rank, in its thread, with all forms chosen."""
+    assert loaded.rank is not None
+    HERE.rank = loaded.rank.index
+    counts = (1, 4) if backend == "graphs" else ()
+    executor = ModelExecutor(loaded, 400, backend=backend, row_counts=counts, num_lanes=num_lanes)
+    executor.take_over()
+    return executor
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let passes count as captured, and their attention be split, on the CPU."""
+    monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine.forward.graphs, "recorder", counted([]))
+    monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: spelt_out)
+
+
+def splits_of(executor: ModelExecutor) -> dict[Shape, int]:
+    assert isinstance(executor._backend, GraphBackend)
+    return executor._backend._split_from
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(("places", "is_split"), [((1, 0), True), ((0, 1), False)])
+def test_what_is_quicker_on_the_first_rank_runs_on_all(
+    places: tuple[int, int], *, is_split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_rank(*places))
+    threads = Threads(make_model("llama", tmp_path), 2)
+    for executor in threads.run(lambda loaded: laid_out(loaded, "graphs")):
+        assert set(splits_of(executor)) == ({(1, 1), (1, 4)} if is_split else set())
+
+
+@pytest.mark.usefixtures("captured")
+def test_what_one_rank_cannot_compile_none_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_rank(1, 1))
+    make = FusedBackend.make_split
+
+    def fails_once(fused: FusedBackend, shape: Shape) -> None:
+        if shape == (1, 4) and HERE.rank == 1:
+            raise ModelError("no such kernel")
+        make(fused, shape)
+
+    monkeypatch.setattr(FusedBackend, "make_split", fails_once)
+    threads = Threads(make_model("llama", tmp_path), 2)
+    for executor in threads.run(lambda loaded: laid_out(loaded, "graphs")):
+        assert set(splits_of(executor)) == {(1, 1)}
+
+
+@pytest.mark.usefixtures("captured")
+def test_ranks_with_split_attention_give_the_logits_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_rank(1, 0))
+    folder = make_model("llama", tmp_path, scale=0.5)
+    # Here, because transformers loads in one thread at a time.
+    wholes = [ModelExecutor(load_model(str(folder), dtype="float32"), 400) for _ in range(2)]
+
+    def errors(loaded: LoadedModel) -> list[float]:
+        executor = laid_out(loaded, "graphs")
+        return list(session_differences(wholes[HERE.rank], executor, seed=1))
+
+    for found in Threads(folder, 2).run(errors):
+        assert max(found) < 2 * TOLERANCES["float32"]
+
+
+def test_forms_on_cores_are_those_of_the_first_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine.forward.lane_attention, engine.forward.fused):
+        monkeypatch.setattr(module, "quickest", by_rank(1, 0))
+    threads = Threads(make_model("llama", tmp_path), 2)
+    first, second = threads.run(lambda loaded: laid_out(loaded, "fused", num_lanes=2))
+    assert isinstance(first._backend, FusedBackend)
+    assert isinstance(second._backend, FusedBackend)
+    ours, theirs = first._backend._attention, second._backend._attention
+    assert (ours._one_row, ours._rows) == (theirs._one_row, theirs._rows)
+    forms = tuple(engine.forward.lane_attention.FORMS_OF_ONE_ROW.values())
+    assert ours._one_row is forms[1]
