@@ -48,7 +48,7 @@ SAMPLINGS = (
     Sampling(0.8),
     Sampling(1.1, top_p=0.95),
     Sampling(0.7, top_k=40),
-    Sampling(0.7, top_k=12, top_p=0.8, min_p=0.01),
+    Sampling(0.7, top_k=12, top_p=0.8),
 )
 
 
