@@ -8,6 +8,7 @@ import logging
 
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
+from engine.forward.flex_attention import BLOCK
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
@@ -27,7 +28,8 @@ PROMPT_ROWS = 2048
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
 _LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
 _USUAL = 4096  # tokens; fewer are not for care's sake
-_SPARE_SLOTS = 2 * NUM_TREE_SLOTS  # the tree, and at most as many for rows that fill up
+# The tree, at most as many for rows that fill up, and on a GPU the rest of a block (`executor.py`).
+_SPARE_SLOTS = {"cuda": 2 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
@@ -46,7 +48,7 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
     kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
     all_free = _free_bytes(loaded)
     free = int(part * _SHARES[kind] * all_free)
-    fitting = free // (each + once) - _SPARE_SLOTS
+    fitting = free // (each + once) - _SPARE_SLOTS[kind]
     if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
@@ -61,7 +63,7 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
     if asked:
         return limit
     careful = int(part * _CAREFUL_SHARES[kind] * all_free)
-    careful = careful // (each * num_lanes + once) - _SPARE_SLOTS
+    careful = careful // (each * num_lanes + once) - _SPARE_SLOTS[kind]
     length = min(limit, fitting, max(careful, _USUAL))
     if length < limit:
         logger.warning("%s: memory for texts of %d tokens, not of %d", loaded.name, length, limit)
@@ -72,7 +74,7 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float
     """As many lanes as are wanted, or as the memory allows; one at least. `part` as above."""
     if wanted == 1:
         return 1
-    slots = max_len + _SPARE_SLOTS
+    slots = max_len + _SPARE_SLOTS.get(loaded.device.type, _SPARE_SLOTS["cpu"])
     free = int(part * _SHARE_OF_SEVERAL * _free_bytes(loaded)) - slots * _mask_bytes(loaded)
     fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
     if fitting < wanted:

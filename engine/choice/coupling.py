@@ -37,7 +37,6 @@ Logits on a GPU are not brought here: `coupling_on_gpu.py` computes the same the
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -177,15 +176,14 @@ def chain_choice(
     )
 
 
-# What most requests ask for, chains first: each is a kind of choice, whatever its numbers.
-CHAINED = (
+# What most requests ask for: each is a kind of choice, whatever its numbers.
+USUAL = (
     Sampling(),
     Sampling(1.0),
     Sampling(1.0, top_p=0.9),
     Sampling(1.0, top_k=20),
     Sampling(1.0, top_k=20, top_p=0.9),
 )
-USUAL = (*CHAINED, *(replace(sampling, min_p=0.1) for sampling in CHAINED[1:]))
 
 
 def usual_choices(num_children: Sequence[int]) -> list[Choice]:
@@ -201,7 +199,7 @@ def usual_choices(num_children: Sequence[int]) -> list[Choice]:
 
 def usual_chains() -> list[Choice]:
     """The choices that chains of steps are recorded with at load."""
-    return [choice_of(sampling, _sharpness(sampling), _SOME) for sampling in CHAINED]
+    return [choice_of(sampling, _sharpness(sampling), _SOME) for sampling in USUAL]
 
 
 def _sharpness(sampling: Sampling) -> float:

@@ -62,7 +62,8 @@ class Visible:
                 start of the cache, and 64 slots behind it. What lies before the lane is in no block
                 that is read
     num_blocks  [lanes, 1, 1] int32: of slots, up to the last that any query of a lane may see
-    blocks      [lanes, 1, 1, blocks of a lane] int32: which they are, in their order
+    blocks      [lanes, 1, 1, blocks of the cache] int32: which they are, in their order. As long as
+                torch wants such a list; only its beginning is read
     """
 
     words: torch.Tensor
@@ -73,9 +74,10 @@ class Visible:
 class FlexAttention:
     """The programs for lanes of `num_slots` slots, where `group` query heads share a key head."""
 
-    def __init__(self, num_slots: int, group: int) -> None:
+    def __init__(self, num_slots: int, group: int, *, num_lanes: int = 1) -> None:
         self._num_slots = num_slots
         self._num_blocks = -(-num_slots // BLOCK)  # of a lane
+        self._num_in_cache = -(-num_slots * num_lanes // BLOCK)
         self._group = group
         self._program: Program | None = None
         self.made: set[Shape] = set()
@@ -111,8 +113,9 @@ class FlexAttention:
         num_blocks = (reached // BLOCK).clamp(max=self._num_blocks).to(torch.int32)
         in_cache = torch.stack((by_lane[0] + first_slots[:, None], by_lane[1]))
         queries = in_cache.repeat_interleave(self._group, dim=2) if self._group > 1 else in_cache
-        order = torch.arange(self._num_blocks, dtype=torch.int32, device=words.device)
+        order = torch.arange(self._num_in_cache, dtype=torch.int32, device=words.device)
         blocks = (first_slots // BLOCK).to(torch.int32)[:, None] + order
+        blocks = blocks.clamp(max=self._num_in_cache - 1)
         return Visible(queries, num_blocks.view(num_lanes, 1, 1), blocks[:, None, None])
 
     def attend(
@@ -155,6 +158,7 @@ class FlexAttention:
         import torch._inductor.config
 
         assert len(self.made) < _MOST_PROGRAMS
+        assert self._num_slots % BLOCK == 0 or keys.shape[2] == self._num_slots
         self._program = self._program or _compiled()
         try:
             with (

@@ -133,7 +133,7 @@ class LaneAttention:
         each = None if cache.device.type == "cpu" else side_by_side
         self._one_row_each: Attention | None = each
         self._rows_each: Attention | None = each
-        self._flex = FlexAttention(lanes.num_slots, group)
+        self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count)
 
     def twin(self) -> "LaneAttention":
         """The same over the same cache, for passes that lie elsewhere."""

@@ -41,14 +41,14 @@ from tests.tiny_models import make_model
 
 __all__ = ["device"]  # a fixture
 NUM_LANES, CAPACITY = 8, 600
-ROW_COUNTS = (1, 2, 4)
+ROW_COUNTS = (1, 4)
 CHILDREN, CHAINS = (1, 3), (4, 2)
 SAMPLINGS = (
     Sampling(),
     Sampling(0.8),
     Sampling(1.1, top_p=0.95),
     Sampling(0.7, top_k=40),
-    Sampling(0.7, top_k=12, top_p=0.8, min_p=0.01),
+    Sampling(0.7, top_k=12, top_p=0.8),
 )
 
 
@@ -83,35 +83,33 @@ def a_step(start: int, num_rows: int, lane: int = 0) -> Feed:
     return Feed((5,) * num_rows, where, where, start, masks, lane)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_a_pass_is_two_uploads_two_launches_and_a_download(
-    sampling: Sampling, form: str, device: StandIn, tmp_path: Path
+    form: str, device: StandIn, tmp_path: Path
 ) -> None:
-    target = ready(make_model("llama", tmp_path), children=())
-    for lane, start, num_rows in ((0, 3, 1), (5, 300, 4), (7, 40, 3)):
-        laid_out = target.lay_out([a_step(start, num_rows, lane)], [range(num_rows)])
+    target = ready(make_model("llama", tmp_path), num_lanes=3, children=())
+    for sampling in SAMPLINGS:
+        for lane, start, num_rows in ((0, 3, 1), (1, 300, 4), (2, 40, 3)):
+            laid_out = target.lay_out([a_step(start, num_rows, lane)], [range(num_rows)])
+            with device.watch() as noted:
+                logits = target.forward(laid_out).logits
+                choose(logits, sampling, 7, 0, range(num_rows))
+            assert noted == [UPLOAD, LAUNCH, UPLOAD, LAUNCH, DOWNLOAD, WAIT]
+
+
+def test_a_level_of_a_tree_asks_for_no_more(form: str, device: StandIn, tmp_path: Path) -> None:
+    drafter = ready(make_model("llama", tmp_path), num_lanes=3)
+    for sampling in SAMPLINGS:
+        laid_out = drafter.lay_out([a_step(70, 3, 2)], [range(3)])
         with device.watch() as noted:
-            logits = target.forward(laid_out).logits
-            choose(logits, sampling, 7, 0, range(num_rows))
+            logits = drafter.forward(laid_out).logits
+            rank_scored(logits, sampling, 7, 0, range(3), 3, num_valid=150)
         assert noted == [UPLOAD, LAUNCH, UPLOAD, LAUNCH, DOWNLOAD, WAIT]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
-def test_a_level_of_a_tree_asks_for_no_more(
-    sampling: Sampling, form: str, device: StandIn, tmp_path: Path
-) -> None:
-    drafter = ready(make_model("llama", tmp_path))
-    laid_out = drafter.lay_out([a_step(70, 3, 2)], [range(3)])
-    with device.watch() as noted:
-        logits = drafter.forward(laid_out).logits
-        rank_scored(logits, sampling, 7, 0, range(3), 3, num_valid=150)
-    assert noted == [UPLOAD, LAUNCH, UPLOAD, LAUNCH, DOWNLOAD, WAIT]
 
 
 def test_rows_behind_others_are_chosen_from_where_they_lie(
     form: str, device: StandIn, tmp_path: Path
 ) -> None:
-    drafter = ready(make_model("llama", tmp_path, scale=0.5))
+    drafter = ready(make_model("llama", tmp_path, scale=0.5), num_lanes=3)
     feed = a_step(70, 4, 2)
     wanted = rank_scored(drafter.run(feed, (2, 3)), Sampling(0.8), 7, 0, (5, 6), 3, num_valid=150)
     laid_out = drafter.lay_out([feed], [(2, 3)])
@@ -122,12 +120,12 @@ def test_rows_behind_others_are_chosen_from_where_they_lie(
     assert found == wanted
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS[:4], ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:3], ids=str)
 def test_a_chain_of_steps_is_one_upload_and_one_launch_in_any_lane(
     sampling: Sampling, form: str, device: StandIn, tmp_path: Path
 ) -> None:
-    drafter = ready(make_model("llama", tmp_path, scale=0.5))
-    for lane, start in ((0, 30), (6, 280)):
+    drafter = ready(make_model("llama", tmp_path, scale=0.5), num_lanes=3)
+    for lane, start in ((0, 30), (2, 280)):
         feeds = [
             Feed((5,), (start + i,), (start + i,), start, ((2 << i) - 1,), lane) for i in range(4)
         ]
@@ -147,7 +145,7 @@ def test_a_chain_of_steps_is_one_upload_and_one_launch_in_any_lane(
     assert drafter.num_late == 0
 
 
-@pytest.mark.parametrize("children", [(), CHILDREN])
+@pytest.mark.parametrize("children", [(), (3,)], ids=["target", "drafter"])
 def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     children: Sequence[int], form: str, device: StandIn, tmp_path: Path
 ) -> None:
@@ -189,7 +187,7 @@ def test_a_recording_in_the_middle_of_a_text_is_counted(
     assert "recording 1 after load" in caplog.text
 
 
-@pytest.mark.parametrize("lanes", [(7,), (2, 5), (6, 0, 3), (1, 2, 4, 6, 7)])
+@pytest.mark.parametrize("lanes", [(7,), (6, 0, 3), (1, 2, 4, 6, 7)])
 def test_a_recording_serves_any_lanes(
     lanes: tuple[int, ...], form: str, device: StandIn, tmp_path: Path
 ) -> None:

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.choice.coupling import chain_choice, choose, rank_scored
+from engine.choice.coupling import (
+    chain_choice,
+    choose,
+    rank_scored,
+    usual_chains,
+    usual_choices,
+)
 from engine.choice.coupling_on_gpu import chosen_there
 from engine.choice.judging import judge, sample_draft
 from engine.choice.processors import Processors
@@ -65,24 +71,27 @@ def test_recorded_choices_and_chains_are_those_of_single_steps(
 ) -> None:
     loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32", device=GPU)
     graphs = make_executor(loaded, 400, backend="graphs", row_counts=(1, 2, 4))
-    graphs.warm_up((1,))
+    graphs.warm_up((1,), choices=usual_choices((1,)), chains=(4,), chained=usual_chains())
     feeds = [Feed((5,), (i,), (i,), 0, ((2 << i) - 1,)) for i in range(4)]
     token, tokens, scores = 5, [], []
     for feed in feeds:
         one = Feed((token,), feed.positions, feed.slots, feed.prefix_len, feed.masks)
         logits = graphs.run(one, (0,))
         where = [feed.positions[0] + 1]
-        ((token,),), ((score,),) = rank_scored(logits, sampling, 3, 0, where, 1)
+        ((token,),), ((score,),) = rank_scored(logits, sampling, 3, 0, where, 1, num_valid=190)
         for _ in range(4):  # the third is a recording
-            assert choose(logits, sampling, 3, 0, where) == [token]
-        assert choose(logits.cpu(), sampling, 3, 0, where) == [token]
+            assert choose(logits, sampling, 3, 0, where, num_valid=190) == [token]
+        assert choose(logits.cpu(), sampling, 3, 0, where, num_valid=190) == [token]
         tokens.append(token)
         scores.append(score)
-    choice, inputs = chain_choice(sampling, 3, 0, [1, 2, 3, 4])
+    num_late = graphs.num_late
+    choice, inputs = chain_choice(sampling, 3, 0, [1, 2, 3, 4], num_valid=190)
+    assert graphs.can_chain(feeds, choice)
     for _ in range(3):
         made = chosen_there(graphs.run_chain(feeds, choice, inputs))
         assert made[0] == tokens
         assert made[1] == pytest.approx(scores, abs=1e-3)
+    assert graphs.num_late == num_late
 
 
 def test_a_capture_that_fails_leaves_the_process_on_its_stream() -> None:

@@ -1,17 +1,18 @@
 """Recordings that are CUDA graphs, and choices made on the device: the same as elsewhere."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.choice.coupling import choose, rank_scored
+from engine.choice.coupling import choose, rank_scored, usual_choices
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
 from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
-from engine.layout.slots import SlotMap
+from engine.layout.slots import Feed, SlotMap
 from engine.loading import load_engine, make_executor
 from engine.selfcheck import check_reproducible
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
@@ -80,6 +81,43 @@ def test_recordings_hand_out_the_hidden_states_of_the_reference(tmp_path: Path) 
         assert want is not None
         assert difference(got, want) < TOLERANCES["float32"]
     assert graphs.num_uncaptured == 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=str)
+def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    folder = make_model("llama", tmp_path, scale=0.5)
+    reference = executor(folder, "float32", "reference")
+    loaded = load_model(str(folder), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, num_lanes=8, backend="graphs", row_counts=ROW_COUNTS)
+    graphs.warm_up((1,), choices=usual_choices(()))
+    num_recorded = len(graphs._backend._recorded)  # type: ignore[union-attr]
+    for lanes in ((0,), (5,), (7, 2), (1, 4, 6), range(8)):
+        feeds, wants = [], []
+        for lane in lanes:
+            length, num_rows = 30 + 40 * lane, 1 + lane % 4
+            prompt, where = tuple((lane + 3 * i) % 190 for i in range(length)), range(length)
+            step = SlotMap[int](400, lane=lane)
+            step.adopt(length)
+            feeds.append(step.feed(range(5, 5 + num_rows)))
+            for each, into in ((graphs, lane), (reference, 0)):
+                each.run(Feed(prompt, tuple(where), tuple(where), 0, None, into), ())
+            wants.append(reference.run(replace(feeds[-1], lane=0), range(num_rows)))
+        asks = [range(len(feed.tokens)) for feed in feeds]
+        if len(lanes) == 1:  # whatever would make the host wait raises; an event is no such call
+            laid_out = graphs.lay_out(feeds, asks)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                logits = graphs.forward(laid_out).logits
+                chosen = choose(logits, sampling, 5, 0, asks[0])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert chosen == choose(wants[0].cpu(), sampling, 5, 0, asks[0])
+        got = graphs.run_together(feeds, asks)
+        assert difference(got, torch.cat(wants)) < TOLERANCES["float32"]
+    assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
+    assert len(graphs._backend._recorded) == num_recorded  # type: ignore[union-attr]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

@@ -36,7 +36,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("group", "dim"), [(1, 64), (4, 128), (7, 64), (8, 128)])
 def test_programs_agree_with_the_masked_form(group: int, dim: int, dtype: torch.dtype) -> None:
-    lanes = LaneLayout(2, 5000)
+    lanes = LaneLayout(3, 5120)
     cache = torch.zeros(1, 2 * 2, lanes.total, dim, dtype=dtype, device=GPU)
     attention = LaneAttention(cache, lanes, group, dim**-0.5)
     for shape in ((1, 1), (1, 5), (1, 17), (2, 5)):
@@ -53,7 +53,13 @@ def test_a_captured_program_goes_by_what_is_visible_when_it_is_replayed() -> Non
         flex.make((1, 5), keys, values, 0.1)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = flex.attend(query, keys, values, flex.see(words, 1), 0.1)
+            out = flex.attend(
+                query,
+                keys,
+                values,
+                flex.see(words, torch.zeros(1, dtype=torch.int64, device=GPU)),
+                0.1,
+            )
         for prefix_len in (1, 64, 1000, 4000, 10):
             words[0] = prefix_len
             graph.replay()
