@@ -50,7 +50,8 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
     if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
-            f"{gigabytes(limit * (each + once))}, and {loaded.device} has {gigabytes(free)} for it; "
+            f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
+            f"{gigabytes(free)} for it; "
             + (
                 f"a maximum length of {fitting} fits"
                 if fitting >= _SHORTEST
