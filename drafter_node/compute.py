@@ -89,12 +89,14 @@ class Proposed:
 
     num_steps  forwards that were made
     model_us   that they took, together
+    has_failed  memory was missing: nothing was computed, and there are no children
     """
 
     ticket: int
     children: tuple[tuple[Children, ...], ...]
     model_us: int
     num_steps: int = 1
+    has_failed: bool = False
 
 
 Action = SharedAction | Compute

@@ -38,7 +38,8 @@ A row that is not finite spoils all others of its forward. What that means for a
     GIVEN_UP   for the rest of this life
 
 Tips are offered in SOUND and in DOUBTED. A bad row of the root may be the fault of what is cached.
-So the text is read anew, and has nothing copied from another lane before a forward is finite.
+So the text is read anew, and has nothing copied from another lane before a forward is finite. A
+forward that finds no memory counts as a bad row of the root.
 
 Under the classical rules every draft is sampled and carries the distribution that it was sampled
 from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
@@ -320,6 +321,16 @@ class Drafting:
         said = () if self.rests else self._send_all(now, done=True)
         at = dict(zip(expanded, children, strict=False)).get(self.tree.root)
         return (*said, self._stop(is_at_root=at is not None and not at.tokens))
+
+    def failed(self, now: float) -> Sequence[SharedAction]:
+        """The forward that was running found no memory, and was not made.
+
+        What it was to feed is not cached, so the text is read anew as after a bad row of the root.
+        """
+        running, self._running = self._running, _Running()
+        self._follow(None, (), running.num_ahead)
+        said = () if self.rests else self._send_all(now, done=True)
+        return (*said, self._stop(is_at_root=True))
 
     def _stop(self, *, is_at_root: bool) -> Wipe:
         """Some row was not finite, and spoils all others: draft no more below this root.

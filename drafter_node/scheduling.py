@@ -148,9 +148,13 @@ class Schedule:
         for text, children in zip(running, result.children, strict=True):
             if is_open(text, texts):
                 still_open.append(text)
-                actions += text.proposed(children, result.model_us, now)
+                if result.has_failed:
+                    actions += text.failed(now)
+                else:
+                    actions += text.proposed(children, result.model_us, now)
         step_s = (now - self._started) / result.num_steps
-        self._ended = _Ended(still_open, self._num_rows, step_s)
+        num_rows = 0 if result.has_failed else self._num_rows  # it says nothing of costs
+        self._ended = _Ended(still_open, num_rows, step_s)
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:

@@ -100,7 +100,12 @@ class Worker:
 
     def compute(self, action: Compute) -> Proposed:
         """The same; what it says is true when the device has ended it."""
-        made = self._forward(action)
+        try:
+            made = self._forward(action)
+        except (RuntimeError, MemoryError) as error:
+            self.forwards.without_memory(error)
+            nothing = ((),) * len(action.parts)
+            return Proposed(action.ticket, nothing, self.forwards.done(), has_failed=True)
         if not all(one.tokens for children in made.children for one in children):
             self.forwards.trouble(
                 f"its {'head computes' if self.head else 'model computes'} numbers that are not "

@@ -61,7 +61,12 @@ def without_room(error: OSError) -> str:
     return f"{reason}; {advice}" if advice else reason
 
 
-def kind_of(cause: Exception) -> type[ModelError]:
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error of torch or numpy says that there is no memory."""
+    return isinstance(error, MemoryError) or kind_of(error) is OutOfMemory
+
+
+def kind_of(cause: BaseException) -> type[ModelError]:
     """What to raise because of an error of torch, which says of a CPU's memory in words only."""
     words = ("out of memory", "can't allocate memory")
     return OutOfMemory if any(word in str(cause) for word in words) else ModelError

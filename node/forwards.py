@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from engine.checkpoint.files import one_line
 from engine.choice.coupling_on_gpu import Choice, chosen_there
 from engine.choice.processors import ProcessorsByText
+from engine.errors import EngineError, lacks_memory
 from engine.executor import Executor
 from engine.forward.forward import Layers, Output
 from engine.forward.not_finite import Again, run_again
@@ -178,6 +180,25 @@ class Forwards:
     def trouble(self, line: str) -> None:
         """Let people hear of it (`Heart.trouble`)."""
         self._heart.trouble(line)
+
+    def without_memory(self, error: RuntimeError | MemoryError) -> str:
+        """A pass has found no memory, and was not made. Returns what to say of it, in a line.
+
+        Raises:
+            EngineError: ranks of a model cannot go on without a pass that others are in.
+            RuntimeError: it is another error.
+        """
+        if not lacks_memory(error):
+            raise error
+        line = f"memory was missing in the middle of a text ({one_line(error)}): use a lower "
+        line += "--max-model-len or --max-num-seqs, or end what else runs there"
+        loaded = getattr(self._executor, "loaded", None)
+        if loaded is not None and loaded.rank is not None:
+            raise EngineError(line) from error
+        if torch.cuda.is_available():  # what is kept for later may be of other sizes
+            torch.cuda.empty_cache()
+        self.trouble(line)
+        return line
 
     def done(self) -> int:
         """The choice is made; returns the microseconds from the beginning of `run` to its end.

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-from engine.errors import EngineError, OutOfMemory, RankError
+from engine.checkpoint.files import one_line
+from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
@@ -297,6 +298,10 @@ class Loop(Generic[Compute, Result]):
                 timeout_s = self._turn(timeout_s, bad_frames)
         except EngineError as error:
             raise NodeError(str(error)) from error
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise NodeError(f"there is no memory left: {one_line(error)}") from error
         except AssertionError:
             logger.error("an invariant is violated after %s", self.follower.story())
             raise

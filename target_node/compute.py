@@ -91,6 +91,8 @@ class Outcome:
                   tokens that were to be scored
     features      if they are wanted: of the committed rows, and of the drafts that are accepted
     was_repeated  some logits were not finite, so it was made again row by row
+    failure       memory was missing, and nothing was computed: what people are told
+    is_cause      the pass was of this text alone
     bad_at        the text cannot go on with what is cached: the position of the token that is at
                   fault, as far as is known
     """
@@ -101,6 +103,8 @@ class Outcome:
     features: FeatureRows | None = None
     was_repeated: bool = False
     bad_at: int | None = None
+    failure: str = ""
+    is_cause: bool = False
 
 
 @dataclass(frozen=True, slots=True)

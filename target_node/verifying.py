@@ -26,7 +26,7 @@ What is judged is a value (`Judged`), and each step that follows needs those bef
 the cache advance, that is reported, and at last how often drafts are right is learnt.
 
 Where logits are not finite a row chooses nothing, and the path ends there. If that is the last
-committed token's row, the text is read anew, or it ends.
+committed token's row, the text is read anew, or it ends. So it does where a pass finds no memory.
 
 Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
 There the text is the target's only if no draft is judged twice and none is preferred for what it
@@ -69,16 +69,18 @@ from target_node.sending import (
 from target_node.statistics import Known
 from target_node.waiting import Ready, Waiting
 
-# -- not finite ------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
-# What a text does whose logits are not finite where its next token is to be chosen.
+# What a text does whose pass found no memory, or whose logits are not finite where its next token
+# is to be chosen.
 #
 # That can be the fault of others: of a text that was in its lane before, or of rows that were
 # copied. So the text is read anew once, in a lane that is all zeros, and nothing is copied. If the
-# same happens again, its own tokens are at fault: the text ends, and the others go on.
+# same happens again, its own tokens are at fault: the text ends, and the others go on. A pass that
+# was of this text alone and found no memory is its own fault at once.
 
 
-class NotFinite:
+class Failures:
     """What has happened to one life of a text.
 
     has_ended  the text cannot go on
@@ -96,14 +98,17 @@ class NotFinite:
         """Whether its lane may have nothing that was computed for others."""
         return self._read_anew_at is not None
 
-    def met(self, length: int, position: int) -> Sequence[Send]:
-        """No token follows so many; the one at `position` is at fault. Returns what to say."""
-        if self._read_anew_at != length:
+    def met(self, length: int, why: str, *, is_cause: bool) -> Sequence[Send]:
+        """No token follows so many, and `why`. Returns what to say.
+
+        is_cause  it is known to be this text's own fault
+        """
+        if self._read_anew_at != length and not is_cause:
             self._read_anew_at = length
             return ()
         self.has_ended = True
         session, incarnation = self._opened.session, self._opened.incarnation
-        fault = Fault(session, incarnation, FaultCode.FAILED, line(position))
+        fault = Fault(session, incarnation, FaultCode.FAILED, why)
         self.said = (Send(fault),)
         return self.said
 
@@ -209,7 +214,7 @@ class Verifying:
         self._is_hit = False  # it had drafts, and all were accepted
         self._wanted: int | None = None  # drafts that the next one starts with; None: not decided
         self._waiting = Waiting(opened, known.costs, known.acceptance)
-        self._not_finite = NotFinite(opened)
+        self._failures = Failures(opened)
 
     def begin(self) -> Sequence[SharedAction]:
         """Say again what the coordinator has missed."""
@@ -256,8 +261,8 @@ class Verifying:
 
     def _on_confirmed(self, length: int, now: float) -> Sequence[SharedAction]:
         self.reports.forget(length)
-        if self._not_finite.has_ended:
-            return self._not_finite.said
+        if self._failures.has_ended:
+            return self._failures.said
         # The coordinator is behind while a verdict is on its way; if none can follow it, it was
         # lost.
         if not self.finished or length == len(self.tree.text):
@@ -307,7 +312,7 @@ class Verifying:
     @property
     def may_copy(self) -> bool:
         """Whether its lane may have what another has computed."""
-        if self._not_finite.is_reading_anew:
+        if self._failures.is_reading_anew:
             return False
         return self._known.fixed_rows is None and not self.opened.sampling.scores_prompt
 
@@ -453,8 +458,10 @@ class Verifying:
         """What the pass that is running has said; it took so long. The text goes on."""
         running, self._running = self._running, None
         assert running is not None
+        if outcome.failure:
+            return self._on_failure(outcome.failure, now, is_cause=outcome.is_cause)
         if outcome.bad_at is not None:
-            return self._on_not_finite(outcome.bad_at, now)
+            return self._on_failure(line(outcome.bad_at), now, is_cause=False)
         if running.nodes is None:
             return self._on_read(running, outcome, now)
         judged = self._judge(running, running.nodes, outcome)
@@ -473,12 +480,12 @@ class Verifying:
         self.drafts.learn(unsaid.judged)
         return said
 
-    def _on_not_finite(self, position: int, now: float) -> Sequence[SharedAction]:
+    def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
         """Nothing follows the text by what its lane holds: read it anew, or end it."""
         self.ready_at = now
         self.slots.truncate(0)
-        said = self._not_finite.met(len(self.tree.text), position)
-        self.finished = self._not_finite.has_ended
+        said = self._failures.met(len(self.tree.text), why, is_cause=is_cause)
+        self.finished = self._failures.has_ended
         return (*said, Wipe(self.lane.slots.lane, 0))
 
     def _on_read(self, running: _Running, outcome: Outcome, now: float) -> Sequence[SharedAction]:

@@ -84,6 +84,15 @@ class Worker:
 
     def compute(self, action: Compute) -> Computed:
         """The same; what it says is true when the device has ended it."""
+        try:
+            return self._computed(action)
+        except (RuntimeError, MemoryError) as error:
+            failure, is_alone = self.forwards.without_memory(error), len(action.parts) == 1
+            nothing = Outcome((), was_repeated=True, failure=failure, is_cause=is_alone)
+            outcomes = (nothing,) * len(action.parts)
+            return Computed(action.ticket, outcomes, self.forwards.done())
+
+    def _computed(self, action: Compute) -> Computed:
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
         layers = next((part.layers for part in parts if part.layers), ())

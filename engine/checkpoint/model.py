@@ -112,12 +112,20 @@ def read_packed(
         except ModelError as error:
             why = str(error)
         else:
+            num_bytes = model.get_memory_footprint()
+            kept = "its weights stay as they are, and take %s; passes are not captured"
+            logger.warning(f"%s: {kept}", name, gigabytes(num_bytes))
             return model
-    logger.info("%s: its weights are dequantised: %s", name, why)
     refuse_too_large(name, empty, dtype, device)
-    return read_weights(
-        name, folder, empty.config, dtype, kind=type(empty), tensors=packed.tensors(empty)
-    )
+    num_bytes = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
+    # On a GPU people count on the memory that they would save.
+    level = logging.INFO if device.type == "cpu" else logging.WARNING
+    form = "its weights are dequantised: %s; they take %s in %s"
+    logger.log(level, f"%s: {form}", name, why, gigabytes(num_bytes), dtype)
+    onto = straight_onto(device)
+    tensors = packed.tensors(empty, device=device if onto else torch.device("cpu"))
+    kind = type(empty)
+    return read_weights(name, folder, empty.config, dtype, kind=kind, tensors=tensors, options=onto)
 
 
 def read_part(
@@ -150,7 +158,8 @@ def read_part(
         if packed is None:
             tensors = plain_parts(of.folder, in_files)
         else:
-            tensors = packed.tensors(empty, in_files)
+            where = device if straight_onto(device) else torch.device("cpu")
+            tensors = packed.tensors(empty, in_files, where)
         with one_at_a_time():
             model = read(kind=kind, tensors=tensors, options=straight_onto(device))
     share_head(model, of.vocab_size, rank)

@@ -92,7 +92,7 @@ def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.
     """Return the group of each input."""
     if "g_idx" not in tensors:
         size = num_inputs if form.group_size == -1 else form.group_size
-        return torch.arange(num_inputs) // size
+        return torch.arange(num_inputs, device=tensors["qweight"].device) // size
     groups = tensors["g_idx"].long()
     if groups.min() < 0 or groups.max() >= count:
         odd = int(groups.min() if groups.min() < 0 else groups.max())

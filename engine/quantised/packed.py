@@ -92,7 +92,7 @@ def unpack(packed: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] = (
     per_element = 32 // bits
     rows, columns = packed.shape
     shape = (rows, per_element, columns) if dim == 0 else (rows, columns, per_element)
-    numbers = torch.empty(shape)
+    numbers = torch.empty(shape, device=packed.device)
     for index in range(per_element):
         place = order[index] if order else index
         numbers.select(dim + 1, place).copy_((packed >> (bits * index)) & ((1 << bits) - 1))

@@ -34,6 +34,8 @@ _FLOATS = {"F32", "F16", "BF16"}
 _PLAIN = {*_FLOATS, "F64"}
 _FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
 
+_CPU = torch.device("cpu")
+
 _Form = Fp8 | Gptq | Awq | nf4.State
 
 
@@ -96,6 +98,7 @@ class PackedCheckpoint:
         self._heads = dict(_heads(folder))
         self._files: dict[Path, Any] = {}
         self._sliced = Files()
+        self._device = _CPU  # where weights are dequantised
         self._one_at_a_time = Lock()
         kind = _KINDS[type(form)]
         self._layers = {
@@ -112,18 +115,21 @@ class PackedCheckpoint:
                 shapes[name] = _weight_shape(layer.form, self._sizes(layer.parts))
         self.shapes: Shapes = shapes
 
-    def tensors(self, model: Any, cuts: Cuts | None = None) -> dict[str, Lazy]:
+    def tensors(
+        self, model: Any, cuts: Cuts | None = None, device: torch.device = _CPU
+    ) -> dict[str, Lazy]:
         """Return the plain checkpoint's tensors by name; weights are float32.
 
         model  made of config.json, without memory; what it has no place for is still among them,
                but for biases of nothing but zeros, which some write for every layer
         cuts   what is wanted of those that are not wanted whole; None: all of all
+        device  where weights are dequantised
 
         Raises:
             ModelError: at once, what is packed is no linear layer; later, when a tensor is read,
                 it holds what cannot be.
         """
-        cuts = cuts or {}
+        self._device, cuts = device, cuts or {}
         found = {name: Lazy(partial(self._read, name, cuts.get(name))) for name in self._plain}
         own = set(model.state_dict())
         for name, layer in self._layers.items():
@@ -156,7 +162,8 @@ class PackedCheckpoint:
         layer = self._layers[name]
         with self._one_at_a_time, self._blamed(name, layer.parts):
             if cut is None:
-                tensors = {part: self._read(tensor) for part, tensor in layer.parts.items()}
+                read = {part: self._read(tensor) for part, tensor in layer.parts.items()}
+                tensors = {part: tensor.to(self._device) for part, tensor in read.items()}
                 return _weight(layer.form, tensors).contiguous()
             runs = [self._run(layer, cut.dim, run) for run in cut.runs]
             return runs[0].contiguous() if len(runs) == 1 else torch.cat(runs, cut.dim)
@@ -167,7 +174,7 @@ class PackedCheckpoint:
         tensors = {}
         for part, tensor in layer.parts.items():
             sliced = self._sliced.slices(self._heads[tensor].file, tensor)
-            tensors[part] = sliced[stretch.slices.get(part, ...)]
+            tensors[part] = sliced[stretch.slices.get(part, ...)].to(self._device)
         return _weight(stretch.form, tensors).narrow(dim, stretch.start, len(run))
 
     def _read(self, name: str, cut: Cut | None = None) -> torch.Tensor:

@@ -190,3 +190,46 @@ def test_a_text_with_such_a_token_has_no_more_drafts_and_the_next_one_has(folder
     again = opening(*PROMPT, 5, incarnation=2, policy=synchronous(4), limits=Limits(100, ()))
     assert BAD not in want
     assert tested.drafts(again) == want
+
+
+def test_a_forward_that_finds_no_memory_is_as_if_the_root_were_bad() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=synchronous(4)))
+    assert drafter.drafts(3) != []
+    (asked,) = drafter.ticks()
+    assert isinstance(asked, Compute)
+    failed = Proposed(asked.ticket, ((),), 5, has_failed=True)
+    said, wipe = drafter._handle(failed)
+    assert wipe == Wipe(0, 0)
+    assert isinstance(said, Send)
+    drafter.tells()
+    assert drafter.is_idle()
+    drafter.hears(verdict((1, 2), 3))
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    assert compute.parts[0].feed.tokens == (1, 2, 3)
+
+
+def test_a_worker_without_memory_says_so_and_lives(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    executor = make_executor(loaded, 256)
+    said = heart()
+    told: list[str] = []
+    said.trouble = told.append
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nAnd more")
+
+    executor.forward = fails  # type: ignore[assignment,method-assign]
+    forwards = Forwards(executor, said, SimulatedDevice(0.0, 0.0))
+    worker: Any = Worker.__new__(Worker)
+    worker.forwards, worker.head, worker.num_rows = forwards, None, 199
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=synchronous(4)))
+    (asked,) = drafter.ticks()
+    made = worker.compute(asked)
+    assert made.has_failed
+    assert made.children == ((),)
+    (line,) = told
+    assert "memory was missing" in line
+    assert "\n" not in line

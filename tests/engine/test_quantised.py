@@ -16,12 +16,13 @@ import transformers as hf
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.model import load_model
+from engine.checkpoint.model import check_checkpoint, load_model
 from engine.loading import make_executor
 from engine.quantised import awq, gptq, nf4, packed_checkpoint
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.kernels import why_no_kernels
-from engine.quantised.packed import Tensors
+from engine.quantised.packed import Tensors, unpack
+from engine.tensor_parallel.split import Cut
 from tests import packed_models
 from tests.engine.conftest import Folder
 from tests.packed_models import RECIPES, save_packed
@@ -152,6 +153,28 @@ def test_one_matrix_is_dequantised_at_a_time(
     assert most == [1]
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_weights_are_dequantised_where_they_are_to_lie(
+    *, is_part: bool, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, _ = save_packed(folder("llama"), tmp_path, RECIPES["gptq"])
+    found: list[str] = []
+
+    def watched(_form: Any, tensors: Tensors) -> torch.Tensor:
+        found.extend(tensor.device.type for tensor in tensors.values())
+        return torch.empty(64, 64, device=tensors["qweight"].device)
+
+    monkeypatch.setattr(packed_checkpoint, "_weight", watched)
+    of = check_checkpoint(str(packed), None)
+    assert of.packed is not None
+    name = f"{Q_PROJ}.weight"
+    cuts = {name: Cut(0, (range(32),))} if is_part else None
+    there = of.packed.tensors(of.empty, cuts, torch.device("meta"))[name][...]
+    assert set(found) == {there.device.type} == {"meta"}
+    assert there.shape == ((32, 64) if is_part else (64, 64))
+    assert unpack(torch.zeros(2, 8, dtype=torch.int32, device="meta"), 4, 0).device.type == "meta"
+
+
 @settings(max_examples=40)
 @given(
     st.sampled_from([4, 8]),
@@ -270,7 +293,10 @@ def test_a_model_is_dequantised_where_its_kernels_fail(
 
 
 def test_a_model_that_kernels_take_is_not_dequantised(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Transformers reads this one by itself; that stands for kernels where there are none.
     monkeypatch.setattr(ACCELERATE, lambda: True)
@@ -281,5 +307,6 @@ def test_a_model_that_kernels_take_is_not_dequantised(
     )
     packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["fp8-block"])
     loaded = load_model(str(packed))
+    assert "its weights stay as they are, and take 0.0 GB; passes are not captured" in caplog.text
     assert torch.equal(logits_of(loaded.model), logits_of(plainly(plain)))
     assert loaded.num_parameters == sum(weight.numel() for weight in plainly(plain).parameters())

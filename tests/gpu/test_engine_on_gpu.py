@@ -1,6 +1,7 @@
 """Recordings that are CUDA graphs, and choices made on the device: the same as elsewhere."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed, SlotMap
 from engine.loading import load_engine, make_executor
 from engine.selfcheck import check_reproducible
+from engine.tensor_parallel.group import Rank
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.test_slot_cache import difference
+from tests.packed_models import RECIPES, save_packed
+from tests.target_node.real import RealTarget
+from tests.target_node.test_not_finite import PROMPT, asked, faults_of, text_of
 from tests.tiny_models import make_model
 
 pytestmark = [
@@ -141,6 +146,41 @@ def test_recordings_of_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     assert engine.loaded.rank is not None
     assert engine.loaded.rank.followers is not None
     engine.loaded.rank.followers.close()
+
+
+@pytest.mark.parametrize("kind", ["gptq-act-order", "awq", "fp8-block", "nf4-double", ""])
+@pytest.mark.parametrize("rank", [None, Rank(0, 2, print), Rank(1, 2, print)])
+def test_weights_on_the_device_are_those_on_the_host(
+    kind: str, rank: Rank | None, tmp_path: Path
+) -> None:
+    folder = make_model("llama", tmp_path / "plain")
+    if kind:
+        folder, _ = save_packed(folder, tmp_path / "packed", RECIPES[kind])
+    host, there = (
+        dict(load_model(str(folder), dtype="bfloat16", device=device, rank=rank).model.state_dict())
+        for device in ("cpu", GPU)
+    )
+    assert host.keys() == there.keys()
+    for name, weight in there.items():
+        assert weight.device.type == "cuda"
+        assert torch.equal(weight.cpu(), host[name]), name
+
+
+def test_a_text_that_finds_no_memory_ends_and_the_next_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
+    target = RealTarget(make_executor(loaded, 256))
+    with monkeypatch.context() as patch:
+        too_much = partial(torch.empty, 1 << 46, dtype=torch.uint8, device=GPU)
+        patch.setattr(target.executor, "forward", lambda *_: too_much())
+        target.hear(asked(PROMPT))
+        target.run()
+    (fault,) = faults_of(target)
+    assert "memory was missing" in fault.detail
+    target.hear(asked(PROMPT, session=2))
+    target.run()
+    assert len(text_of(target, 2)) > 0
 
 
 @pytest.mark.parametrize("vocab", [4096, 151_936])
