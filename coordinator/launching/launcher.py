@@ -11,6 +11,7 @@ process itself is killed, the kernel sends SIGHUP to groups in which something i
 """
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from coordinator.launching.compile_cache import VARIABLES, cache_variables
 from coordinator.launching.devices import default_device, shares_gpu
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.runtime_folder import RuntimeFolder
@@ -36,6 +38,8 @@ from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import remedy
+
+logger = logging.getLogger(__name__)
 
 # -- groups ----------------------------------------------------------------------------------------
 
@@ -330,6 +334,7 @@ class Launcher:
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
         self._mps: Mps | None = None
+        self._compilers: Mapping[str, str] | None = None  # None: nobody has compiled yet
         self._is_closed = False
         self._lock = threading.Lock()  # nothing is started once it is closed
         _launchers.add(self)
@@ -364,19 +369,36 @@ class Launcher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=self._environment(config.role),
+                env=self._environment(config),
                 process_group=0,
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
         return node
 
-    def _environment(self, role: Role) -> dict[str, str]:
+    def _environment(self, config: NodeConfig) -> dict[str, str]:
         given = {name: value for name, value in os.environ.items() if (name, value) != (PIPE, "")}
-        of_mps = self._mps.environment(role) if self._mps is not None else {}
+        of_mps = self._mps.environment(config.role) if self._mps is not None else {}
         # What its libraries leave in the temporary folder goes with ours.
         own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
-        return {**given, **own, **of_mps}
+        compiles = config.backend == "compiled" or config.device.startswith("cuda")
+        return {**given, **own, **of_mps, **(self._of_compilers() if compiles else {})}
+
+    def _of_compilers(self) -> Mapping[str, str]:
+        """Variables of nodes that compile: where programs of earlier starts are."""
+        if self._compilers is None:
+            try:
+                self._compilers = cache_variables(os.environ)
+            except OSError as error:
+                logger.warning(
+                    "programs are compiled anew at each start: they cannot be kept (%s); "
+                    "set XDG_CACHE_HOME to a folder that can be written to",
+                    error,
+                )
+                self._compilers = {
+                    name: str(self.folder / folder) for name, folder in VARIABLES.items()
+                }
+        return self._compilers
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """With what depends on the machine."""

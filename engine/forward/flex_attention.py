@@ -6,12 +6,14 @@ visible are numbers on the device, the two words of each row (`masks.as_words`) 
 of slots they reach: so a program of so many rows serves every length, and what it takes goes by
 what the rows see and not by what the cache could hold.
 
-Each program is compiled at load and held to the masked form on random keys before it is used. Owns
+Each program is held to the masked form on random keys before it is used: those of one lane at load,
+those of several when they are first wanted. Owns
 the programs; knows no layer and no model.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -216,11 +218,15 @@ def _attend(
 
 # -- flex choice -----------------------------------------------------------------------------------
 
-# From how many slots on a captured pass has its attention split over the keys: timed at load.
+# From how many slots on a captured pass has its attention split over the keys: timed.
 #
 # Few slots are looked through by one call of the usual kernel in less time than it takes to put the
 # shares of many thread blocks together; of many slots it leaves most of the device idle. Where the
-# limit lies depends on the model and the device. Owns which passes are timed; captures nothing.
+# limit lies depends on the model and the device. Passes of one lane are timed at load. Of several
+# lanes there are many shapes, most of which no text ever has, and each takes seconds to compile: so
+# one is tried when it first comes with a length at which one lane would be split. It is timed on
+# the pass that is asked for, which writes the same into the same slots however often it runs.
+# Owns which passes are timed; captures nothing.
 
 logger = logging.getLogger(__name__)
 
@@ -231,48 +237,82 @@ Capture = Callable[[torch.Tensor, Spans, int], Callable[[torch.Tensor], torch.Te
 """(the integers of a pass, its lanes, visible slots or EVERY_LENGTH) -> a pass of such integers"""
 
 
-def find_splits(
-    make: Callable[[Shape], None], capture: Capture, lanes: LaneLayout, row_counts: Sequence[int]
-) -> dict[Shape, int]:
-    """Return from how many visible slots on a pass is better split, by its shape.
+class Splits:
+    """From how many visible slots on a pass is better split, by its shape."""
 
-    make  compiles what a shape needs
-    row_counts  for which passes are captured, ascending
+    def __init__(
+        self,
+        make: Callable[[Shape], None],
+        capture: Capture,
+        lanes: LaneLayout,
+        row_counts: Sequence[int],
+    ) -> None:
+        """Time passes of one lane. Runs passes in the first lane: only before a session.
 
-    What is missing is better never split, or cannot be: the log says why. Runs passes in all lanes:
-    only before a session.
-    """
-    capacity = lanes.num_slots - max(row_counts)
-    found: dict[Shape, int] = {}
-    for shape in _shapes(lanes.count, row_counts):
-        spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
+        make  compiles what a shape needs
+        row_counts  for which passes are captured, ascending
+        """
+        self._make = make
+        self._capture = capture
+        # A shape that is missing was not tried, is better never split, or cannot be.
+        self.least: dict[Shape, int] = {}
+        # Of several lanes: the fewest visible slots with which a shape is worth a try again.
+        self._again: dict[Shape, float] = {}
+        capacity = lanes.num_slots - max(row_counts)
+        for num_rows in row_counts:
+            shape, spans = (1, num_rows), (Span(lanes.first_slot(0), num_rows),)
+            least = self._made(shape, partial(_split_from, capture, spans, capacity))
+            if least is not None:
+                self.least[shape] = least
+            logger.info("attention of %d x %d rows is split from %s slots on", *shape, least)
+
+    def _made(self, shape: Shape, time: Callable[[], int | None]) -> int | None:
+        """Compile what a shape needs, and time it; None: splitting does not pay, or cannot be."""
         try:
-            make(shape)
-            least = _split_from(capture, spans, capacity)
+            self._make(shape)
+            return time()
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
-            continue
+            self._again[shape] = math.inf
+            return None
+
+    def is_split(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> bool:
+        """Whether a pass is better split; one of several lanes may be compiled and timed for it.
+
+        rows  the integers of the pass, which may run any number of times
+        spans  that are a grid
+        """
+        shape = len(spans), spans[0].num_rows
+        if shape not in self.least and shape[0] > 1:
+            worth_it = max(self._again.get(shape, 0), self.least.get((1, shape[1]), math.inf))
+            if num_visible >= worth_it:
+                self._try(shape, rows, spans, num_visible)
+        return num_visible >= self.least.get(shape, math.inf)
+
+    def _try(self, shape: Shape, rows: torch.Tensor, spans: Spans, num_visible: int) -> None:
+        def timed() -> int | None:
+            return num_visible if _is_better(self._capture, rows, spans, num_visible) else None
+
+        # Where the mask is faster, a text that is twice as long may tell otherwise.
+        self._again[shape] = 2 * num_visible
+        least = self._made(shape, timed)
         if least is not None:
-            found[shape] = least
-        logger.info("attention of %d x %d rows is split from %s slots on", *shape, least)
-    return found
+            self.least[shape] = least
+        logger.info("attention of %d x %d rows, tried at %d slots: %s", *shape, num_visible, least)
 
 
-def _shapes(num_lanes: int, row_counts: Sequence[int]) -> Iterator[Shape]:
-    """The shapes of captured passes: of one lane, and of the first 2, 4, 8, ..."""
-    counts = sorted({min(1 << power, num_lanes) for power in range(num_lanes.bit_length() + 1)})
-    return ((count, num_rows) for count in counts for num_rows in row_counts)
+def _is_better(capture: Capture, rows: torch.Tensor, spans: Spans, num_visible: int) -> bool:
+    """Whether a pass with so many visible slots takes less time if its attention is split."""
+    split, masked = (capture(rows, spans, length) for length in (EVERY_LENGTH, num_visible))
+    forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
+    return quickest(forms, rows) == "split"
 
 
 def _split_from(capture: Capture, spans: Spans, capacity: int) -> int | None:
     """Try the longest text, and then ever longer ones until splitting is the faster way."""
-    split = capture(_chains(spans, capacity), spans, EVERY_LENGTH)
 
     def is_better(num_visible: int) -> bool:
-        rows = _chains(spans, num_visible)
-        masked = capture(rows, spans, num_visible)
-        forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
-        return quickest(forms, rows) == "split"
+        return _is_better(capture, _chains(spans, num_visible), spans, num_visible)
 
     if not is_better(capacity):
         return None

@@ -11,10 +11,9 @@ that hand out the hidden states that are said at load. Passes of other shapes, o
 states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted.
 
 With a mask, each length needs a recording of its own. Where attention is split over the keys
-(`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed at load.
+(`flex_attention.py`), one serves all lengths: from how many slots on it does so is timed.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +24,7 @@ from engine.choice.coupling_on_gpu import Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.flex_attention import EVERY_LENGTH, SPLIT_DEVICES, Shape, find_splits
+from engine.forward.flex_attention import EVERY_LENGTH, SPLIT_DEVICES, Shape, Splits
 from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
@@ -70,7 +69,7 @@ class GraphBackend(Backend):
         self._features = self._fused.empty_features(most_rows, layers)
         self._chains: dict[tuple[int, Spans, int, Choice], Compute] = {}  # the first: steps
         self._lanes = lanes
-        self._split_from: dict[Shape, int] = {}  # visible slots
+        self._splits: Splits | None = None  # None: every pass has a mask
 
     def take_over(self, *, timed: bool = True) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
@@ -84,14 +83,14 @@ class GraphBackend(Backend):
         is_timed = timed and self._rank is None
         if is_timed and self.row_counts and self._device.type in SPLIT_DEVICES:
             with torch.inference_mode():
-                self._split_from = find_splits(
+                self._splits = Splits(
                     self._fused.make_split, self._captured, self._lanes, self.row_counts
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()
-                if key[1] == EVERY_LENGTH and _shape(key[0]) in self._split_from
+                if key[1] == EVERY_LENGTH and _shape(key[0]) in self._splits.least
             }
 
     def forward(
@@ -109,15 +108,16 @@ class GraphBackend(Backend):
             if not is_shape or layers not in ((), self._layers):
                 self.num_uncaptured += is_shape and not self.is_loading
                 return self._compute(send(rows, self._device), spans, num_visible, keep, layers)
-            length = self._length(spans, num_visible)
+            length = self._length(rows, spans, num_visible)
             # A recording writes where it always writes, and other recordings may write there too.
             logits = self._captured(rows, spans, length, layers)(rows).clone()
             return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
-    def _length(self, spans: Spans, num_visible: int) -> int:
+    def _length(self, rows: torch.Tensor, spans: Spans, num_visible: int) -> int:
         """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
-        is_split = is_grid(spans) and num_visible >= self._split_from.get(_shape(spans), math.inf)
-        return EVERY_LENGTH if is_split else num_visible
+        if self._splits is None or not is_grid(spans):
+            return num_visible
+        return EVERY_LENGTH if self._splits.is_split(rows, spans, num_visible) else num_visible
 
     def _captured(
         self, rows: torch.Tensor, spans: Spans, num_visible: int, layers: Layers = ()
@@ -139,7 +139,7 @@ class GraphBackend(Backend):
     ) -> torch.Tensor:
         """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
         with torch.inference_mode():
-            length = self._length(spans, num_visible)
+            length = self._length(steps, spans, num_visible)
             key = steps.shape[1] - 1, spans, length, choice
             if key not in self._chains:
                 self._chains[key] = self._chain(steps, spans, length, choice)

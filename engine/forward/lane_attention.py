@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.flex_attention import FlexAttention, Shape, Visible
 from engine.forward.forward import Spans
@@ -185,7 +186,7 @@ class LaneAttention:
     def make_split(self, shape: Shape) -> None:
         """Compile attention that is split over the keys, for passes of one shape.
 
-        Overwrites the first layer's cache: only before a session.
+        Compares in the first layer's cache, which holds afterwards what it held before.
 
         Raises:
             ModelError: it cannot be compiled here, or gives other numbers, or splits nothing.
@@ -197,11 +198,15 @@ class LaneAttention:
         spans = tuple(Span(slot, num_rows) for slot in first)
         seen = _view(self._layers[0], spans, self._lanes.num_slots)
         with torch.inference_mode():
+            try:
+                before = self._layers[0].clone()
+            except RuntimeError as error:
+                raise ModelError(f"no memory to compare ({one_line(error)})") from error
             self._layers[0].normal_()
             try:
                 self._flex.make(shape, *seen, self._scale)
             finally:
-                self._layers[0].zero_()
+                self._layers[0].copy_(before)
 
     def attend(self, plan: Plan, seen: Sequence[Seen]) -> torch.Tensor:
         """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of."""

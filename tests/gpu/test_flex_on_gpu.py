@@ -15,6 +15,7 @@ from engine.forward.operators import side_by_side
 from engine.layout.slots import LaneLayout
 from engine.loading import make_executor
 from tests.engine.flex_forms import always
+from tests.engine.forward.test_flex_attention import of_two_lanes
 from tests.engine.forward.test_fused import session_differences
 from tests.engine.layout.test_lanes import check
 from tests.engine.test_flex_programs import decode_differences, long_pair
@@ -97,7 +98,8 @@ def test_long_texts_get_the_logits_of_the_reference_in_the_form_that_is_chosen(
     for _, error in decode_differences(reference, graphs, seed=3, num_rounds=60):
         assert error < TOLERANCES[dtype]
     assert isinstance(graphs._backend, GraphBackend)
-    if graphs._backend._split_from:
+    assert graphs._backend._splits is not None
+    if graphs._backend._splits.least:
         assert graphs.num_uncaptured == 0
 
 
@@ -107,3 +109,17 @@ def test_several_lanes_get_the_logits_of_texts_alone(
 ) -> None:
     monkeypatch.setattr("tests.engine.layout.test_lanes.TOLERANCE", TOLERANCES["float32"])
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2), GPU)
+
+
+@pytest.mark.usefixtures("split")
+def test_a_program_that_is_made_in_mid_text_leaves_the_texts_as_they_are(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), device=GPU)
+    graphs = make_executor(loaded, 400, num_lanes=4, backend="graphs", row_counts=(2,))
+    graphs.warm_up((1,))
+    assert isinstance(graphs._backend, GraphBackend)
+    cache = graphs._backend.cache.normal_()
+    before = cache.clone()
+    of_two_lanes(graphs, 300)
+    assert graphs._backend._fused._attention._flex.made == {(1, 2), (2, 2)}
+    written = (cache != before).any(dim=-1).any(dim=1)
+    assert written.sum(dim=1).tolist() == [4] * len(cache)

@@ -24,7 +24,7 @@ from engine.forward.operators import quickest
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, counted, spelt_out
-from tests.engine.forward.test_fused import TOLERANCES, session_differences
+from tests.engine.forward.test_fused import TOLERANCES, save, session_differences
 from tests.engine.forward.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)
 from tests.engine.layout.test_lanes import check
 from tests.engine.test_slot_cache import difference
@@ -49,9 +49,16 @@ def graphs_of(executor: ModelExecutor) -> GraphBackend:
     return executor._backend
 
 
-def a_step(start: int, num_rows: int) -> Feed:
+def split_shapes(executor: ModelExecutor) -> set[tuple[int, int]]:
+    splits = graphs_of(executor)._splits
+    assert splits is not None
+    return set(splits.least)
+
+
+def a_step(start: int, num_rows: int, lane: int = 0) -> Feed:
     where = tuple(range(start, start + num_rows))
-    return Feed((5,) * num_rows, where, where, start, tuple((2 << i) - 1 for i in range(num_rows)))
+    masks = tuple((2 << i) - 1 for i in range(num_rows))
+    return Feed((5,) * num_rows, where, where, start, masks, lane)
 
 
 def prefill(*executors: ModelExecutor) -> None:
@@ -195,7 +202,7 @@ def test_a_wrong_mask_is_caught_before_it_is_used(
     assert "4 rows keeps its mask: FlexAttention gives other numbers" in caplog.text
     for error in session_differences(reference, graphs, seed=1):
         assert error < TOLERANCES["float32"]
-    assert not {(1, 2), (1, 4)} & set(graphs_of(graphs)._split_from)  # queries of one row are alike
+    assert not {(1, 2), (1, 4)} & set(split_shapes(graphs))  # queries of one row are alike
 
 
 def test_what_cannot_be_compiled_keeps_its_mask(
@@ -218,7 +225,7 @@ def test_what_cannot_be_compiled_keeps_its_mask(
 def test_reproducible_passes_keep_their_mask(tmp_path: Path, split: list[int]) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = make_executor(loaded, 192, backend="graphs", fixed_rows=4)
-    assert graphs_of(executor)._split_from == {}
+    assert graphs_of(executor)._splits is None
 
 
 def test_what_the_check_leaves_in_the_cache_is_finite_and_nothing(
@@ -229,8 +236,53 @@ def test_what_the_check_leaves_in_the_cache_is_finite_and_nothing(
     assert cache.isfinite().all()
     before = cache.clone()
     graphs_of(graphs)._fused.make_split((1, 4))
-    assert not cache[0].any()
-    assert torch.equal(cache[1:], before[1:])
+    assert torch.equal(cache, before)
+
+
+def of_two_lanes(executor: ModelExecutor, start: int, num_rows: int = 2) -> torch.Tensor:
+    feeds = [a_step(start, num_rows, lane) for lane in (0, 1)]
+    step = executor.lay_out(feeds, [range(num_rows)] * 2)
+    return executor.forward(step).logits
+
+
+def test_a_shape_of_several_lanes_is_compiled_when_it_first_comes(
+    tmp_path: Path, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32")
+    graphs = make_executor(loaded, 400, num_lanes=4, backend="graphs", row_counts=(1, 2))
+    flex = graphs_of(graphs)._fused._attention._flex
+    assert flex.made == {(1, 1), (1, 2)}
+    graphs.warm_up((1,))
+    cache = graphs_of(graphs).cache.normal_()
+    before = cache.clone()
+    got = of_two_lanes(graphs, 300)
+    assert flex.made == {(1, 1), (1, 2), (2, 2)}
+    written = (cache != before).any(dim=-1).any(dim=1)
+    assert written.sum(dim=1).tolist() == [4] * len(cache), "only slots of the pass's rows"
+    monkeypatch.setattr(graphs_of(graphs), "_splits", None)
+    assert difference(of_two_lanes(graphs, 300), got) < 1e-5
+
+
+def test_one_that_is_not_better_split_is_tried_again_at_twice_the_length(
+    tmp_path: Path, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def by_lanes(forms: dict[str, object], rows: torch.Tensor) -> str:
+        if len(rows[0]) < 4:  # of one lane
+            return "split" if int(rows[3, 0]) > 100 else "masked"
+        tried.append(int(rows[3, 0]))
+        return "split" if tried[-1] > 600 else "masked"
+
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_lanes)
+    monkeypatch.setattr(engine.forward.flex_attention, "TIMED_SLOTS", (50, 200))
+    model = save("llama", tmp_path, {"max_position_embeddings": 1600})
+    loaded = load_model(str(model), dtype="float32")
+    graphs = make_executor(loaded, 1500, num_lanes=2, backend="graphs", row_counts=(2,))
+    for start in (10, 150, 300, 400, 700, 1000, 600, 500):
+        of_two_lanes(graphs, start)
+    assert tried == [10, 400, 1000], "passes of 256, 512 and 1024 slots"
+    assert split_shapes(graphs) == {(1, 2), (2, 2)}
 
 
 def test_too_many_queries_are_not_split() -> None:
@@ -242,6 +294,6 @@ def test_too_many_queries_are_not_split() -> None:
 def test_more_rows_than_are_split_keep_their_mask(tmp_path: Path, split: list[int]) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = make_executor(loaded, 320, backend="graphs", row_counts=(4, 64))
-    assert set(graphs_of(executor)._split_from) == {(1, 4)}
+    assert split_shapes(executor) == {(1, 4)}
     with pytest.raises(ModelError, match="no pass of so many rows"):
         graphs_of(executor)._fused.make_split((1, 64))
