@@ -6,10 +6,12 @@ model.
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from engine import running
 from engine.errors import ModelError
 
 _RUN = r"\d{1,4}(?:-\d{1,4})?"
@@ -56,6 +58,7 @@ def claim(name: str) -> torch.device:
     device = torch_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        running.wait_at_end(partial(torch.cuda.synchronize, device))
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 
-from coordinator.launching.launcher import PIPE, ROOT
+from coordinator.launching.launcher import ROOT
+from coordinator.launching.mps import PIPE
 from lab.experiments.command import NO_TABLES
 from lab.experiments.description import Experiment
 from lab.experiments.engines import host_of
