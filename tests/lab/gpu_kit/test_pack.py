@@ -1,5 +1,6 @@
 """What the kit brings, and what it leaves to the machine."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,6 +81,45 @@ def test_a_kit_has_wheels_prompts_and_what_to_install_under_which_python(
         "wheels",
     ]
     assert len(list((out / "wheels").iterdir())) == 1, "wheels of an earlier kit are gone"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small one, whose head is a megabyte; its kit has a wheel."""
+    root = tmp_path / "checkout"
+    for name, num_bytes in (("a.py", 1000), ("models/medusa/x", 1 << 20), ("docs/new.md", 10)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * num_bytes)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.setattr(packing, "ROOT", root)
+    monkeypatch.setattr(packing, "download", fake_download)
+    monkeypatch.setattr(packing, "roots", lambda: ["msgpack"])
+    return root
+
+
+def test_the_tree_travels_without_what_stays_and_with_the_kit(
+    checkout: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    said = pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), (), tree)
+    files = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
+    assert {"a.py", "docs/new.md", "gpu-kit/requirements.txt", "gpu-kit/prompts.jsonl"} <= files
+    assert not any(name.startswith("models") for name in files)
+    assert "MiB travel of at most 60" in said
+    assert "of the tree's 1.0, without models/medusa" in said
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), (), tree)
+
+
+def test_more_than_travels_is_refused(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "large").write_bytes(b"x" * (1 << 20))
+    monkeypatch.setattr(packing, "MOST_MIB", 0.9)
+    with pytest.raises(ConfigurationError, match=r"MiB travel of at most 1: .*leave out a Python"):
+        pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), ())
+    (checkout / "large").unlink()
+    pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), ())
 
 
 def test_a_folder_with_something_else_in_it_is_not_touched(tmp_path: Path) -> None:
