@@ -14,8 +14,10 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -35,7 +37,7 @@ LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
 PLATFORMS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC))
-REQUIREMENTS, WHEELS = "requirements.txt", "wheels"
+REQUIREMENTS, WHEELS = "requirements.txt", "wheels.tar.xz"
 LIMIT_S = 900.0
 # Of the tree: heads, a second drafter and pictures are not measured there.
 STAYS = (
@@ -106,6 +108,24 @@ def download(versions: dict[str, str], python: str, folder: Path) -> None:
         raise ConfigurationError(f"pip: {(lines or ['it failed'])[-1].removeprefix('ERROR: ')}")
 
 
+def press(folder: Path, out: Path) -> int:
+    """Put the wheels of a folder into one archive; returns how many there are.
+
+    A wheel compresses each of its files alone. Taken together, their sources take half of that.
+    """
+    wheels = sorted(folder.glob("*.whl"))
+    with tarfile.open(out, "w:xz", preset=6) as archive:
+        for wheel in wheels:
+            bare = wheel.with_suffix(".bare")
+            with zipfile.ZipFile(wheel) as packed, zipfile.ZipFile(bare, "w") as stored:
+                for entry in packed.infolist():
+                    content = packed.read(entry)
+                    entry.compress_type = zipfile.ZIP_STORED
+                    stored.writestr(entry, content)
+            archive.add(bare, wheel.name)
+    return len(wheels)
+
+
 def pack(
     out: Path,
     prompts: Path,
@@ -133,22 +153,20 @@ def pack(
                 f'{name}=={version} ; python_version == "{python}"'
                 for name, version in versions.items()
             }
-        shutil.rmtree(out / WHEELS, ignore_errors=True)
-        shutil.copytree(unfinished, out / WHEELS)
+        num_wheels = press(Path(unfinished), out / WHEELS)
     for old in out.glob("prompts.*"):
         old.unlink()
     shutil.copyfile(prompts, out / f"prompts{prompts.suffix}")
     (out / REQUIREMENTS).write_text("\n".join(sorted(lines)) + "\n")
-    said = _words(out, number, pythons)
+    said = _words(out, num_wheels, number, pythons)
     if tree is not None:
         _write_tree(tree, out)
         said = f"{tree}: the tree that travels, with the kit in {KIT}\n{said}"
     return said
 
 
-def _words(out: Path, num_prompts: int, pythons: Sequence[str]) -> str:
+def _words(out: Path, num_wheels: int, num_prompts: int, pythons: Sequence[str]) -> str:
     """What there is. Raises ConfigurationError: it is more than travels."""
-    wheels = list((out / WHEELS).iterdir())
     kit, whole, travels = (size(files) / 2**20 for files in (out.rglob("*"), _tree(), _lean_tree()))
     together = (
         f"{kit + travels:.1f} MiB travel of at most {MOST_MIB:.0f}: the kit, and {travels:.1f} MiB "
@@ -159,7 +177,7 @@ def _words(out: Path, num_prompts: int, pythons: Sequence[str]) -> str:
             f"{together}; leave out a Python (--python 3.12), or what else need not travel"
         )
     return (
-        f"{out}: {kit:.1f} MiB, {len(wheels)} wheels for Python {' and '.join(pythons)}, "
+        f"{out}: {kit:.1f} MiB, {num_wheels} wheels for Python {' and '.join(pythons)}, "
         f"{num_prompts} prompts\n{together}\n"
         "there: python3 lab/gpu_kit/start.py --part 1   (then 2, 3, 4; docs/gpu.md)"
     )

@@ -1,6 +1,7 @@
 """What the kit brings, and what it leaves to the machine."""
 
 import subprocess
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from lab.gpu_kit import pack as packing
 from lab.gpu_kit.pack import LEFT_OUT, REQUIREMENTS, brought, pack, roots
+from lab.gpu_kit.start import unpacked
 from proto.errors import ConfigurationError
 
 INSTALLED = {
@@ -52,7 +54,8 @@ def test_the_kit_brings_what_an_image_with_torch_lacks() -> None:
 
 def fake_download(versions: dict[str, str], python: str, folder: Path) -> None:
     for name in versions:
-        (folder / f"{name}-{python}.whl").write_bytes(b"x" * 1000)
+        with zipfile.ZipFile(folder / f"{name}-{python}.whl", "w") as wheel:
+            wheel.writestr("a.py", b"x" * 1000)
 
 
 def test_a_kit_has_wheels_prompts_and_what_to_install_under_which_python(
@@ -78,9 +81,12 @@ def test_a_kit_has_wheels_prompts_and_what_to_install_under_which_python(
     assert sorted(path.name for path in out.iterdir()) == [
         "prompts.jsonl",
         "requirements.txt",
-        "wheels",
+        "wheels.tar.xz",
     ]
-    assert len(list((out / "wheels").iterdir())) == 1, "wheels of an earlier kit are gone"
+    (wheel,) = unpacked(out / "wheels.tar.xz", tmp_path / "wheels").iterdir()
+    assert wheel.name == "msgpack-3.12.whl", "wheels of an earlier kit are gone"
+    with zipfile.ZipFile(wheel) as files:
+        assert files.read("a.py") == b"x" * 1000
 
 
 @pytest.fixture
