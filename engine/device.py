@@ -17,6 +17,8 @@ from engine.errors import ModelError
 _RUN = r"\d{1,4}(?:-\d{1,4})?"
 _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
 
+DRIVER = Path("/proc/driver/nvidia/version")
+
 # Without one of these the type is emulated, several times slower than float32.
 _CPU_FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
@@ -125,10 +127,25 @@ def gigabytes(num_bytes: int) -> str:
 
 def _check_cuda(name: str, index: int) -> None:
     if not torch.cuda.is_available():
-        raise ModelError(f"device {name}: no usable CUDA GPU here; use cpu or cpu:N")
+        raise ModelError(
+            f"device {name}: no usable CUDA GPU here ({_versions()}); use cpu or cpu:N"
+        )
     count = torch.cuda.device_count()
     if index >= count:
         raise ModelError(f"device {name}: the GPUs here are cuda:0 to cuda:{count - 1}")
+
+
+def _versions() -> str:
+    """Of the driver and of what torch was made for: a torch that is too new finds no GPU."""
+    try:
+        said = DRIVER.read_text()
+    except OSError:
+        driver = "no NVIDIA driver"
+    else:
+        found = re.search(r"\d+\.\d+(\.\d+)?", said)
+        driver = f"driver {found[0] if found else 'of an unknown version'}"
+    made_for = torch.version.cuda
+    return f"{driver}, {f'a torch for CUDA {made_for}' if made_for else 'a torch for CPUs alone'}"
 
 
 def cores_of(name: str) -> set[int]:
