@@ -39,7 +39,13 @@ def timed(monkeypatch: pytest.MonkeyPatch, times_fused: Mapping[int, float]) -> 
     monkeypatch.setattr(engine.forward.compiled, "_seconds", seconds)
 
 
-def started(model: str, *, fixed_rows: int | None = None, num_lanes: int = 1) -> Engine:
+def started(
+    model: str,
+    *,
+    fixed_rows: int | None = None,
+    num_lanes: int = 1,
+    said: list[str] | None = None,
+) -> Engine:
     return load_engine(
         model,
         revision=None,
@@ -49,7 +55,7 @@ def started(model: str, *, fixed_rows: int | None = None, num_lanes: int = 1) ->
         num_lanes=num_lanes,
         fixed_rows=fixed_rows,
         warm_rows=(1,),
-        say=lambda _: None,
+        say=[].append if said is None else said.append,
         backend="compiled",
         row_counts={"compiled": (1, 4)},
     )
@@ -73,9 +79,13 @@ def test_without_any_program_the_fused_forward_runs(
 ) -> None:
     model = str(make_model("llama", tmp_path / "model"))
     timed(monkeypatch, {1: 2.0, 4: 3.0})
-    started(model)
+    first: list[str] = []
+    second: list[str] = []
+    started(model, said=first)
+    assert "compiling (up to a minute)" in first
     made.clear()
-    executor = started(model).executor
+    executor = started(model, said=second).executor
+    assert "compiling (up to a minute)" not in second
     assert executor.row_counts == ()
     assert executor.backend == "compiled"
     assert not made
