@@ -39,6 +39,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coordinator.launching.launcher import ROOT, Obituary, Wanted
 from coordinator.launching.logs import Logs
+from coordinator.launching.mps import CONTROL, PIPE
 from coordinator.launching.runtime_folder import RuntimeFolder
 from deploy import supervisor
 from deploy.supervisor import Place, Supervisor, loopback_network
@@ -46,6 +47,8 @@ from proto.errors import ConfigurationError, NodeError, SlipstreamError, Transpo
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
 from proto.node_config import NodeConfig
+
+logger = logging.getLogger(__name__)
 
 CONNECT_LIMIT_S = 10.0
 PLACEMENT_LIMIT_S = 10.0
@@ -140,6 +143,7 @@ class RayLauncher:
             self._bundles = _bundles(wanted)
             self._group = _reserve(self._roles, self._bundles, is_packed=wanted.is_packed)
             self._places = self._arrive(self._roles)
+            self._say_if_shared()
         except BaseException:
             self._runtime.remove()
             _leave_in_time(list(self._actors.values()), None)
@@ -160,6 +164,16 @@ class RayLauncher:
                 self._actors[role] = actor
             asked[role] = actor.arrive.remote(str(ROOT), str(self.folder))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
+
+    def _say_if_shared(self) -> None:
+        """Both nodes may be on one GPU. A service for that is the host's: an actor may end."""
+        seen = [(place.network, gpu) for place in self._places.values() for gpu in place.gpus]
+        if len(set(seen)) < len(seen):
+            logger.warning(
+                "both nodes share a GPU of a Ray host in turns, unless %s runs there and `ray "
+                "start` was given its %s",
+                *(CONTROL, PIPE),
+            )
 
     def _is_near(self, role: Role) -> bool:
         place = self._places[role]

@@ -24,12 +24,14 @@ class Place:
     network     what its 127.0.0.1 is (`loopback_network`)
     can_enter   whether it can reach the coordinator's socket in its folder
     public_key  of the pair that it has made for its node; the secret one stays there
+    gpus        that Ray gives it, by UUID where that is known (`devices.visible_gpus`)
     """
 
     host: str
     network: str
     can_enter: bool
     public_key: str
+    gpus: tuple[str, ...]
 
 
 class Supervisor:
@@ -38,23 +40,26 @@ class Supervisor:
     _launcher: "Launcher"
     _is_alone: bool  # how the launcher was made
 
-    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str]:
+    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
         """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
         host = socket.gethostname()
         if not Path(root, "coordinator", "launching", "launcher.py").is_file():
             raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
         sys.path.insert(0, root)
+        from coordinator.launching.devices import visible_gpus
         from proto.links.keys import KeyPair
 
         self._keys = KeyPair.new()
-        return host, loopback_network(), os.access(folder, os.X_OK), self._keys.public
+        can_enter = os.access(folder, os.X_OK)
+        return host, loopback_network(), can_enter, self._keys.public, tuple(visible_gpus())
 
     def start(self, config: str, *, is_alone: bool) -> int:
         """Start the node; return its process id."""
         from coordinator.launching.launcher import Launcher
         from proto.node_config import NodeConfig
 
-        read = NodeConfig.from_json(config)
+        # Its environment is its own: no launcher here knows which GPUs the other node has.
+        read = replace(NodeConfig.from_json(config), peer_device=None)
         if read.coordinator_key:
             read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
         forget_thread_limit()

@@ -6,14 +6,18 @@ model.
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from engine import running
 from engine.errors import ModelError
 
 _RUN = r"\d{1,4}(?:-\d{1,4})?"
 _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
+
+DRIVER = Path("/proc/driver/nvidia/version")
 
 # Without one of these the type is emulated, several times slower than float32.
 _CPU_FLAGS = {
@@ -56,6 +60,7 @@ def claim(name: str) -> torch.device:
     device = torch_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        running.wait_at_end(partial(torch.cuda.synchronize, device))
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -165,10 +170,25 @@ def gigabytes(num_bytes: int) -> str:
 
 def _check_cuda(name: str, index: int) -> None:
     if not torch.cuda.is_available():
-        raise ModelError(f"device {name}: no usable CUDA GPU here; use cpu or cpu:N")
+        raise ModelError(
+            f"device {name}: no usable CUDA GPU here ({_versions()}); use cpu or cpu:N"
+        )
     count = torch.cuda.device_count()
     if index >= count:
         raise ModelError(f"device {name}: the GPUs here are cuda:0 to cuda:{count - 1}")
+
+
+def _versions() -> str:
+    """Of the driver and of what torch was made for: a torch that is too new finds no GPU."""
+    try:
+        said = DRIVER.read_text()
+    except OSError:
+        driver = "no NVIDIA driver"
+    else:
+        found = re.search(r"\d+\.\d+(\.\d+)?", said)
+        driver = f"driver {found[0] if found else 'of an unknown version'}"
+    made_for = torch.version.cuda
+    return f"{driver}, {f'a torch for CUDA {made_for}' if made_for else 'a torch for CPUs alone'}"
 
 
 def cores_of(name: str) -> set[int]:

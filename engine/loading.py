@@ -21,7 +21,8 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.forward import Layers, check_layers
+from engine.forward.compiled import known_slower, verdict_key
+from engine.forward.forward import Layers
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
@@ -153,17 +154,17 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, backend, say)
         tokenizer.check_fits(loaded.vocab_size)
-        check_layers(loaded.name, loaded.num_layers, layers)
         _choose_threads(loaded, fixed_rows, say)
         max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
-        say("compiling (takes a minute)" if backend == "compiled" else "checking")
+        num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
+        made = _rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say)
         executor = make_executor(
             loaded,
             max_len + NUM_TREE_SLOTS,
-            num_lanes=num_lanes_that_fit(loaded, max_len, num_lanes, part=part),
+            num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
-            row_counts=(row_counts or {}).get("graphs" if backend == "auto" else backend, ()),
+            row_counts=made,
             layers=layers,
         )
         _check_and_fix_shapes(executor)
@@ -179,6 +180,29 @@ def load_engine(
         pass_s=pass_s,
         device=",".join(devices),
     )
+
+
+def _rows_to_make(
+    backend: str,
+    loaded: LoadedModel,
+    num_lanes: int,
+    row_counts: Mapping[str, Sequence[int]],
+    layers: Layers,
+    say: Callable[[str], None],
+) -> tuple[int, ...]:
+    """Numbers of rows for which the backend makes something, but programs known to be slower.
+
+    Says what is made, which on a first start is most of the wait.
+    """
+    counts = tuple(row_counts.get("graphs" if backend == "auto" else backend, ()))
+    if backend == "compiled":
+        slower = known_slower(verdict_key(loaded, num_lanes, layers))
+        counts = tuple(count for count in counts if count not in slower)
+        say("compiling (up to a minute)" if counts else "checking")
+    else:
+        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
+        say("compiling attention" if is_captured and loaded.rank is None else "checking")
+    return counts
 
 
 def _load(

@@ -17,7 +17,7 @@ import signal
 import threading
 from types import FrameType
 
-from engine import leftovers
+from engine import leftovers, running
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,6 +37,7 @@ def end_at_once_on_signals(role: str) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f"{role}: {_how(number)}\n".encode())
         leftovers.remove()
+        running.finish()
         os._exit(0)
 
     def watch() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from engine import running
 from engine.checkpoint.files import one_line
 from engine.choice.coupling_on_gpu import Choice, chosen_there
 from engine.choice.processors import ProcessorsByText
@@ -122,6 +123,7 @@ class Forwards:
         asks    for each feed the rows whose logits are wanted: [sum of their lengths, V]
         layers  whose hidden states are wanted, of all rows (`Executor.forward`)
         """
+        running.begin()
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
         self._num_forwards = 1
@@ -152,6 +154,7 @@ class Forwards:
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
         """Run `Executor.run_chain`; returns what every step has chosen, and its score."""
+        running.begin()
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)
         self._heart.watch.enter(Phase.PREPARE)  # so that a trace tells it from the step before
@@ -205,6 +208,7 @@ class Forwards:
 
         On a device that is simulated that may lie ahead.
         """
+        running.end()
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
         ended = time.perf_counter()

@@ -2,9 +2,10 @@
 
 A node is started with a pipe as its standard input. One JSON line on it is the config (the secret
 in it must not show in a process list); after that the pipe is the *lifeline*: at its end of file
-whoever started the node is gone, and the node ends at once, even in the middle of a forward. A copy
-of the other end may live on in a process that was forked there, so the node also looks whether its
-parent is the one that it had.
+whoever started the node is gone, and the node ends at once, on a CPU even in the middle of a
+forward (what a GPU was given it ends first, within a limit: `engine/running.py`). A copy of the
+other end may live on in a process that was forked there, so the node also looks whether its parent
+is the one that it had.
 """
 
 import logging
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from engine import running
 from proto.codec import decode, encode
 from proto.errors import (
     ConfigurationError,
@@ -168,6 +170,7 @@ def _end_with_parent(pid: int) -> None:
         # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
         if select.select([0], [], [], PARENT_CHECK_S)[0] and not os.read(0, 4096):
             break
+    running.finish()
     os._exit(0)
 
 

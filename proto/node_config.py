@@ -27,6 +27,7 @@ class NodeConfig:
                     for a rank each: "cuda:N-M", "cpu:N,cpu:M"; empty: for who starts it to choose
     tensor_parallel_size  so many ranks share the model; 1: as many as the device names
     peer_size       ranks of the other node, for who chooses the devices of both
+    peer_device     where the other node is, as `device`; None: there is no other
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: rows of every decoding pass; 0: off
     simulated_ms    a forward takes so long, as on another device; 0: as long as it takes here
@@ -55,6 +56,7 @@ class NodeConfig:
     device: str = "cpu"
     tensor_parallel_size: int = 1
     peer_size: int = 1
+    peer_device: str | None = None
     max_model_len: int = 0
     fixed_rows: int = 0
     simulated_ms: float = 0.0

@@ -22,13 +22,15 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def state_home() -> Iterator[None]:
-    """Logs of runs go to a folder of this session, also those of processes that tests start."""
-    before = os.environ.get("XDG_STATE_HOME")
-    with tempfile.TemporaryDirectory(prefix="state-") as folder:
-        os.environ["XDG_STATE_HOME"] = folder
+def homes() -> Iterator[None]:
+    """Logs of runs and what they compile go to a folder of this session, also those of processes
+    that tests start.
+    """
+    names = ("XDG_STATE_HOME", "XDG_CACHE_HOME")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="homes-") as folder:
+        os.environ.update({name: os.path.join(folder, name) for name in names})
         yield
-    if before is None:
-        del os.environ["XDG_STATE_HOME"]
-    else:
-        os.environ["XDG_STATE_HOME"] = before
+    for name in names:
+        os.environ.pop(name)
+    os.environ.update(before)

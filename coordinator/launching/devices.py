@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Sequence, Set
+import subprocess
+from collections.abc import Mapping, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from proto.messages import Role
 
 _RUNS = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _DEVICE = re.compile(rf"cpu|(?P<kind>cpu|cuda):(?P<runs>{_RUNS})")
+QUERY_LIMIT_S = 10.0
 SPELT = "use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or cuda:N-M (a part on each)"
 
 
@@ -125,9 +127,57 @@ def default_devices(target_size: int = 1, drafter_size: int = 1) -> tuple[str, s
     return f"cpu:{_as_runs(others)}", f"cpu:{_as_runs(cores[-drafter_size:])}"
 
 
-def shares_gpu(device: str) -> bool:
-    """Whether a node on this device has the only GPU of the machine, which others may want too."""
-    return device.startswith("cuda") and _num_gpus() == 1
+def gpus_of(device: str, size: int = 1) -> frozenset[int]:
+    """The numbers of the GPUs that a node with this device is on; none on a CPU.
+
+    size  ranks of its model, from its only GPU on
+    """
+    if not device.startswith("cuda"):
+        return frozenset()
+    numbers: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", device):
+        numbers += range(int(first), int(last or first) + 1)
+    if len(numbers) == 1:
+        numbers = list(range(numbers[0], numbers[0] + size))
+    return frozenset(numbers)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that torch can use, in its order: by UUID, or by what they are called here.
+
+    CUDA_VISIBLE_DEVICES names them by number, by UUID or its beginning, or as an instance (MIG).
+    """
+    uuids = _uuids()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [uuids.get(str(number), str(number)) for number in range(_num_gpus())]
+    names = [name.strip() for name in visible.split(",")][: _num_gpus()]
+    return [_full_name(name, uuids) for name in names]
+
+
+def _full_name(name: str, uuids: Mapping[str, str]) -> str:
+    if not name.startswith("GPU-"):
+        return uuids.get(name, name)
+    found = [uuid for uuid in uuids.values() if uuid.startswith(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _uuids() -> dict[str, str]:
+    """The UUID of each GPU by its number; nothing where that is not known for certain."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = [[word.strip() for word in line.split(",", 2)] for line in ended.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == 3]
+    # It counts them as they are plugged in; CUDA only if it is told to, or if all are alike.
+    in_bus_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if not in_bus_order and len({name for _, _, name in rows}) > 1:
+        return {}
+    return {index: uuid for index, uuid, _ in rows}
 
 
 def is_device_here(name: str) -> bool:

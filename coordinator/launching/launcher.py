@@ -10,11 +10,10 @@ its model, for one. With the node the whole group is killed, stopped processes t
 process itself is killed, the kernel sends SIGHUP to groups in which something is stopped.
 """
 
-import contextlib
+import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,10 +24,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
-from coordinator.launching.devices import default_device, shares_gpu
+from coordinator.launching.compile_cache import VARIABLES, cache_variables
+from coordinator.launching.devices import default_device, gpus_of, visible_gpus
+from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
+from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.links.keys import CoordinatorKeys
@@ -37,128 +39,7 @@ from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import remedy
 
-# -- groups ----------------------------------------------------------------------------------------
-
-# Processes that lead a group of their own (`process_group=0`): they are ended with all of it.
-#
-# What such a process starts is in its group as well, so it can be killed even where the process
-# itself has gone, hangs or was stopped.
-
-Leader = subprocess.Popen[Any]
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asked without taking note
-
-
-def has_ended(leader: Leader) -> bool:
-    """Whether the process has. Then what it had started is killed as well."""
-    if leader.returncode is not None:
-        return True
-    with contextlib.suppress(ChildProcessError):  # somebody else took note: `poll` knows
-        if os.waitid(os.P_PID, leader.pid, ENDED) is None:
-            return False
-        kill(leader)  # until `poll` takes note, the number of the group is nobody else's
-    return leader.poll() is not None
-
-
-def kill(leader: Leader) -> None:
-    """Kill the whole group, in whatever state its processes are. It is not known to have ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader.pid, signal.SIGKILL)
-
-
-# -- mps -------------------------------------------------------------------------------------------
-
-# NVIDIA's multi-process service: two processes on one GPU that run beside each other.
-#
-# Without it the GPU gives its time to one process after the other, and a drafter that runs ahead
-# stretches the passes of the target. The service is a daemon of the user's own; it is started here
-# where the only GPU is shared, with its pipe in the coordinator's folder, and ends with the
-# coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
-# runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
-# none. It changes no setting of the GPU.
-
-CONTROL = "nvidia-cuda-mps-control"
-PIPE = "CUDA_MPS_PIPE_DIRECTORY"
-START_LIMIT_S, STOP_LIMIT_S, POLL_S = 3.0, 3.0, 0.02
-
-# The drafter gets a part of the processors, and its kernels wait for those of the target: its
-# steps are small, and what it delays is dearer than what it does.
-DRAFTER = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", "CUDA_MPS_CLIENT_PRIORITY": "1"}
-
-# The end of the pipe on standard input is the end of the coordinator.
-_SCRIPT = f"""
-trap '' INT TERM
-{CONTROL} -f </dev/null & daemon=$!
-while read -r _; do :; done
-echo quit -t 1 | {CONTROL}
-for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 $daemon 2>/dev/null || exit 0; sleep 0.1; done
-kill -9 $daemon
-"""
-
-
-class Mps:
-    """A service that runs, for the nodes of one coordinator."""
-
-    def __init__(self, folder: Path, shell: "subprocess.Popen[bytes] | None") -> None:
-        """Use `start`."""
-        self._folder = folder
-        self._shell = shell
-
-    @classmethod
-    def start(cls, folder: Path) -> "Mps | None":
-        """Start it with its pipe in `folder`; None: there is none here, or it is not wanted."""
-        if (theirs := os.environ.get(PIPE)) is not None:
-            return cls(Path(theirs), None) if theirs else None
-        if shutil.which(CONTROL) is None:
-            return None
-        pipe = folder / "mps"
-        try:
-            pipe.mkdir(mode=0o700)
-            with (folder / "mps.log").open("w") as log:
-                shell = subprocess.Popen(
-                    ["/bin/sh", "-c", _SCRIPT],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, PIPE: str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(pipe)},
-                    process_group=0,
-                )
-        except OSError:
-            return None
-        made = cls(pipe, shell)
-        deadline = time.monotonic() + START_LIMIT_S
-        while not (pipe / "control").exists():
-            if shell.poll() is not None or time.monotonic() > deadline:
-                made.stop()
-                return None
-            time.sleep(POLL_S)
-        return made
-
-    def environment(self, role: Role) -> Mapping[str, str]:
-        """What a node's process must find in its environment."""
-        return {PIPE: str(self._folder), **(DRAFTER if role is Role.DRAFTER else {})}
-
-    def stop(self) -> None:
-        """End it, if it was started here."""
-        if self._shell is None:
-            return
-        assert self._shell.stdin is not None
-        self._shell.stdin.close()
-        try:
-            self._shell.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            kill(self._shell)
-            self._shell.wait()
-
-    def disown(self) -> None:
-        """In a forked child: it is the parent's."""
-        if self._shell is not None and self._shell.stdin is not None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._shell.stdin.fileno(), inheritable=False)
-            os.close(nowhere)
-            self._shell = None
-
-
-# -- launcher --------------------------------------------------------------------------------------
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
@@ -330,6 +211,8 @@ class Launcher:
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
         self._mps: Mps | None = None
+        self._has_tried_mps = False
+        self._compilers: Mapping[str, str] | None = None  # None: nobody has compiled yet
         self._is_closed = False
         self._lock = threading.Lock()  # nothing is started once it is closed
         _launchers.add(self)
@@ -353,8 +236,7 @@ class Launcher:
             pass  # it has ended already, or is being ended; its obituary says why
 
     def _started(self, config: NodeConfig) -> NodeProcess:
-        if self._mps is None and not self._is_alone and shares_gpu(config.device):
-            self._mps = Mps.start(self.folder)
+        self._share_gpu(config)
         log = self.logs.of_node(config.identity)
         with log.open("a") as output:  # to its end, also after it was shortened
             process = subprocess.Popen(
@@ -364,19 +246,56 @@ class Launcher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=self._environment(config.role),
+                env=self._environment(config),
                 process_group=0,
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
         return node
 
-    def _environment(self, role: Role) -> dict[str, str]:
-        given = {name: value for name, value in os.environ.items() if (name, value) != (PIPE, "")}
-        of_mps = self._mps.environment(role) if self._mps is not None else {}
+    def _share_gpu(self, config: NodeConfig) -> None:
+        """Once both nodes are on one GPU: let them run beside each other there, if that works."""
+        if self._has_tried_mps or self._is_alone or config.peer_device is None:
+            return
+        theirs = config.peer_device or default_device(
+            next(role for role in MODULES if role is not config.role),
+            is_alone=False,
+            size=config.peer_size,
+            peer_size=config.tensor_parallel_size,
+        )
+        own = gpus_of(config.device, config.tensor_parallel_size)
+        if not own & gpus_of(theirs, config.peer_size):
+            return
+        visible = visible_gpus()
+        if shared := [number for number in sorted(own) if number < len(visible)]:
+            self._has_tried_mps = True
+            self._mps = Mps.start(self.folder, visible, shared[0])
+
+    def _environment(self, config: NodeConfig) -> dict[str, str]:
+        given = dict(os.environ)
+        if not given.get(PIPE) or (self._has_tried_mps and self._mps is None):
+            given.pop(PIPE, None)
+        of_mps = self._mps.environment(config.role) if self._mps is not None else {}
         # What its libraries leave in the temporary folder goes with ours.
         own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
-        return {**given, **own, **of_mps}
+        compiles = config.backend == "compiled" or config.device.startswith("cuda")
+        return {**given, **own, **of_mps, **(self._of_compilers() if compiles else {})}
+
+    def _of_compilers(self) -> Mapping[str, str]:
+        """Variables of nodes that compile: where programs of earlier starts are."""
+        if self._compilers is None:
+            try:
+                self._compilers = cache_variables(os.environ)
+            except OSError as error:
+                logger.warning(
+                    "programs are compiled anew at each start: they cannot be kept (%s); "
+                    "set XDG_CACHE_HOME to a folder that can be written to",
+                    error,
+                )
+                self._compilers = {
+                    name: str(self.folder / folder) for name, folder in VARIABLES.items()
+                }
+        return self._compilers
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """With what depends on the machine."""

@@ -5,7 +5,8 @@ Must not know how a forward pass is laid out (`forward.py`) or what a session is
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.integrations.accelerate
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as hf_logging
-from transformers.utils.import_utils import is_accelerate_available
 
 from engine.checkpoint import families
 from engine.checkpoint.checkpoint import find_checkpoint
@@ -79,10 +80,28 @@ def refuse_too_large(
 
 
 def straight_onto(device: torch.device) -> dict[str, Any]:
-    """What transformers is told to read weights straight onto a GPU, where its library is there."""
-    if device.type == "cpu" or not is_accelerate_available():
-        return {}
-    return {"device_map": {"": device}}
+    """What transformers is told to read weights straight onto a GPU, a tensor at a time."""
+    return {} if device.type == "cpu" else {"device_map": {"": device}}
+
+
+@contextmanager
+def without_accelerate() -> Iterator[None]:
+    """Let transformers put a model onto one device though the package accelerate is not there.
+
+    It asks for that package whenever it is given a device, and uses it where there are several.
+    What it asks is answered with yes meanwhile. The version is pinned; where it has changed so that
+    there is nothing to answer, it is left alone.
+    """
+    asks: Any = transformers.integrations.accelerate
+    answer = getattr(asks, "is_accelerate_available", None)
+    if answer is None:
+        yield
+        return
+    asks.is_accelerate_available = lambda *_, **__: True
+    try:
+        yield
+    finally:
+        asks.is_accelerate_available = answer
 
 
 def read_packed(
@@ -299,10 +318,12 @@ def load_model(
     folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
     chosen = _choose_dtype(name, dtype, config, folder, where)
     if rank is not None:
-        model = read_part(name, of, chosen, where, rank)
+        with without_accelerate():
+            model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+        with without_accelerate():
+            model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
     else:
         model = read_packed(name, folder, config, chosen, where, packed, empty)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one

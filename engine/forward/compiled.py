@@ -7,16 +7,22 @@ a minute at load for each number of rows, and a copy of the weights for each: so
 for.
 
 All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
-which is timed: on some processors a program of nine rows takes five times one of one. The hidden
+which is timed: on some processors a program of nine rows takes five times one of one. Those that
+were clearly slower are noted beside torch's cache, and not made at later starts. The hidden
 states that are said at load are part of every program, all others are handed out by `fused`.
 """
 
+import contextlib
 import functools
+import hashlib
+import json
 import math
 import os
+import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +72,67 @@ def make_source_repeatable() -> None:
     patched.allocate_non_dup_const_name = allocate_by_shape
 
 
+# -- verdicts --------------------------------------------------------------------------------------
+
+# Which programs were slower than the fused forward when they were timed: they are not made again.
+#
+# A file in the folder of torch's cache. What cannot be read or written is as if it were not there:
+# then a program is made and timed once more.
+
+_VERDICTS = "slipstream-slower.json"
+_CLEARLY = 1.1  # times as long as the fused forward: less may be chance
+_MOST_VERDICTS = 1000
+
+
+def known_slower(about: str) -> set[int]:
+    """Numbers of rows whose programs were clearly slower, for what `verdict_key` has named."""
+    return {count for count in _verdicts().get(about, ()) if isinstance(count, int)}
+
+
+def note_slower(about: str, counts: Collection[int]) -> None:
+    """Note these numbers of rows."""
+    found = _verdicts()
+    found[about] = sorted(known_slower(about) | set(counts))
+    while len(found) > _MOST_VERDICTS:
+        found.pop(next(iter(found)))
+    path = _verdicts_path()
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        unfinished.write_text(json.dumps(found))
+        unfinished.replace(path)
+
+
+def verdict_key(loaded: LoadedModel, num_lanes: int, layers: Layers) -> str:
+    """All that the speed of a program depends on, but its rows: a hash."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in loaded.model.named_parameters()]
+    said = torch.__version__, torch.__config__.show(), _processor(), torch.get_num_threads()
+    asked = loaded.dtype, shapes, num_lanes, layers
+    return hashlib.sha256(repr((*said, *asked)).encode()).hexdigest()
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line
+    return platform.processor()
+
+
+def _verdicts_path() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / _VERDICTS
+
+
+def _verdicts() -> dict[str, list[int]]:
+    try:
+        found = json.loads(_verdicts_path().read_text())
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(found, dict) and all(isinstance(one, list) for one in found.values())
+    return found if is_ours else {}
+
+
 # -- compiled --------------------------------------------------------------------------------------
 
 _SETTINGS: dict[str, Any] = {
@@ -109,11 +176,12 @@ class CompiledBackend(Backend):
         self.cache = self._fused.cache
         # One tensor a layer: what is written to a view of an input is copied back whole.
         self._caches = list(self.cache.unbind())
+        self._about = verdict_key(loaded, lanes.count, layers)
         self.row_counts = tuple(row_counts)
         self._layers = layers
-        pass_ = _CompiledPass(loaded, self._fused, layers).eval()
-        self._program = _compiled(pass_)
         self._made: set[int] = set()  # numbers of rows for which there is a program
+        if self.row_counts:
+            self._program = _compiled(_CompiledPass(loaded, self._fused, layers).eval())
 
     def take_over(self, *, timed: bool = True) -> None:
         """Keep the programs that are faster than `fused`.
@@ -124,22 +192,24 @@ class CompiledBackend(Backend):
         if not timed:
             return
         packed = self._fused.packed()
-        kept = [
-            count
+        taken = {
+            count: self._times_fused(packed, (fewer + 1 + count) // 2, count)
             for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
-            if self._is_faster(packed, (fewer + 1 + count) // 2, count)
-        ]
-        if len(kept) < len(self.row_counts) or self._num_lanes > 1:
+        }
+        if slower := [count for count, times in taken.items() if times > _CLEARLY]:
+            note_slower(self._about, slower)
+        kept = tuple(count for count, times in taken.items() if times < 1)
+        if kept != self.row_counts or self._num_lanes > 1 or known_slower(self._about):
             self._fused = packed
-            self.row_counts = tuple(kept)
+            self.row_counts = kept
 
-    def _is_faster(self, packed: FusedBackend, num_rows: int, count: int) -> bool:
-        """Whether the program of `count` rows beats a fused pass of `num_rows`, which it fills."""
+    def _times_fused(self, packed: FusedBackend, num_rows: int, count: int) -> float:
+        """How long the program of `count` rows takes beside a fused pass of `num_rows`."""
         num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
         program = _rows(count)
         self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
         taken_s = _seconds(self, program, num_visible)
-        return taken_s < _seconds(packed, _rows(num_rows), num_visible)
+        return taken_s / _seconds(packed, _rows(num_rows), num_visible)
 
     def forward(
         self,

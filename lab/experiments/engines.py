@@ -19,7 +19,8 @@ from coordinator.api.config import PairConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted, has_ended, kill
+from coordinator.launching.groups import has_ended, kill
+from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted
 from coordinator.text.metrics import TOO_LATE, late_share, origins
 from coordinator.text.session import Emit
 from coordinator.text.stream import Reader, TokenStream

@@ -27,6 +27,7 @@ def settings_of(options: argparse.Namespace, started: float) -> Settings:
     usual = ROOT / (f"{RESULTS}-small" if options.small else RESULTS)
     out = options.out or Path(os.environ.get("OUT") or usual)
     device = options.device or ("cpu" if options.small else "cuda:0")
+    kept = options.work.absolute() / usual.name
     brought = next(options.kit.glob("prompts.*"), SHIPPED)
     return Settings(
         parts=frozenset(options.part or ()),
@@ -37,7 +38,8 @@ def settings_of(options: argparse.Namespace, started: float) -> Settings:
         prompts=(options.prompts or brought).absolute(),
         limit_s=options.limit_s,
         started=started,
-        earlier=usual.absolute(),
+        earlier=(usual.absolute(), kept),
+        kept=kept,
     )
 
 

@@ -39,7 +39,8 @@ class Settings:
     out      folder of the results
     work     folder of what is large and can be made anew
     limit_s  of the whole call, from `started` (monotonic) on
-    earlier  folder of results of earlier calls, to go on with if `out` is empty
+    earlier  folders of results of earlier calls, to go on with if `out` is empty
+    kept     one of them, which lasts on this machine: results are copied there after each step
     """
 
     parts: Collection[int]
@@ -50,7 +51,8 @@ class Settings:
     prompts: Path
     limit_s: float
     started: float
-    earlier: Path
+    earlier: Sequence[Path]
+    kept: Path
 
     @property
     def left_s(self) -> float:
@@ -72,6 +74,7 @@ def run(settings: Settings, say: Say) -> Outcome:
     for step in wanted(settings.parts, read(rows_file)):
         _run_one(step, settings, machine, name, say)
         write_report(settings.out)
+        _keep(settings)
     write_report(settings.out)
     return Outcome.of(read(rows_file), settings.parts)
 
@@ -86,15 +89,27 @@ def write_report(out: Path) -> str:
 
 
 def _take_over_earlier(settings: Settings, say: Say) -> None:
-    """What earlier calls have left in the working tree, if the results go elsewhere now."""
-    out, earlier = settings.out, settings.earlier
+    """What earlier calls have left, if the results go elsewhere now: the fullest folder."""
+    out = settings.out
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if earlier != out and (earlier / FILE).exists() and not (out / FILE).exists():
-            shutil.copytree(earlier, out, dirs_exist_ok=True)
-            say(f"goes on with what {earlier} has")
+        found = [one for one in settings.earlier if one != out and (one / FILE).exists()]
+        if found and not (out / FILE).exists():
+            fullest = max(found, key=lambda one: (one / FILE).stat().st_size)
+            shutil.copytree(fullest, out, dirs_exist_ok=True)
+            say(f"goes on with what {fullest} has")
     except OSError as error:
         raise OutputError(f"cannot write to {out}: {cannot_write(error)}") from error
+
+
+def _keep(settings: Settings) -> None:
+    """Copy the results to where the next call finds them, though its `out` is a new folder."""
+    if settings.kept == settings.out:
+        return
+    try:
+        shutil.copytree(settings.out, settings.kept, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise OutputError(f"cannot write to {settings.kept}: {error}") from error
 
 
 def _ask(settings: Settings) -> tuple[Machine, str]:

@@ -1,19 +1,23 @@
 """`make gpu-kit`: one folder with what a machine without a network lacks: wheels and prompts.
 
     python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
+                               [--tree FOLDER]
 
-The embedded pair and the tests travel as they are, in the working tree, and so does this folder,
-which git ignores. The wheels are of the versions that are installed here, which are the pinned
-ones. Left to the machine is torch with all that comes with it, numpy included; left out is what
-only Ray and pictures need.
+The embedded pair and the tests travel as they are, in a tree without what no measurement there
+needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
+`MOST_MIB`: `--tree` writes such a tree, with the kit in it. The wheels are of the versions that are
+installed here, which are the pinned ones. Left to the machine is torch with all that comes with it,
+numpy included; left out is what only Ray and pictures need.
 """
 
 import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -33,8 +37,14 @@ LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
 PLATFORMS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC))
-REQUIREMENTS, WHEELS = "requirements.txt", "wheels"
+REQUIREMENTS, WHEELS = "requirements.txt", "wheels.tar.xz"
 LIMIT_S = 900.0
+# Of the tree: heads, a second drafter and pictures are not measured there.
+STAYS = (
+    *("models/medusa", "models/eagle", "models/eagle3", "models/drafter-shallow"),
+    "docs/pictures",
+)
+MOST_MIB = 60.0  # some machines take 64
 
 
 def brought(roots: Sequence[str], left_out: Collection[str], python: str) -> dict[str, str]:
@@ -98,8 +108,37 @@ def download(versions: dict[str, str], python: str, folder: Path) -> None:
         raise ConfigurationError(f"pip: {(lines or ['it failed'])[-1].removeprefix('ERROR: ')}")
 
 
-def pack(out: Path, prompts: Path, pythons: Sequence[str], also: Sequence[str]) -> str:
-    """Make the folder anew; returns what is in it. Raises SlipstreamError."""
+def press(folder: Path, out: Path) -> int:
+    """Put the wheels of a folder into one archive; returns how many there are.
+
+    A wheel compresses each of its files alone. Taken together, their sources take half of that.
+    """
+    wheels = sorted(folder.glob("*.whl"))
+    with tarfile.open(out, "w:xz", preset=6) as archive:
+        for wheel in wheels:
+            bare = wheel.with_suffix(".bare")
+            with zipfile.ZipFile(wheel) as packed, zipfile.ZipFile(bare, "w") as stored:
+                for entry in packed.infolist():
+                    content = packed.read(entry)
+                    entry.compress_type = zipfile.ZIP_STORED
+                    stored.writestr(entry, content)
+            archive.add(bare, wheel.name)
+    return len(wheels)
+
+
+def pack(
+    out: Path,
+    prompts: Path,
+    pythons: Sequence[str],
+    also: Sequence[str],
+    tree: Path | None = None,
+) -> str:
+    """Make the folder anew; returns what is in it. Raises SlipstreamError.
+
+    tree  a new folder for the working tree that travels, with the kit in it
+    """
+    if tree is not None and tree.exists() and any(tree.iterdir()):
+        raise ConfigurationError(f"{tree} is not empty; name a new folder")
     left_out = set(LEFT_OUT) - {canonicalize_name(name) for name in also}
     number = len(read(prompts, None))
     if out.exists() and any(out.iterdir()) and not (out / REQUIREMENTS).exists():
@@ -114,25 +153,55 @@ def pack(out: Path, prompts: Path, pythons: Sequence[str], also: Sequence[str]) 
                 f'{name}=={version} ; python_version == "{python}"'
                 for name, version in versions.items()
             }
-        shutil.rmtree(out / WHEELS, ignore_errors=True)
-        shutil.copytree(unfinished, out / WHEELS)
+        num_wheels = press(Path(unfinished), out / WHEELS)
     for old in out.glob("prompts.*"):
         old.unlink()
     shutil.copyfile(prompts, out / f"prompts{prompts.suffix}")
     (out / REQUIREMENTS).write_text("\n".join(sorted(lines)) + "\n")
-    return _words(out, number, pythons)
+    said = _words(out, num_wheels, number, pythons)
+    if tree is not None:
+        _write_tree(tree, out)
+        said = f"{tree}: the tree that travels, with the kit in {KIT}\n{said}"
+    return said
 
 
-def _words(out: Path, num_prompts: int, pythons: Sequence[str]) -> str:
-    wheels = list((out / WHEELS).iterdir())
-    kit, tree = size(out.rglob("*")), size(_tree())
+def _words(out: Path, num_wheels: int, num_prompts: int, pythons: Sequence[str]) -> str:
+    """What there is. Raises ConfigurationError: it is more than travels."""
+    kit, whole, travels = (size(files) / 2**20 for files in (out.rglob("*"), _tree(), _lean_tree()))
+    together = (
+        f"{kit + travels:.1f} MiB travel of at most {MOST_MIB:.0f}: the kit, and {travels:.1f} MiB "
+        f"of the tree's {whole:.1f}, without {', '.join(STAYS)}"
+    )
+    if kit + travels > MOST_MIB:
+        raise ConfigurationError(
+            f"{together}; leave out a Python (--python 3.12), or what else need not travel"
+        )
     return (
-        f"{out}: {kit / 2**20:.1f} MiB, {len(wheels)} wheels for Python {' and '.join(pythons)}, "
-        f"{num_prompts} prompts\n"
-        f"git ignores it: take it along. With the working tree ({tree / 2**20:.1f} MiB) "
-        f"{(kit + tree) / 2**20:.1f} MiB travel.\n"
+        f"{out}: {kit:.1f} MiB, {num_wheels} wheels for Python {' and '.join(pythons)}, "
+        f"{num_prompts} prompts\n{together}\n"
         "there: python3 lab/gpu_kit/start.py --part 1   (then 2, 3, 4; docs/gpu.md)"
     )
+
+
+def _lean_tree() -> Iterator[Path]:
+    """Of the tree, what travels."""
+    stays = tuple(f"{ROOT / name}/" for name in STAYS)
+    return (path for path in _tree() if not str(path).startswith(stays))
+
+
+def _write_tree(folder: Path, kit: Path) -> None:
+    """Raises ConfigurationError: there is no room, or this is no checkout."""
+    paths = [path for path in _lean_tree() if path.is_file()]
+    if not paths:
+        raise ConfigurationError(f"{ROOT} is no checkout of git; --tree copies what git knows")
+    try:
+        for path in paths:
+            copy = folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+        shutil.copytree(kit, folder / KIT)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder}: {error}") from error
 
 
 def size(files: Iterator[Path]) -> int:
@@ -158,9 +227,11 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, default=SHIPPED)
     parser.add_argument("--python", action="append", choices=PYTHONS, help="default: both")
     parser.add_argument("--also", nargs="*", default=[], choices=LEFT_OUT, metavar="NAME")
+    parser.add_argument("--tree", type=Path, help="a new folder: what travels, kit and all")
     options = parser.parse_args()
     try:
-        said = pack(options.out, options.prompts, options.python or PYTHONS, options.also)
+        pythons = options.python or PYTHONS
+        said = pack(options.out, options.prompts, pythons, options.also, options.tree)
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 from pathlib import Path
@@ -67,7 +68,7 @@ def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
 
     others  folders of packages that it sees behind its own, torch's among them
     """
-    requirements, wheels = kit / "requirements.txt", kit / "wheels"
+    requirements, wheels = kit / "requirements.txt", kit / "wheels.tar.xz"
     if not requirements.exists():
         raise Problem(f"{kit} is no kit; run `make gpu-kit` where there is a network, and bring it")
     said = requirements.read_text() + "\n".join([sys.version, sys.executable, *others])
@@ -85,9 +86,19 @@ def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
     # An image may keep its torch in an environment of its own, which this one would not see.
     lines = [f"import site; site.addsitedir({other!r})" for other in others]
     (packages / "behind.pth").write_text("\n".join(lines) + "\n")
-    _install(python, requirements, wheels)
+    _install(python, requirements, unpacked(wheels, folder / "wheels"))
     ready.touch()
     return python
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    """The folder with the wheels of the archive. Raises Problem."""
+    try:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise Problem(f"{archive} cannot be unpacked ({error}); make the kit again") from error
+    return folder
 
 
 def _install(python: Path, requirements: Path, wheels: Path) -> None:

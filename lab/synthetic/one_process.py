@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from coordinator.api.params import SamplingParams
-from coordinator.launching.launcher import ROOT, has_ended, kill
+from coordinator.launching.groups import has_ended, kill
+from coordinator.launching.launcher import ROOT
 from lab.experiments.peers.one_process import Model, OneProcess, devices_of, serve
 from lab.synthetic import model
 from lab.synthetic.executor import SyntheticExecutor

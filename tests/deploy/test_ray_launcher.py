@@ -66,10 +66,10 @@ class Method:
 class Actor:
     """A supervisor on this host."""
 
-    def __init__(self, arriving: Any = None) -> None:
+    def __init__(self, arriving: Any = None, gpus: tuple[str, ...] = ()) -> None:
         self.is_dead = False
         self.death: Future[Obituary] = Future()
-        place = ("host", loopback_network(), True, "key")
+        place = ("host", loopback_network(), True, "key", gpus)
         self.arrive = Method(self, lambda: arriving() if arriving else place)
         self.start = Method(self, 4711)
         self.wait = Method(self, None)
@@ -110,6 +110,24 @@ def test_a_node_that_has_ended_is_started_again_by_the_same_actor(actors: list[A
     assert len(actors) == 1
     assert launcher.pids() == {"drafter": 4711}
     launcher.close()
+
+
+@pytest.mark.parametrize("second", ["GPU-a", "GPU-b"])
+def test_one_line_says_that_two_nodes_are_on_one_gpu(
+    second: str,
+    actors: list[Actor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpus = iter([("GPU-a",), (second,)])
+    monkeypatch.setattr(ray_launcher, "_supervisor", lambda *_: Actor(gpus=next(gpus)))
+    monkeypatch.setattr(ray_launcher, "_bundles", lambda _: [{"target": 1.0}, {"drafter": 1.0}])
+    launcher = RayLauncher(Wanted("auto", {Role.TARGET: "", Role.DRAFTER: ""}))
+    launcher.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("both nodes share a GPU of a Ray host") for line in lines] == (
+        [True] if second == "GPU-a" else []
+    )
 
 
 def test_where_the_actor_is_gone_another_takes_its_place(actors: list[Actor]) -> None:
@@ -204,7 +222,7 @@ def test_what_is_closed_while_an_actor_comes_starts_nothing(
         closing = threading.Thread(target=launcher.close)
         closing.start()
         closing.join(10.0)
-        return "host", loopback_network(), True, "key"
+        return "host", loopback_network(), True, "key", ()
 
     monkeypatch.setattr(ray_launcher, "_supervisor", lambda *_: Actor(arriving))
     for _ in range(2):

@@ -1,6 +1,7 @@
 """What a process sets for a GPU before it loads anything; the GPU is made up."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,3 +58,31 @@ def test_a_cpu_needs_nothing() -> None:
     assert claim("cpu") == torch.device("cpu")
     assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
     assert gigabytes(16_060_000_000) == "16.1 GB"
+
+
+@pytest.mark.parametrize(
+    ("file", "cuda", "said"),
+    [
+        (None, None, "(no NVIDIA driver, a torch for CPUs alone)"),
+        (
+            "NVRM version: NVIDIA 535.104.05 Sat\nGCC 12",
+            "13.0",
+            "(driver 535.104.05, a torch",
+        ),
+    ],
+)
+def test_where_no_gpu_can_be_used_the_driver_is_named(
+    file: str | None,
+    cuda: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.device, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if file is not None:
+        (tmp_path / "version").write_text(file)
+    with pytest.raises(ModelError) as raised:
+        engine.device.torch_device("cuda:0")
+    assert said in str(raised.value)

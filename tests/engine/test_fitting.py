@@ -2,13 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers.integrations.accelerate
 
 import engine.checkpoint.model
 import engine.memory
-from engine.checkpoint.model import AutoModelForCausalLM, LoadedModel, load_model
+from engine.checkpoint.model import (
+    AutoModelForCausalLM,
+    LoadedModel,
+    load_model,
+    without_accelerate,
+)
 from engine.errors import ModelError, OutOfMemory
 from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
@@ -119,9 +126,8 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
         load_model(folder, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("is_there", [True, False])
 def test_weights_are_read_straight_onto_a_gpu(
-    *, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, object] = {}
 
@@ -132,10 +138,24 @@ def test_weights_are_read_straight_onto_a_gpu(
             raise ValueError("far enough")
 
     monkeypatch.setattr(engine.checkpoint.model, "AutoModelForCausalLM", Loader)
-    monkeypatch.setattr(engine.checkpoint.model, "is_accelerate_available", lambda: is_there)
     gpu = torch.device("cuda:0")
     monkeypatch.setattr(engine.checkpoint.model, "claim", lambda _: gpu)
     monkeypatch.setattr(engine.checkpoint.model, "free_bytes", lambda _: 1 << 40)
     with pytest.raises(ModelError, match="far enough"):
         load_model(str(make_model("llama", tmp_path)), device="cuda:0")
-    assert asked.get("device_map") == ({"": gpu} if is_there else None)
+    assert asked["device_map"] == {"": gpu}
+
+
+def test_one_device_needs_no_other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks: Any = transformers.integrations.accelerate
+    monkeypatch.setattr(asks, "is_accelerate_available", lambda: False)
+    folder = str(make_model("llama", tmp_path))
+    want = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    cpu = {"": torch.device("cpu")}
+    with pytest.raises(ValueError, match="requires `accelerate`"):
+        AutoModelForCausalLM.from_pretrained(folder, device_map=cpu)
+    with without_accelerate():
+        got = AutoModelForCausalLM.from_pretrained(folder, device_map=cpu).state_dict()
+    assert not asks.is_accelerate_available()
+    assert want.keys() == got.keys()
+    assert all(torch.equal(want[name], got[name]) for name in want)

@@ -180,7 +180,7 @@ def test_unknown_devices_are_refused(device: str, why: str) -> None:
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="device cuda:0: no usable CUDA GPU here"):
+    with pytest.raises(ModelError, match=r"device cuda:0: no usable CUDA GPU here \(.*; use cpu"):
         torch_device("cuda:0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

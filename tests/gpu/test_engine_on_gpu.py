@@ -195,3 +195,18 @@ def test_choices_on_the_device_are_those_of_the_host(sampling: Sampling, vocab: 
         assert tokens == wanted
         for got, there in zip(scores, values, strict=True):
             assert got == pytest.approx(there, abs=1e-3)
+
+
+def test_weights_come_straight_onto_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(make_model("llama", tmp_path))
+    where: list[torch.device] = []
+
+    def put(_name: str, model: torch.nn.Module, _device: torch.device) -> torch.nn.Module:
+        where.extend(parameter.device for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr("engine.checkpoint.model.put", put)
+    load_model(folder, device=GPU)
+    assert set(where) == {torch.device(GPU)}

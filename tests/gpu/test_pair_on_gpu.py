@@ -37,6 +37,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         drafter_device=request.param,
         dtype="float32",
         drafter_dtype="float32",
+        max_num_seqs=1,  # recordings and programs of more lanes would not be used
     )
     with Pair(config) as pair:
         yield pair

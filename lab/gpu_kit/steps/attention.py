@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.device import torch_device
+from engine.errors import ModelError
+from engine.forward.flex_attention import FlexAttention
 from engine.forward.masks import from_words
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.measure.timing import in_a_graph, seconds, typical
@@ -45,10 +47,10 @@ class Operands:
 
 Kernel = Callable[[Operands], torch.Tensor]
 
-HEADS = {"8b": Heads(8, 4, 128), "0.5b": Heads(8, 2, 64)}
+HEADS = {"8b": Heads(8, 4, 128), "1b": Heads(8, 4, 64)}
 NUM_TOKENS = (1, 5, 17)  # 4 to 68 rows with the heads of a group
 NUM_SLOTS = (256, 512, 4096, 32768)
-OF_FLEX = {("8b", 5, 512), ("8b", 5, 32768), ("0.5b", 1, 512)}  # each is compiled: it takes long
+OF_FLEX = {("8b", 5, 512), ("8b", 5, 32768), ("1b", 1, 512)}  # each is compiled: it takes long
 SMALL = ({"8b": Heads(2, 4, 32)}, (1, 5), (256, 512))
 
 
@@ -89,29 +91,21 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 
-def flex(operands: Operands) -> Kernel:
-    """FlexAttention for this shape, compiled: it reads the mask's words and no mask."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def flex(given: Operands) -> Kernel:
+    """What the engine runs over long texts, on a program for this shape.
 
-    words, group = operands.words, operands.group
-    num_rows, num_slots = operands.query.shape[2], operands.keys.shape[2]
-
-    def is_visible(
-        _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
-    ) -> torch.Tensor:
-        token = row // group
-        behind = slot - words[0, token]
-        bit = (words[1, token] >> behind.clamp(0, 63)) & 1
-        return (behind < 0) | ((behind < 64) & (bit == 1))
-
-    device = str(operands.query.device)
-    blocks = create_block_mask(is_visible, None, None, num_rows, num_slots, device=device)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    The first call compiles the program and compares it (`FlexAttention.make`).
+    """
+    num_rows, dim = given.query.shape[2:]
+    attention = FlexAttention(given.keys.shape[2], given.group)
+    shape, scale = (1, num_rows // given.group), dim**-0.5
+    first_slots = torch.zeros(1, dtype=torch.int64, device=given.query.device)
 
     def run(given: Operands) -> torch.Tensor:
-        out = compiled(given.query, given.keys, given.values, block_mask=blocks)
-        assert isinstance(out, torch.Tensor)
-        return out
+        if shape not in attention.made:
+            attention.make(shape, given.keys, given.values, scale)
+        visible = attention.see(given.words, first_slots)
+        return attention.attend(given.query, given.keys, given.values, visible, scale)
 
     return run
 
@@ -175,10 +169,7 @@ def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[st
     if not context.is_on_gpu:
         context.record.skipped(f"{shape}|flex", "it is compiled for GPUs only here")
         return
-    try:
-        yield "flex", flex(given)
-    except (ImportError, RuntimeError) as error:
-        context.record.failed(f"{shape}|flex", _line(error))
+    yield "flex", flex(given)
 
 
 def _measure(
@@ -193,7 +184,7 @@ def _measure(
             steady_s = in_a_graph(lambda: kernel(given), device, calls=CALLS, count=COUNT)
         else:
             steady_s = typical(lambda: kernel(given), device, count=COUNT)
-    except (RuntimeError, AssertionError) as failure:
+    except (RuntimeError, AssertionError, ModelError) as failure:
         context.record.failed(cell, _line(failure))
         return
     context.record.measured(

@@ -31,10 +31,11 @@ class Scale:
     copied_bytes: int
 
 
-# 37 layers: the usual 32 of this shape and what makes up for a vocabulary of 4,096 tokens.
+# 37 and 20 layers: the usual 32 and 16 of these shapes, of 8 B and 1 B, and what makes up for a
+# vocabulary of 4,096 tokens.
 LARGE = Scale(
     target=Shape(4096, 14336, 37, 32, 8, 128),
-    drafter=Shape(1024, 8192, 16, 16, 8, 64),
+    drafter=Shape(2048, 8192, 20, 32, 8, 64),
     copied_bytes=4 << 30,
 )
 # The source's own shapes, with a layer more.

@@ -8,7 +8,12 @@ import pytest
 from coordinator.launching.launcher import ROOT
 from lab.gpu_kit.steps.context import Context, run_step
 
-FILES = {"engine": "tests/gpu/test_engine_on_gpu.py", "pair": "tests/gpu/test_pair_on_gpu.py"}
+FILES = {
+    "engine": ("engine", "sharing"),
+    "flex": ("flex",),
+    "choices": ("choices",),
+    "pair": ("pair",),
+}
 RAN = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 REASON_LEN = 300
 
@@ -61,10 +66,10 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 
 
 def measure(context: Context) -> None:
-    """Run one file. Raises ValueError if pytest itself fails."""
+    """Run some files. Raises ValueError if pytest itself fails."""
+    files = [str(ROOT / f"tests/gpu/test_{name}_on_gpu.py") for name in FILES[context.which]]
     status = pytest.main(
-        ["-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / FILES[context.which])],
-        plugins=[Watcher(context)],
+        ["-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[Watcher(context)]
     )
     if status not in RAN:
         raise ValueError(f"pytest ended with status {int(status)}; log.txt says why")

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 
-from coordinator.launching.launcher import PIPE, ROOT
+from coordinator.launching.launcher import ROOT
+from coordinator.launching.mps import PIPE, VISIBLE
 from lab.experiments.command import NO_TABLES
 from lab.experiments.description import Experiment
 from lab.experiments.engines import host_of
@@ -43,11 +44,13 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
     Raises ConfigurationError: the daemon does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ,
+    # A daemon that is told numbers counts its GPUs anew (`coordinator/launching/mps.py`).
+    of_daemon = {name: value for name, value in os.environ.items() if name != VISIBLE}
+    folders = {
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
     }
+    environment = {**os.environ, **folders}
     for name in ("pipe", "log"):
         (folder / name).mkdir(exist_ok=True)
     log = folder / "daemon.txt"
@@ -56,7 +59,7 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
             # In the foreground: a child of ours, that can be ended by its id.
             daemon = subprocess.Popen(
                 *([MPS_DAEMON, "-f"],),
-                env=environment,
+                env={**of_daemon, **folders},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -113,7 +116,7 @@ def _end(daemon: "subprocess.Popen[bytes]") -> None:
 # -- texts -----------------------------------------------------------------------------------------
 
 DRAFTER_CORES = range(4, 12)  # of the arms of `gpu` that draft on the CPU
-PAIR_S = 60.0  # for a pair of 8 B and 0.5 B to be loaded, checked and warm: expected, not measured
+PAIR_S = 60.0  # for a pair of 8 B and 1 B to be loaded, checked and warm: expected, not measured
 TOKEN_S = {"cuda": 0.007, "cpu": 0.03}  # likewise, by the drafter's device
 SUMMARY_S = 10.0  # of the step's time, for what is done after the experiment
 END_S = 20.0  # for the experiment's processes to end
@@ -244,6 +247,8 @@ def figures(rows: Sequence[Row], ratios: Sequence[float]) -> dict[str, float]:
         "tokens_pass": fmean(fmean(row.accept_lengths) for row in rows),
         "texts": float(len(rows)),
     }
+    hosts = [row.figures["host_ms_per_pass"] for row in rows if row.figures is not None]
+    found |= {"host_ms": median(hosts)} if hosts else {}
     return found | ({"speedup": median(ratios)} if ratios else {})
 
 

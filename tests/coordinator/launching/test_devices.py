@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.launching import devices
-from coordinator.launching.devices import default_devices, is_device_here, num_ranks
+from coordinator.launching.devices import (
+    default_devices,
+    gpus_of,
+    is_device_here,
+    num_ranks,
+    visible_gpus,
+)
 
 
 @pytest.fixture
@@ -135,3 +141,46 @@ def test_a_device_is_here_if_its_number_is(machine, monkeypatch) -> None:  # typ
     here = ("", "cpu", "cpu:7", "cpu:0-3,6", "cuda:0", "cuda:1")
     assert [is_device_here(name) for name in here] == [True] * 6
     assert not any(is_device_here(name) for name in ("cuda:2", "cpu:8", "cpu:4-11", "cpu:0,9"))
+
+
+def test_the_gpus_of_a_device() -> None:
+    assert gpus_of("cuda:1") == {1}
+    assert gpus_of("cuda:1", 3) == {1, 2, 3}
+    assert gpus_of("cuda:0-1,cuda:4") == {0, 1, 4}
+    assert gpus_of("cpu:0-3") == frozenset()
+
+
+SMI = """#!/bin/sh
+echo "0, GPU-aaaa-1, {first}"
+echo "1, GPU-bbbb-2, NVIDIA H200"
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "first", "order", "expected"),
+    [
+        (None, "NVIDIA H200", None, ["GPU-aaaa-1", "GPU-bbbb-2"]),
+        ("1", "NVIDIA H200", None, ["GPU-bbbb-2"]),
+        ("GPU-bb, 0", "NVIDIA H200", None, ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        ("MIG-xyz", "NVIDIA H200", None, ["MIG-xyz"]),
+        ("1", "NVIDIA T4", None, ["1"]),  # which of two kinds is 1 is not known
+        ("1", "NVIDIA T4", "PCI_BUS_ID", ["GPU-bbbb-2"]),
+    ],
+)
+def test_visible_gpus_are_known_by_their_uuid(
+    visible: str | None,
+    first: str,
+    order: str | None,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI.format(first=first))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(devices, "_num_gpus", lambda: len(expected))
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert visible_gpus() == expected

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def settings(tmp_path: Path, *parts: int, limit_s: float = 540.0) -> Settings:
         prompts=tmp_path / "prompts.jsonl",
         limit_s=limit_s,
         started=time.monotonic(),
-        earlier=tmp_path / "earlier",
+        earlier=(tmp_path / "earlier", tmp_path / "kept"),
+        kept=tmp_path / "kept",
     )
 
 
@@ -49,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_run_goes_on_with_what_failed_and_what_is_left(tmp_path: Path, ran: list[str]) -> None:
     outcome = run(settings(tmp_path, 1), lambda _: None)
-    assert ran == ["versions", "engine-tests", "attention"]
+    assert ran == ["versions", "engine-tests", "attention", "flex-tests"]
     assert outcome.failed == ("engine-tests",)
     assert outcome.left == ()
     ran.clear()
@@ -71,7 +73,7 @@ def test_without_time_nothing_is_begun_and_the_report_says_so(
 ) -> None:
     outcome = run(settings(tmp_path, 1, limit_s=6.0), lambda _: None)
     assert ran == []
-    assert outcome.left == ("versions", "engine-tests", "attention")
+    assert outcome.left == ("versions", "engine-tests", "attention", "flex-tests")
     assert "not run yet" in (tmp_path / "out" / TABLES).read_text()
     assert (tmp_path / "out" / PAGE).exists()
 
@@ -81,8 +83,21 @@ def test_results_of_earlier_calls_are_taken_over(tmp_path: Path, ran: list[str])
     (tmp_path / "earlier" / "texts.tar.gz").write_text("kept")
     Recorder(tmp_path / "earlier" / FILE, "versions", NAME).done(1.0)
     run(settings(tmp_path, 1), lambda _: None)
-    assert ran == ["engine-tests", "attention"]
+    assert ran == ["engine-tests", "attention", "flex-tests"]
     assert (tmp_path / "out" / "texts.tar.gz").read_text() == "kept"
+
+
+def test_a_call_with_a_new_folder_goes_on_where_the_last_one_stopped(
+    tmp_path: Path, ran: list[str]
+) -> None:
+    given = settings(tmp_path, 1)
+    run(given, lambda _: None)
+    ran.clear()
+    said: list[str] = []
+    outcome = run(replace(given, out=tmp_path / "another"), said.append)
+    assert ran == ["engine-tests"], "which failed"
+    assert f"goes on with what {tmp_path / 'kept'} has" in said
+    assert "attention" in outcome.done
 
 
 def test_results_of_another_machine_are_not_mixed_in(tmp_path: Path, ran: list[str]) -> None:

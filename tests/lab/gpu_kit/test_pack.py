@@ -1,5 +1,7 @@
 """What the kit brings, and what it leaves to the machine."""
 
+import subprocess
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +9,7 @@ import pytest
 
 from lab.gpu_kit import pack as packing
 from lab.gpu_kit.pack import LEFT_OUT, REQUIREMENTS, brought, pack, roots
+from lab.gpu_kit.start import unpacked
 from proto.errors import ConfigurationError
 
 INSTALLED = {
@@ -51,7 +54,8 @@ def test_the_kit_brings_what_an_image_with_torch_lacks() -> None:
 
 def fake_download(versions: dict[str, str], python: str, folder: Path) -> None:
     for name in versions:
-        (folder / f"{name}-{python}.whl").write_bytes(b"x" * 1000)
+        with zipfile.ZipFile(folder / f"{name}-{python}.whl", "w") as wheel:
+            wheel.writestr("a.py", b"x" * 1000)
 
 
 def test_a_kit_has_wheels_prompts_and_what_to_install_under_which_python(
@@ -77,9 +81,51 @@ def test_a_kit_has_wheels_prompts_and_what_to_install_under_which_python(
     assert sorted(path.name for path in out.iterdir()) == [
         "prompts.jsonl",
         "requirements.txt",
-        "wheels",
+        "wheels.tar.xz",
     ]
-    assert len(list((out / "wheels").iterdir())) == 1, "wheels of an earlier kit are gone"
+    (wheel,) = unpacked(out / "wheels.tar.xz", tmp_path / "wheels").iterdir()
+    assert wheel.name == "msgpack-3.12.whl", "wheels of an earlier kit are gone"
+    with zipfile.ZipFile(wheel) as files:
+        assert files.read("a.py") == b"x" * 1000
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small one, whose head is a megabyte; its kit has a wheel."""
+    root = tmp_path / "checkout"
+    for name, num_bytes in (("a.py", 1000), ("models/medusa/x", 1 << 20), ("docs/new.md", 10)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * num_bytes)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.setattr(packing, "ROOT", root)
+    monkeypatch.setattr(packing, "download", fake_download)
+    monkeypatch.setattr(packing, "roots", lambda: ["msgpack"])
+    return root
+
+
+def test_the_tree_travels_without_what_stays_and_with_the_kit(
+    checkout: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    said = pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), (), tree)
+    files = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
+    assert {"a.py", "docs/new.md", "gpu-kit/requirements.txt", "gpu-kit/prompts.jsonl"} <= files
+    assert not any(name.startswith("models") for name in files)
+    assert "MiB travel of at most 60" in said
+    assert "of the tree's 1.0, without models/medusa" in said
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), (), tree)
+
+
+def test_more_than_travels_is_refused(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "large").write_bytes(b"x" * (1 << 20))
+    monkeypatch.setattr(packing, "MOST_MIB", 0.9)
+    with pytest.raises(ConfigurationError, match=r"MiB travel of at most 1: .*leave out a Python"):
+        pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), ())
+    (checkout / "large").unlink()
+    pack(tmp_path / "kit", packing.SHIPPED, ("3.12",), ())
 
 
 def test_a_folder_with_something_else_in_it_is_not_touched(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_the_text_fits_eighty_columns_whatever_is_in_the_rows() -> None:
 
 def test_estimates_stand_beside_what_was_measured() -> None:
     text = as_text(RUN)
-    assert line_of(text, "target pass, 5 rows").split()[-4:] == ["5.20", "7.80", "ms", "1.50"]
+    assert line_of(text, "target pass, 9 rows").split()[-4:] == ["5.40", "8.10", "ms", "1.50"]
     assert line_of(text, "plain decoding, a token").split()[-4:] == [
         "5.60-6.20",
         "5.90",
@@ -35,6 +35,8 @@ def test_estimates_stand_beside_what_was_measured() -> None:
         "1.00",
     ]
     assert line_of(text, "draft step").split()[-3:] == ["-", "ms", "-"]
+    assert "On an RTX 4090" in text
+    assert "On an RTX 4090" in as_page(RUN)
 
 
 def test_cells_of_two_dimensions_make_a_table_for_each_figure() -> None:
@@ -84,7 +86,7 @@ def test_the_page_is_whole_fetches_nothing_and_shows_what_rows_say_as_text() -> 
     assert tags.seen.isdisjoint({"script", "link", "img", "b"})
     assert "http" not in page
     assert MACHINE in page
-    assert re.search(r"<td>7\.80</td>", page)
+    assert re.search(r"<td>8\.10</td>", page)
 
 
 def test_a_report_of_nothing_says_so() -> None:

@@ -1,0 +1,76 @@
+"""The folder in which compiled programs stay from one start to the next.
+
+Nodes that compile (`--backend compiled`, and attention on GPUs) find there what an earlier start
+has made. torch and Triton would keep it below TMPDIR, which for a node is the runtime folder of
+its coordinator and goes with it. The folder is $XDG_CACHE_HOME/slipstream/compiled
+(~/.cache/slipstream/compiled), or what the variables in `VARIABLES` name. Only this user can write
+to it: what lies there is run.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+MAX_BYTES = 1 << 31
+IN_USE_S = 86_400.0  # a file that was written later may be one that a start is just making
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where programs stay if no variable says otherwise. Raises OSError: this user has no home."""
+    named = environment.get("XDG_CACHE_HOME", "")
+    try:
+        # The convention: a path that is not absolute does not count.
+        base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return base / "slipstream" / "compiled"
+
+
+def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that lead a node's compilers to folders that last; the folders are made.
+
+    Those that the user has set stay what they are, as absolute paths: a node runs elsewhere.
+
+    Raises OSError: a folder cannot be made, or written to, or somebody else can write to it.
+    """
+    given = {name: environment[name] for name in VARIABLES if environment.get(name)}
+    if "TORCHINDUCTOR_CACHE_DIR" in given:
+        found = {name: os.path.abspath(path) for name, path in given.items()}  # Triton's is in it
+    else:
+        own = cache_folder(environment)
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = own.stat()
+        if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
+            raise PermissionError(f"others can write to {own}")
+        trim(own)
+        found = {name: str(own / folder) for name, folder in VARIABLES.items()}
+        found |= {name: os.path.abspath(path) for name, path in given.items()}
+    for folder in found.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} cannot be written to")
+    return found
+
+
+def trim(folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Remove the oldest files until no more than `max_bytes` are left, but none of today.
+
+    A compiler that misses one of its files compiles anew.
+    """
+    files = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another start may be trimming
+            if stat.S_ISREG((about := path.lstat()).st_mode):
+                files.append((about.st_mtime, about.st_size, path))
+    too_much = sum(size for _, size, _ in files) - max_bytes
+    newest = time.time() - IN_USE_S
+    for written_at, size, path in sorted(files):
+        if too_much <= 0 or written_at > newest:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            too_much -= size

@@ -1,0 +1,186 @@
+"""NVIDIA's multi-process service (MPS): two processes on one GPU that run beside each other.
+
+Without it the GPU gives its time to one process after the other, and a drafter that runs ahead
+stretches the passes of the target. The service is a daemon of the user's own; it is started here
+where two nodes share a GPU, with its pipe in the coordinator's folder, and ends with the
+coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
+runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
+none. Whether a service works is asked by a small client before any node relies on it. It changes
+no setting of the GPU.
+
+A daemon whose CUDA_VISIBLE_DEVICES are numbers counts its GPUs anew, and then its clients count
+among those: with `1` for both, no GPU is left. So both are told UUIDs, which nobody counts; where
+these are not known the daemon is told nothing.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.launching.groups import kill
+from proto.messages import Role
+
+logger = logging.getLogger(__name__)
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+START_LIMIT_S, STOP_LIMIT_S, POLL_S = 3.0, 3.0, 0.02
+CLIENT_LIMIT_S = 20.0  # the first client waits for the daemon to start a server
+
+# The drafter gets a part of the processors, and its kernels wait for those of the target: its
+# steps are small, and what it delays is dearer than what it does.
+DRAFTER = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", "CUDA_MPS_CLIENT_PRIORITY": "1"}
+
+# The end of the pipe on standard input is the end of the coordinator.
+_SCRIPT = f"""
+trap '' INT TERM
+{CONTROL} -f </dev/null & daemon=$!
+while read -r _; do :; done
+echo quit -t 1 | {CONTROL}
+for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 $daemon 2>/dev/null || exit 0; sleep 0.1; done
+kill -9 $daemon
+"""
+
+# Takes a little memory of GPU N by the driver alone: torch takes seconds to import.
+_CLIENT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+for name, arguments in (
+    ("cuInit", (0,)),
+    ("cuDeviceGet", (ctypes.byref(device), int(sys.argv[1]))),
+    ("cuDevicePrimaryCtxRetain", (ctypes.byref(context), device)),
+    ("cuCtxSetCurrent", (context,)),
+    ("cuMemAlloc_v2", (ctypes.byref(memory), ctypes.c_size_t(1 << 20))),
+    ("cuMemsetD8_v2", (memory, ctypes.c_ubyte(0), ctypes.c_size_t(1 << 20))),
+    ("cuCtxSynchronize", ()),
+):
+    if status := getattr(cuda, name)(*arguments):
+        sys.exit(f"{name} fails with status {status}")
+cuda.cuDevicePrimaryCtxRelease_v2(device)
+"""
+
+
+class Mps:
+    """A service that runs, for the nodes of one coordinator."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shell: "subprocess.Popen[Any] | None",
+        visible: Mapping[str, str],
+    ) -> None:
+        """Use `start`."""
+        self._folder = folder
+        self._shell = shell
+        self._visible = visible
+
+    @classmethod
+    def start(cls, folder: Path, visible: Sequence[str], device: int) -> "Mps | None":
+        """Start it with its pipe in `folder`; None: it is not wanted, or not to be had.
+
+        visible  the GPUs that the nodes see, in their order (`devices.visible_gpus`)
+        device   the number among those of one that is shared, on which a client tries it
+
+        What keeps it from running is said in one line: the nodes go on without.
+        """
+        theirs = os.environ.get(PIPE)
+        if theirs == "":
+            return None
+        made: Mps | None = None
+        if theirs is not None:
+            made, problem = cls(Path(theirs), None, {}), ""
+        else:
+            made, problem = cls._of_our_own(folder, visible)
+        if made is not None and (problem := made._tried(device)):
+            made.stop()
+            made = None
+        if made is None:
+            logger.warning("both nodes share a GPU in turns: without MPS (%s)", problem)
+        return made
+
+    @classmethod
+    def _of_our_own(cls, folder: Path, visible: Sequence[str]) -> "tuple[Mps | None, str]":
+        """A daemon that has begun to listen, or why there is none."""
+        if shutil.which(CONTROL) is None:
+            return None, f"{CONTROL} is not installed"
+        have_uuids = all(name.startswith(("GPU-", "MIG-")) for name in visible)
+        of_both = {VISIBLE: ",".join(visible)} if have_uuids else {}
+        given = {name: value for name, value in os.environ.items() if name != VISIBLE}
+        pipe = folder / "mps"
+        try:
+            pipe.mkdir(mode=0o700, exist_ok=True)
+            with (folder / "mps.log").open("w") as log:
+                shell = subprocess.Popen(
+                    ["/bin/sh", "-c", _SCRIPT],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**given, **of_both, PIPE: str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(pipe)},
+                    process_group=0,
+                )
+        except OSError as error:
+            return None, str(error)
+        made = cls(pipe, shell, of_both)
+        deadline = time.monotonic() + START_LIMIT_S
+        while not (pipe / "control").exists():
+            if shell.poll() is not None or time.monotonic() > deadline:
+                made.stop()
+                return None, f"{CONTROL} does not start"
+            time.sleep(POLL_S)
+        return made, ""
+
+    def _tried(self, device: int) -> str:
+        """Why a client cannot use it; empty: it can."""
+        command = [sys.executable, "-I", "-c", _CLIENT, str(device)]
+        given = {**os.environ, **self.environment(Role.DRAFTER)}
+        try:
+            ended = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=given,
+                timeout=CLIENT_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it answers no client in {CLIENT_LIMIT_S:.0f} s"
+        except OSError as error:
+            return str(error)
+        if ended.returncode == 0:
+            return ""
+        lines = ended.stderr.strip().splitlines() or ["no reason was given"]
+        return f"a client cannot use it: {lines[-1][:200]}"
+
+    def environment(self, role: Role) -> Mapping[str, str]:
+        """What the process of a node that shares its GPU must find in its environment."""
+        of_drafter = DRAFTER if role is Role.DRAFTER else {}
+        return {PIPE: str(self._folder), **self._visible, **of_drafter}
+
+    def stop(self) -> None:
+        """End it, if it was started here."""
+        if self._shell is None:
+            return
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        try:
+            self._shell.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            kill(self._shell)
+            self._shell.wait()
+
+    def disown(self) -> None:
+        """In a forked child: it is the parent's."""
+        if self._shell is not None and self._shell.stdin is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._shell.stdin.fileno(), inheritable=False)
+            os.close(nowhere)
+            self._shell = None

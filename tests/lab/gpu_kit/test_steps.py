@@ -1,0 +1,57 @@
+"""What steps of the kit run: the engine's own attention, tests that are there, what texts say."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import engine.forward.flex_attention
+from lab.gpu_kit.plan import PLAN
+from lab.gpu_kit.start import ROOT
+from lab.gpu_kit.steps import attention, tests, texts
+from tests.engine.flex_forms import spelt_out
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_attention_is_timed_as_the_engine_runs_it(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+
+    def program(*given: Any) -> torch.Tensor:
+        called.append(given[0].shape[2])
+        return spelt_out(*given)
+
+    monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: program)
+    heads = attention.Heads(2, 4, 32)
+    given = attention.operands(heads, num_tokens, 512, torch.device("cpu"), torch.float32)
+    kernel = attention.flex(given)
+    first = kernel(given)
+    assert set(called) == {4 * num_tokens}
+    num_calls = len(called)
+    assert torch.equal(kernel(given), first)
+    assert len(called) == num_calls + 1, "compared with the masked form once"
+    assert (first.double() - attention.expected(given)).abs().max() < 1e-5
+
+
+def test_every_test_that_needs_a_gpu_is_in_a_step() -> None:
+    named = {f"test_{name}_on_gpu.py" for names in tests.FILES.values() for name in names}
+    assert named == {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    steps = {step.arguments[0] for step in PLAN if step.module == "tests"}
+    assert steps == set(tests.FILES)
+
+
+def test_texts_say_what_the_host_of_the_target_takes() -> None:
+    rows: Any = [
+        SimpleNamespace(
+            tokens_per_second=100.0,
+            wall_s=1.0,
+            ttft_s=0.1,
+            tokens=(1, 2, 3),
+            accept_lengths=(1, 2),
+            figures={"host_ms_per_pass": host_ms},
+        )
+        for host_ms in (0.2, 0.3, 0.9)
+    ]
+    assert texts.figures(rows, ())["host_ms"] == 0.3
