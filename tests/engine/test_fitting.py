@@ -88,11 +88,11 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
     masks = 2048 * 4 * 3  # float32, once, and once for each of two query heads
     monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + 128) * (each + masks))
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + 256) * (each + masks))
     assert longest_text(gpu, 400) == 400
     with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
         longest_text(gpu, 401)
-    free = 2 * (100 + 128) * (3 * each + masks)
+    free = 2 * (100 + 256) * (3 * each + masks)
     monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
     assert num_lanes_that_fit(gpu, 100, 8) == 3
     assert num_lanes_that_fit(cpu, 100, 8) == 8

@@ -264,7 +264,9 @@ def test_rows_of_a_large_group_are_split_in_calls_of_one_size(
     monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: program)
     keys, values = torch.randn(2, 1, 2, num_lanes * 384, 16)
     with torch.inference_mode():  # which compares with the masked form
-        FlexAttention(384, group=8).make((num_lanes, num_rows), keys, values, 0.25)
+        FlexAttention(384, group=8, num_lanes=num_lanes).make(
+            (num_lanes, num_rows), keys, values, 0.25
+        )
     assert asked == sizes * 3
 
 
