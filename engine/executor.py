@@ -473,12 +473,13 @@ class ModelExecutor(Executor):
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
     def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
-        """Of logits where passes leave them, and of those that are copied from there."""
+        """Of logits where passes leave them, and of those that are copied from elsewhere: of prompts,
+        of several lanes, and where biases or penalties have changed them.
+        """
         rows = _chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
-        if self.num_lanes_per_pass > 1:
-            record_choices(choices, logits.clone(), self.row_counts)
+        record_choices(choices, logits.clone(), self.row_counts)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
         for num_steps in chains:
