@@ -125,6 +125,19 @@ def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
     assert len(graphs._backend._recorded) == num_recorded  # type: ignore[union-attr]
 
 
+def test_prompts_find_memory_and_choices_recordings_that_are_there(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS)
+    graphs.warm_up((1,), choices=usual_choices(()))
+    num_taken = torch.cuda.memory_stats(GPU)["num_device_alloc"]
+    for length in (3, 64, 70, 200, 300):
+        where = tuple(range(length))
+        logits = graphs.run(Feed(where, where, where, 0, None), (length - 1,))
+        choose(logits, Sampling(0.8), 7, 0, (length,))
+    assert torch.cuda.memory_stats(GPU)["num_device_alloc"] == num_taken
+    assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 def test_recordings_of_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     folder = save("llama", tmp_path, {})
