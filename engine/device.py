@@ -152,6 +152,7 @@ def cpu_flags() -> set[str]:
 def free_bytes(device: torch.device) -> int:
     """Return how much memory of a device nobody uses, as far as that can be known."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # or what reading the weights took, torch would keep for itself
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")

@@ -27,6 +27,8 @@ from engine.device import send
 from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
+    FEWEST_PROMPT_ROWS,
+    PROMPT_ROWS,
     Backend,
     Layers,
     Output,
@@ -453,6 +455,8 @@ class ModelExecutor(Executor):
         self._total = totals[0]
         if self._is_captured and row_counts:
             self._warm_up_choices(choices)
+        if self.pads_prompts:
+            self._warm_up_prompts(total)
         self._total = total
         if self._backend is not None:
             # The token of these passes may be one that no text has, with numbers that are none.
@@ -473,12 +477,30 @@ class ModelExecutor(Executor):
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
     def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
-        """Of logits where passes leave them, and of those that are copied from there."""
+        """Of logits where passes leave them, and of those that are copied from elsewhere.
+
+        Those are of prompts and of several lanes, or biases and penalties have changed them.
+        """
         rows = _chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
-        if self.num_lanes_per_pass > 1:
-            record_choices(choices, logits.clone(), self.row_counts)
+        record_choices(choices, logits.clone(), self.row_counts)
+
+    def _warm_up_prompts(self, total: int | None) -> None:
+        """Chunks of all numbers of rows that there are, last: a recording gives memory back.
+
+        A GPU loads a kernel when it is first called, and finds memory when it is first asked for:
+        the texts beside the first prompts would wait for that.
+        """
+        longest = min(self.capacity, self.loaded.max_model_len)
+        self._total = total or self._round_up(longest)
+        most, num_rows = min(PROMPT_ROWS, longest), FEWEST_PROMPT_ROWS // 2
+        while num_rows < most:
+            num_rows *= 2  # or fewer, which are filled up
+            where = tuple(range(min(num_rows, most)))
+            feed = Feed((0,) * len(where), where, where, 0, None)
+            for layers in {(), self.layers}:
+                self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
         for num_steps in chains:

@@ -9,6 +9,7 @@ import logging
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
 from engine.forward.flex_attention import BLOCK
+from engine.forward.forward import PROMPT_ROWS
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
@@ -20,9 +21,6 @@ logger = logging.getLogger(__name__)
 # laid out anew, and for everybody else.
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
 _SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
-# On a GPU, a chunk of a prompt has a mask over all slots, once for each of its rows and once more
-# for each row of its query heads. (On a CPU a chunk is short, and half of the memory is left.)
-PROMPT_ROWS = 2048
 # Of the same memory, for the texts of a length that nobody has asked for: the other model may be on
 # this device too, and its weights not be there yet.
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
@@ -95,7 +93,11 @@ def _slot_bytes(loaded: Loaded) -> int:
 
 
 def _mask_bytes(loaded: Loaded) -> int:
-    """Bytes of one slot in the mask of a chunk of a prompt: one text is read at a time."""
+    """Bytes of one slot in the mask of a chunk of a prompt: one text is read at a time.
+
+    On a GPU it is over all slots, once for each row of the chunk and once more for each row of its
+    query heads. (On a CPU a chunk is short, and half of the memory is left.)
+    """
     if loaded.device.type != "cuda":
         return 0
     group = 1

@@ -9,7 +9,6 @@ The node connects and the coordinator listens, and not the other way round: so o
 has to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
 """
 
-import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -200,7 +199,6 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
     from node.loop import load  # takes seconds: what was typed wrong has been said
 
     engine = load(config, voice)
-    gc.freeze()
     while True:
         voice.state = waiting(config)
         serve_one(config, engine, serve, voice)

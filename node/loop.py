@@ -120,8 +120,25 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
         raise NodeError(str(error)) from error
     except EngineError as error:
         raise ModelError(str(error)) from error
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise NodeError(_without_room(config, error)) from error
+    # What stays until the end is not looked through again: a compiler for GPUs alone is hundreds of
+    # thousands of objects, and a text would wait for a tenth of a second, now and then.
+    gc.collect()
+    gc.freeze()
     say("ready")
     return engine
+
+
+def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
+    """Why a model that fits cannot be run: what computes with it takes memory as well."""
+    return (
+        f"{config.model}: there is no memory left beside its weights and its cache "
+        f"({one_line(error)}); use a lower --max-model-len or --max-num-seqs, or end what else "
+        "runs there"
+    )
 
 
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:

@@ -27,6 +27,7 @@ from engine.layout.slots import Feed, Span
 # Rows that fill a pass up write to scratch slots behind the cache, which nobody sees.
 
 FEWEST_PROMPT_ROWS = 64
+PROMPT_ROWS = 2048  # of a chunk on a GPU, at most
 
 
 def rows_of(feed: Feed, first_slot: int) -> Any:

@@ -312,8 +312,9 @@ class EagleExecutor(Executor):
         parts = [self._hidden.narrow(0, span.first_slot, num_visible) for span in wave.spans]
         if len(parts) == 1:
             return torch.minimum(mask, parts[0])
-        sizes = torch.tensor(counts, device=self._device)
-        return torch.minimum(mask, torch.stack(parts).repeat_interleave(sizes, dim=0))
+        # Not by `repeat_interleave`: of different numbers, a GPU would be waited for their sum.
+        rows = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
+        return torch.minimum(mask, torch.cat(rows))
 
     def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Write keys, values and states of a wave; return its states [n, width]."""

@@ -39,6 +39,13 @@ def test_a_gpu_is_claimed_with_what_must_be_off(made_up: list[str]) -> None:
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
+def test_memory_that_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [300]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000 - sum(kept), 2000))
+    assert engine.device.free_bytes(torch.device("cuda:0")) == 1000
+
+
 def test_whoever_loads_a_model_claims_its_device(
     made_up: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,21 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
 
 
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_nothing_is_recorded_of_prompts_and_of_rows_with_penalties(
+    num_lanes: int, device: StandIn, tmp_path: Path
+) -> None:
+    target = ready(make_model("llama", tmp_path), num_lanes=num_lanes, children=())
+    where = tuple(range(70))
+    for _ in range(4):
+        logits = target.run(Feed(where, where, where, 0, None), (69,))
+        changed = target.run(a_step(70, 4), range(4)) - 1.0
+        for sampling in SAMPLINGS:
+            choose(logits, sampling, 7, 0, (70,))
+            choose(changed, sampling, 7, 0, range(71, 75))
+    assert (target.num_late, target.num_uncaptured) == (0, 0)
+
+
 def test_a_recording_in_the_middle_of_a_text_is_counted(
     device: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,8 @@ from engine.checkpoint.model import (
     without_accelerate,
 )
 from engine.errors import ModelError, OutOfMemory
+from engine.forward.flex_attention import BLOCK
+from engine.forward.forward import PROMPT_ROWS
 from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
 from node.economics import PREFILL_CHUNKS
@@ -82,17 +84,18 @@ def test_a_drafter_leaves_room_for_its_target_whatever_length_is_asked_for(
 def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert PREFILL_CHUNKS["cuda"] == engine.memory.PROMPT_ROWS
+    assert PREFILL_CHUNKS["cuda"] == PROMPT_ROWS
     cpu, gpu = loaded, replace(loaded, device=torch.device("cuda:0"))
     each = slot_bytes(cpu.model, cpu.device)
     monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
     masks = 2048 * 4 * 3  # float32, once, and once for each of two query heads
+    spare = 128 + BLOCK
     monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + 256) * (each + masks))
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + spare) * (each + masks))
     assert longest_text(gpu, 400) == 400
     with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
         longest_text(gpu, 401)
-    free = 2 * (100 + 256) * (3 * each + masks)
+    free = 2 * (100 + spare) * (3 * each + masks)
     monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
     assert num_lanes_that_fit(gpu, 100, 8) == 3
     assert num_lanes_that_fit(cpu, 100, 8) == 8

@@ -10,6 +10,7 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import choose, rank_scored, usual_choices
 from engine.choice.sampling import Sampling
+from engine.device import free_bytes
 from engine.executor import ModelExecutor
 from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
@@ -123,6 +124,27 @@ def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
         assert difference(got, torch.cat(wants)) < TOLERANCES["float32"]
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
     assert len(graphs._backend._recorded) == num_recorded  # type: ignore[union-attr]
+
+
+def test_memory_that_torch_keeps_for_later_is_free() -> None:
+    before = free_bytes(torch.device(GPU))
+    large = torch.zeros(1 << 28, dtype=torch.uint8, device=GPU)
+    assert free_bytes(large.device) <= before - large.nbytes
+    del large
+    assert free_bytes(torch.device(GPU)) == before
+
+
+def test_prompts_find_memory_and_choices_recordings_that_are_there(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS)
+    graphs.warm_up((1,), choices=usual_choices(()))
+    num_taken = torch.cuda.memory_stats(GPU)["num_device_alloc"]
+    for length in (3, 64, 70, 200, 300):
+        where = tuple(range(length))
+        logits = graphs.run(Feed(where, where, where, 0, None), (length - 1,))
+        choose(logits, Sampling(0.8), 7, 0, (length,))
+    assert torch.cuda.memory_stats(GPU)["num_device_alloc"] == num_taken
+    assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

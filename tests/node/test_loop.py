@@ -1,5 +1,6 @@
 """The loop of a node, with a machine that plays a script and a link that is a list."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any, cast
 from zlib import crc32
 
 import pytest
+import torch
 
 from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.layout.slots import NUM_TREE_SLOTS, Move
@@ -293,7 +295,12 @@ def test_an_engine_that_cannot_go_on_is_a_failure_of_the_node() -> None:
 
 @pytest.mark.parametrize(
     ("raised", "expected"),
-    [(OutOfMemory("no room"), errors.NodeError), (ModelError("no model"), errors.ModelError)],
+    [
+        (OutOfMemory("no room"), errors.NodeError),
+        (ModelError("no model"), errors.ModelError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 1 GiB"), errors.NodeError),
+        (RuntimeError("no such kernel"), RuntimeError),
+    ],
 )
 def test_only_what_a_user_must_mend_is_an_error_of_the_model(
     raised: Exception, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -304,6 +311,18 @@ def test_only_what_a_user_must_mend_is_an_error_of_the_model(
     monkeypatch.setattr(loop, "load_engine", load_engine)
     with pytest.raises(expected, match=str(raised)):
         load(CONFIG, cast(Any, Heart()))
+
+
+def test_what_was_loaded_is_not_looked_through_for_rubbish_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine: list[str] = []  # stands for hundreds of thousands of objects
+    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine)
+    try:
+        load(CONFIG, cast(Any, Heart()))
+        assert not any(found is engine for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def test_with_fixed_rows_passes_of_no_other_number_are_warmed(

@@ -13,7 +13,7 @@ from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there
 from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
-from engine.forward.forward import FEWEST_PROMPT_ROWS
+from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
@@ -173,6 +173,35 @@ def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
             assert float((got - want).abs().max()) < 1e-4
         start += length
     assert set(seen) == {FEWEST_PROMPT_ROWS, 128}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fixed_rows", "expected"),
+    [(64, None, {64}), (300, None, {64, 128, 256, 512}), (300, 4, {64, 128, 256, 512})],
+)
+def test_prompts_of_all_numbers_of_rows_are_run_before_a_text_comes(
+    capacity: int,
+    fixed_rows: int | None,
+    expected: set[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    executor = ModelExecutor(
+        loaded, capacity, fixed_rows=fixed_rows, backend="reference", row_counts=(1,), layers=(1,)
+    )
+    executor.pads_prompts = True
+    seen: list[tuple[int, Layers]] = []
+    forward = executor._backend.forward  # type: ignore[union-attr]
+
+    def spy(rows: torch.Tensor, *args: object, layers: Layers, **options: object) -> object:
+        seen.append((rows.shape[1], layers))
+        return forward(rows, *args, layers=layers, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor._backend, "forward", spy)
+    executor.warm_up((), choices=())
+    assert set(seen) == {(num_rows, layers) for num_rows in expected for layers in ((), (1,))}
+    assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
 
 
 def test_recordings_share_a_stream_which_is_left_whatever_happens(device: StandIn) -> None:

@@ -3,9 +3,11 @@
 import zlib
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.choice.coupling import rank_scored
 from engine.choice.sampling import Sampling
@@ -191,6 +193,36 @@ def test_texts_in_several_lanes_do_not_see_each_other(layout: str, eagle: LoadHe
             if want is not None:
                 assert_close(got, want)
     assert num_moves > 1
+
+
+class Operators(TorchDispatchMode):
+    """Notes which operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_operator_of_a_pass_of_several_lanes_makes_the_host_wait(eagle: LoadHead) -> None:
+    executor = EagleExecutor(eagle("eagle3")[0], CAPACITY, num_lanes=3)
+    given = bytes(executor.loaded.feature_bytes)
+    feeds = [
+        Feed((5,) * n, (7,) * n, tuple(range(7, 7 + n)), 7, tuple(1 << i for i in range(n)), lane)
+        for lane, n in ((0, 1), (2, 3))
+    ]
+    feeds = [replace(feed, features=(given,) * len(feed.tokens)) for feed in feeds]
+    laid_out = executor.lay_out(feeds, [range(1), range(3)])
+    with Operators() as ran:
+        executor.forward(laid_out)
+    # On a GPU each of them reads there how large its result is.
+    waits = "repeat_interleave.self_Tensor", "repeat_interleave.Tensor", "nonzero.default"
+    assert not {f"aten.{name}" for name in waits} & ran.names
 
 
 def test_a_prefix_is_copied_with_its_states_and_what_it_lacks(eagle: LoadHead) -> None:
