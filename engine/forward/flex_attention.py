@@ -38,7 +38,7 @@ _MOST_PROGRAMS = 64
 # Of the masked form: both sum in float32, in another order, and round to the type once.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
 # What torch.compile raises where it, or a compiler that it calls, cannot do something.
-_FAILURES = (
+COMPILE_FAILURES = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -167,7 +167,7 @@ class FlexAttention:
                 torch._inductor.config.patch(compile_threads=1),
             ):
                 error = self._error(shape, keys, values, scale)
-        except _FAILURES as failure:
+        except COMPILE_FAILURES as failure:
             raise ModelError(f"FlexAttention cannot be compiled ({one_line(failure)})") from failure
         if not error <= _TOLERANCES[keys.dtype]:
             raise ModelError(f"FlexAttention gives other numbers (relative error {error:.1e})")
@@ -315,12 +315,12 @@ def _split_from(
     decide: Decide,
 ) -> int | None:
     """Try the longest text, and then ever longer ones until splitting is the faster way."""
-    split = capture(_chains(spans, capacity), EVERY_LENGTH)
+    split = capture(chains(spans, capacity), EVERY_LENGTH)
 
     def is_better(num_visible: int) -> bool:
-        rows = _chains(spans, num_visible)
+        rows = chains(spans, num_visible)
         masked = capture(rows, num_visible)
-        forms = {"masked": partial(_run, masked), "split": partial(_run, split)}
+        forms = {"masked": partial(run_to_end, masked), "split": partial(run_to_end, split)}
         return decide(quickest(forms, rows), tuple(forms)) == "split"
 
     if not is_better(capacity):
@@ -332,12 +332,12 @@ def _split_from(
     return shorter[-1] + 1 if shorter else EVERY_LENGTH
 
 
-def _run(captured: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> float:
+def run_to_end(captured: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> float:
     """Run a pass until one of its numbers is on the host."""
     return float(captured(rows)[0, 0])
 
 
-def _chains(spans: Spans, num_visible: int) -> torch.Tensor:
+def chains(spans: Spans, num_visible: int) -> torch.Tensor:
     """A chain at the end of `num_visible` slots of each lane, as in `Backend.forward`."""
     count = spans[0].num_rows
     step = torch.arange(count).repeat(len(spans))

@@ -43,6 +43,7 @@ from engine.forward.operators import (
     rms_norm,
     unpacked,
 )
+from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.split import first_says, joined, summed
 
@@ -66,6 +67,20 @@ class _Layer:
     gate_up: Product
     down: Product
     cache: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _NormWeights:
+    """The weights of a layer's norms, for operators that are merged.
+
+    heads       [heads + 2 kv_heads, dim]: of queries and keys, ones for values; qwen3 only
+    before_mlp  [hidden]
+    after       [hidden] of the norm behind the layer: the next layer's first, or the last of all
+    """
+
+    heads: torch.Tensor | None
+    before_mlp: torch.Tensor
+    after: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,9 @@ class FusedBackend(Backend):
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = self._whole(unpacked([self._head_module]))
+        self._small: SmallOperators | None = None  # made at load, for recorded passes alone
+        self._norm_weights: list[_NormWeights] = []
+        self.is_merged = False  # whether recorded passes use them
 
     def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
         attention, mlp = module.self_attn, module.mlp
@@ -139,11 +157,18 @@ class FusedBackend(Backend):
         return joined(head, self._rank, self._vocab_size)
 
     def _head_norm(self, attention: Any, form: Form) -> Product | None:
+        weights = self._head_weights(attention)
+        if weights is None:
+            return None
+        return rms_norm(weights, float(attention.q_norm.variance_epsilon), form)
+
+    def _head_weights(self, attention: Any) -> torch.Tensor | None:
+        """[heads + kv_heads, dim] of the norms of queries and keys, if there are any."""
         if not hasattr(attention, "q_norm"):
             return None
-        q, k = attention.q_norm, attention.k_norm
-        weights = [q.weight.expand(self._num_heads, -1), k.weight.expand(self._num_kv_heads, -1)]
-        return rms_norm(torch.cat(weights).detach(), float(q.variance_epsilon), form)
+        q, k = attention.q_norm.weight, attention.k_norm.weight
+        weights = [q.expand(self._num_heads, -1), k.expand(self._num_kv_heads, -1)]
+        return torch.cat(weights).detach()
 
     def packed(self) -> "FusedBackend":
         """The same with weights of its own over the same cache; the model stays as it is."""
@@ -234,6 +259,8 @@ class FusedBackend(Backend):
             plan = self._attention.plan_split(shape, rows[2], rows[3:])
         else:
             plan = self._attention.plan_recorded(shape, rows[2], mask)
+        if self.is_merged:
+            return self._compute_merged(rows, shape, plan, layers)
         return self._compute(rows, self._attention.room(shape).made, plan, None, layers)
 
     def compute(
@@ -296,14 +323,133 @@ class FusedBackend(Backend):
         self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _FusedPass
     ) -> torch.Tensor:
         """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
+        self._turn_and_write(layer.qkv(hidden), layer.head_norm, layer.cache, step)
+        return self._attention.attend(step.plan, seen)
+
+    def _turn_and_write(
+        self,
+        qkv: torch.Tensor,
+        head_norm: Product | None,
+        cache: torch.Tensor,
+        step: _FusedPass,
+    ) -> None:
+        """Leave the queries in the memory of the pass, keys and values also in the cache."""
         made = step.made
-        made.heads.copy_(layer.qkv(hidden))
-        if layer.head_norm is not None:
-            made.turned.copy_(layer.head_norm(made.turned))
+        made.heads.copy_(qkv)
+        if head_norm is not None:
+            made.turned.copy_(head_norm(made.turned))
         torch.cat(made.halves, dim=-1, out=made.swapped)
         made.turned.mul_(step.cos).addcmul_(made.swapped, step.sin)
-        layer.cache.index_copy_(1, step.slots, made.written)
-        return self._attention.attend(step.plan, seen)
+        cache.index_copy_(1, step.slots, made.written)
+
+    def _compute_merged(
+        self, rows: torch.Tensor, shape: Shape, plan: Plan, layers: Layers
+    ) -> Output:
+        """What `_compute` does, with the small operators of a layer merged; all logits."""
+        small = self._small
+        assert small is not None
+        assert shape in small.made, f"no programs for passes of {shape}"
+        ids, positions, slots = rows.unbind()[:3]
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self._embeddings)
+        normed = self._layers[0].before_attention(hidden)
+        states: dict[int, torch.Tensor] = {}
+        for number, (layer, weights, seen) in enumerate(
+            zip(self._layers, self._norm_weights, plan.seen, strict=True)
+        ):
+            if number in layers:
+                states[number] = hidden
+            qkv = layer.qkv(normed)
+            beside = small.turn_and_write(shape, qkv, weights.heads, cos, sin, slots, layer.cache)
+            attended = layer.out(self._attention.attend(plan, seen, beside))
+            hidden, normed = small.add_and_norm(hidden, attended, weights.before_mlp)
+            inner = small.gate(layer.gate_up(normed))
+            hidden, normed = small.add_and_norm(hidden, layer.down(inner), weights.after)
+        if LAST in layers:
+            states[LAST] = normed
+        return Output(self._head(normed), features_of(states, layers))
+
+    def make_merged(self, shapes: Iterable[Shape]) -> None:
+        """Compile merged operators for recorded passes of these shapes, and check them.
+
+        There is a room for each (`make_rooms`). Which form is used, `is_merged` says. Overwrites
+        the first layer's cache: only before a session.
+
+        Raises:
+            ModelError: they cannot be compiled here, or give other numbers.
+        """
+        epsilons = {float(norm.variance_epsilon) for norm in self._norms()}
+        if len(epsilons) > 1:
+            raise ModelError("its norms have several epsilons")
+        small = SmallOperators(epsilons.pop())
+        self._norm_weights = self._weights_of_norms()
+        for shape in shapes:
+            trial = self._trial(shape)
+            with torch.inference_mode():
+                trial.cache.zero_()
+                try:
+                    small.make(shape, trial, partial(self._one_by_one, shape, small.epsilon))
+                finally:
+                    trial.cache.zero_()
+        self._small = small
+
+    def _norms(self) -> list[Any]:
+        modules = [self._last_norm_module]
+        for layer in self._layers:
+            attention = layer.module.self_attn
+            modules += [layer.module.input_layernorm, layer.module.post_attention_layernorm]
+            modules += [attention.q_norm, attention.k_norm] if layer.head_norm is not None else []
+        return modules
+
+    def _weights_of_norms(self) -> list[_NormWeights]:
+        modules = [layer.module for layer in self._layers]
+        after = [*(module.input_layernorm for module in modules[1:]), self._last_norm_module]
+        found = []
+        for module, norm in zip(modules, after, strict=True):
+            heads = self._head_weights(module.self_attn)
+            if heads is not None:
+                heads = torch.cat((heads, heads.new_ones(self._num_kv_heads, self._dim)))
+            before_mlp = module.post_attention_layernorm.weight.detach()
+            found.append(_NormWeights(heads, before_mlp, norm.weight.detach()))
+        return found
+
+    def _trial(self, shape: Shape) -> Trial:
+        """Random inputs of the merged operators, for passes of a shape."""
+        layer, weights, count = self._layers[0], self._norm_weights[0], shape[0] * shape[1]
+        random = torch.Generator().manual_seed(count)
+
+        def some(*size: int) -> torch.Tensor:
+            return torch.randn(size, generator=random).to(self._embeddings)
+
+        # Tensors of inference mode are another kind to a compiler. Weights are not of it.
+        weight = some(self._embeddings.shape[1])
+        heads = None if weights.heads is None else some(*weights.heads.shape)
+        with torch.inference_mode():
+            normed = some(count, len(weight))
+            positions = torch.randint(self.rotations.shape[1], (count,), generator=random)
+            cos, sin = self.rotations.index_select(1, positions.to(self._device))
+            slots = torch.randperm(layer.cache.shape[1], generator=random)[:count]
+            return Trial(
+                hidden=some(*normed.shape),
+                change=some(*normed.shape),
+                weight=weight,
+                gate_up=layer.gate_up(normed),
+                qkv=layer.qkv(normed),
+                weights=heads,
+                cos=cos,
+                sin=sin,
+                slots=slots.to(self._device),
+                cache=layer.cache,
+            )
+
+    def _one_by_one(self, shape: Shape, epsilon: float, trial: Trial) -> torch.Tensor:
+        """What `turn_and_write` does, with the operators that are not merged."""
+        room, norm = self._attention.room(shape), None
+        if trial.weights is not None:
+            norm = rms_norm(trial.weights[: -self._num_kv_heads], epsilon, at_once)
+        step = _FusedPass(room.made, trial.cos, trial.sin, trial.slots, Plan((), (), ()))
+        self._turn_and_write(trial.qkv, norm, trial.cache, step)
+        return room.look.gathered()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""

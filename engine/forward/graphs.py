@@ -27,6 +27,7 @@ import logging
 import math
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -36,11 +37,20 @@ from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import Inbox, send
 from engine.errors import ModelError
-from engine.forward.flex_attention import EVERY_LENGTH, SPLIT_DEVICES, Shape, find_splits
+from engine.forward.flex_attention import (
+    EVERY_LENGTH,
+    SPLIT_DEVICES,
+    Shape,
+    chains,
+    find_splits,
+    run_to_end,
+)
 from engine.forward.forward import Backend, Layers, Output, Spans
 from engine.forward.fused import FusedBackend
 from engine.forward.masks import from_words
-from engine.layout.slots import LaneLayout, lane_counts
+from engine.forward.operators import quickest
+from engine.forward.small_operators import MERGED_DEVICES
+from engine.layout.slots import LaneLayout, Span, lane_counts
 from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
 
@@ -48,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 FEWEST_SLOTS = 256
 RECORDED_DEVICES = ("cuda",)
+_OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
 
 
@@ -124,6 +135,10 @@ class GraphBackend(Backend):
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder()
         self._fused.take_over(timed=timed)
+        # A pass without a recording has the small operators one by one, and other last bits.
+        if timed and self._shapes and self._device.type in MERGED_DEVICES:
+            self._choose_operators()
+        kept = set(self._recorded)
         # How keys are shared out depends on how many there are, and so do a row's last bits.
         if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
             capacity = self._lanes.num_slots - max(self.row_counts)
@@ -140,8 +155,43 @@ class GraphBackend(Backend):
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()
-                if key[1] == EVERY_LENGTH and key[0] in self._split_from
+                if (key[1] == EVERY_LENGTH and key[0] in self._split_from)
+                or (key in kept and self._length(*key[:2]) == key[1])
             }
+
+    def _choose_operators(self) -> None:
+        """Merge the small operators of a layer if that is right, and faster: timed for one shape.
+
+        What one of several ranks cannot do none does.
+        """
+        shape = min(self._shapes)
+        spans = tuple(Span(self._lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
+        num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
+        rows = chains(spans, num_visible)
+        made: dict[str, Compute] = {}
+
+        def record(name: str) -> None:
+            self._fused.is_merged = name == _MERGED
+            with torch.inference_mode():
+                made[name] = self._recording(rows, shape, num_visible, ())
+
+        for step in (partial(self._fused.make_merged, self._shapes), partial(record, _MERGED)):
+            why = None
+            try:
+                step()
+            except ModelError as error:
+                why = error
+            if not all_agree(why, self._rank, self._device):
+                self._fused.is_merged = False
+                reason = why or "another rank cannot"
+                logger.info("%s: small operators are not merged: %s", self._name, reason)
+                return
+        record(_ONE_BY_ONE)
+        forms = {name: partial(run_to_end, made[name]) for name in _OPERATORS}
+        name = self._fused.decide(quickest(forms, rows), _OPERATORS)
+        self._fused.is_merged = name == _MERGED
+        self._recorded[shape, num_visible, ()] = made[name]
+        logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
         """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""

@@ -78,6 +78,12 @@ class Look:
     beside: torch.Tensor
     apart: torch.Tensor
 
+    def gathered(self) -> torch.Tensor:
+        """The queries of the pass, copied to `beside` if they do not lie there."""
+        if self.num_rows > 1:
+            self.apart.copy_(self.query)
+        return self.beside
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -261,30 +267,41 @@ class LaneAttention:
             finally:
                 self._layers[0].zero_()
 
-    def attend(self, plan: Plan, seen: Sequence[Seen]) -> torch.Tensor:
-        """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of."""
+    def attend(
+        self, plan: Plan, seen: Sequence[Seen], beside: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of.
+
+        beside  the queries of the only look, as `Look.beside`; None: they lie in its memory
+        """
         if plan.picked is not None:
             look = plan.looks[0]
             seen = (_picked(seen[0][0], plan.picked, look.num_lanes),)
         if len(seen) == 1:
-            return self._attend(plan.looks[0], seen[0], plan.masks[0])
+            return self._attend(plan.looks[0], seen[0], plan.masks[0], beside)
         looks = zip(plan.looks, seen, plan.masks, strict=True)
         return torch.cat([self._attend(*look) for look in looks])
 
-    def _attend(self, look: Look, seen: Seen, mask: torch.Tensor | Visible) -> torch.Tensor:
+    def _attend(
+        self,
+        look: Look,
+        seen: Seen,
+        mask: torch.Tensor | Visible,
+        beside: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the heads' outputs [lanes * n, heads * dim] of one look."""
         num_lanes, num_rows = look.num_lanes, look.num_rows
-        if num_rows > 1:
-            look.apart.copy_(look.query)
+        if beside is None:
+            beside = look.gathered()
         if isinstance(mask, Visible):
-            out = self._flex.attend(look.beside, *seen, mask, self._scale)
+            out = self._flex.attend(beside, *seen, mask, self._scale)
         else:
             if num_rows == 1:
                 form = self._one_row if num_lanes == 1 else self._one_row_each
             else:
                 form = self._rows if num_lanes == 1 else self._rows_each
             # Recorded passes look after all lanes together, also where that is not the fastest way.
-            out = (form or side_by_side)(look.beside, *seen, mask, self._scale)
+            out = (form or side_by_side)(beside, *seen, mask, self._scale)
         if num_rows > 1:
             out = out.view(look.query.shape).transpose(1, 2)
         return out.reshape(num_lanes * num_rows, -1)
