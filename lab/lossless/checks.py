@@ -1,19 +1,22 @@
 """Checks that a pair writes what its target alone would write, from what the nodes say themselves.
 
-greedy    token for token against the target alone
+greedy    token for token against the target alone. In a number type whose passes of several rows
+          round otherwise than passes of one row, a text may differ at a near tie: the two tokens
+          have almost the same probability. Such texts are counted and never called equal
+seeds     under coupled verification the same seed gives the same text under every policy. This is
+          promised in float32, and in every type with `--reproducible`; else it is not tested
 sampled   many short texts against the target's exact distribution: with top-k of three there are 81
           texts of four tokens, and the logprobs of the 40 prefixes give the chance of each
-seeds     under coupled verification the same seed gives the same text under every policy
 
 The sampled check is Pearson's chi-square test. It is also run against a target with a known mistake
 (`careless_target.py`), which it must reject: a check that cannot fail says nothing.
 """
 
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from coordinator.api.config import (
     ALONE,
@@ -29,8 +32,12 @@ from proto.sampling import Logprobs
 LEVEL = 1e-4
 TOP_K, LENGTH = 3, 4
 TEMPERATURE = 1.5
-# A greedy difference where the target's two best are closer than this is a near tie.
+GREEDY_LENGTH, SEED_LENGTH = 64, 48
+NUM_TIMED = 5  # short texts, to foresee how long all of them take
+# Two tokens whose logprobs are closer than this are a near tie. With --reproducible there is none:
+# every pass has the same shape, and so rounds alike.
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
+ALTERNATIVES = 5  # of each token of a greedy text, the logprobs that are looked at
 POLICIES = (
     SpeculationConfig(policy="sync", num_speculative_tokens=3),
     SpeculationConfig(policy="auto"),
@@ -44,7 +51,9 @@ Joint = dict[Text, float]
 class Check:
     """One line of the report.
 
-    expected  False for the mistake that must be rejected: there, `held` must be False
+    expected       False for the mistake that must be rejected: there, `held` must be False
+    num_near_ties  greedy texts that differ from the target's own, at a near tie
+    tested         False where nothing is promised: then nothing was run, and `held` says nothing
     """
 
     kind: str
@@ -52,6 +61,8 @@ class Check:
     held: bool
     detail: str
     expected: bool = True
+    num_near_ties: int = 0
+    tested: bool = True
 
     @property
     def passed(self) -> bool:
@@ -64,7 +75,6 @@ class _Written:
     """A text, its logprobs where they were asked for, and what became of its drafts."""
 
     tokens: Text
-    margins: tuple[float, ...]  # by how much the best token's logprob is above the second's
     best: tuple[dict[int, float], ...]  # the likeliest tokens and their logprobs
     num_drafted: int
     num_accepted: int
@@ -99,10 +109,8 @@ def _end_of(stream: TokenStream) -> _Written:
                 best += _rows(emit.logprobs)
     assert stream.result is not None
     metrics = stream.result.metrics
-    values = [sorted(row.values(), reverse=True) for row in best]
-    margins = tuple(row[0] - row[1] if len(row) > 1 else 0.0 for row in values)
     drafted, accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
-    return _Written(tuple(tokens), margins, tuple(best), drafted, accepted)
+    return _Written(tuple(tokens), tuple(best), drafted, accepted)
 
 
 def _rows(logprobs: Logprobs) -> list[dict[int, float]]:
@@ -112,54 +120,110 @@ def _rows(logprobs: Logprobs) -> list[dict[int, float]]:
     return [dict(entries[i * width : (i + 1) * width]) for i in range(len(logprobs))]
 
 
-def _dtype(pair: Pair) -> str:
-    return pair.hello(Role.TARGET).dtype
+def near_tie(dtype: str, *, reproducible: bool) -> float:
+    """The difference of two logprobs below which they are a near tie; 0: nothing is one."""
+    return 0.0 if reproducible else NEAR_TIE[dtype]
 
 
 def greedy(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Every policy against the target alone."""
-    params = SamplingParams(max_tokens=64, ignore_eos=True)
-    near = NEAR_TIE[_dtype(pair)]
-    alone = [
-        _write(pair, prompt, ALONE, params.model_copy(update={"logprobs": 2})) for prompt in prompts
-    ]
+    """Every policy's greedy texts against those of the target alone."""
+    params = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
+    near = near_tie(pair.hello(Role.TARGET).dtype, reproducible=pair.config.reproducible)
+    with_logprobs = params.model_copy(update={"logprobs": ALTERNATIVES})
+    alone = [_write(pair, prompt, ALONE, with_logprobs) for prompt in prompts]
     checks = []
     for policy in policies:
-        held, accepted, notes = True, 0, []
-        for prompt, want in zip(prompts, alone, strict=True):
-            got = _write(pair, prompt, policy, params)
-            accepted += got.num_accepted
-            pairs = zip_longest(want.tokens, got.tokens)
-            at = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-            if at is not None:
-                held = held and want.margins[at] < near
-                notes.append(f"differs at {at}, top-2 margin {want.margins[at]:.4f}")
-        total = sum(len(want.tokens) for want in alone)
-        detail = f"{total} tokens, {accepted} of them drafted" + "".join(f"; {n}" for n in notes)
-        checks.append(Check("greedy", policy.policy, held and accepted > 0, detail))
+        got = [_write(pair, prompt, policy, params) for prompt in prompts]
+        differences = [
+            difference(want.tokens, want.best, written.tokens)
+            for want, written in zip(alone, got, strict=True)
+        ]
+        accepted = sum(written.num_accepted for written in got)
+        checks.append(greedy_check(policy.policy, alone[0].tokens, differences, accepted, near))
     return checks
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a text first differs from the target's own.
+
+    at      position in the text
+    margin  by how much the logprob of the target's own token is above that of the other one, as the
+            target alone computes both; infinite if the other is not among its likeliest
+    """
+
+    at: int
+    margin: float
+
+
+def difference(want: Text, best: Sequence[dict[int, float]], got: Text) -> Difference | None:
+    """The first difference of a text from the target's own; None: they are equal.
+
+    best  for each token of `want`, the target's likeliest tokens and their logprobs
+    """
+    for at, (own, other) in enumerate(zip(want, got, strict=False)):
+        if own != other:
+            return Difference(at, best[at][own] - best[at].get(other, -math.inf))
+    shorter = min(len(want), len(got))
+    return None if len(want) == len(got) else Difference(shorter, math.inf)
+
+
+def greedy_check(
+    what: str, one: Text, differences: Sequence[Difference | None], accepted: int, near: float
+) -> Check:
+    """The line of one policy.
+
+    one          a text of the target alone; all have its length
+    differences  one for each prompt
+    accepted     drafts that became text, in all texts; if none did, nothing was shown
+    near         below this margin a difference is a near tie
+    """
+    found = [each for each in differences if each is not None]
+    wrong = [each for each in found if not each.margin < near]
+    notes = [f"differs at token {each.at}, by {each.margin:.4f} in logprob" for each in found]
+    num_tokens = len(one) * len(differences)
+    detail = "; ".join([f"{num_tokens} tokens, {accepted} of them drafted", *notes])
+    held = not wrong and accepted > 0
+    return Check("greedy", what, held, detail, num_near_ties=len(found) - len(wrong))
 
 
 def seeds(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """The same seed over all policies; in half precision only promised when reproducible."""
-    promised = _dtype(pair) == "float32" or pair.config.reproducible
+    """Sampled texts of every policy against those of the target alone with the same seeds.
+
+    One line, which says "not tested", where equal texts are not promised.
+    """
+    dtype = pair.hello(Role.TARGET).dtype
+    if not seeds_promised(dtype, reproducible=pair.config.reproducible):
+        return [not_tested(dtype)]
+    each = [
+        SamplingParams(temperature=0.8, seed=seed, max_tokens=SEED_LENGTH, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+    texts = list(zip(prompts, each, strict=True))
+    alone = [_write(pair, prompt, ALONE, params).tokens for prompt, params in texts]
     checks = []
     for policy in policies:
-        same = accepted = 0
-        for seed, prompt in enumerate(prompts):
-            params = SamplingParams(temperature=0.8, seed=seed, max_tokens=48, ignore_eos=True)
-            got = _write(pair, prompt, policy, params)
-            accepted += got.num_accepted
-            same += got.tokens == _write(pair, prompt, ALONE, params).tokens
-        held = (same == len(prompts) or not promised) and accepted > 0
+        got = [_write(pair, prompt, policy, params) for prompt, params in texts]
+        same = sum(one.tokens == want for one, want in zip(got, alone, strict=True))
+        held = same == len(prompts) and any(one.num_accepted for one in got)
         detail = f"{same} of {len(prompts)} texts equal those of ar"
-        detail += "" if promised else f" (not promised in {_dtype(pair)})"
         checks.append(Check("seeds", policy.policy, held, detail))
     return checks
+
+
+def seeds_promised(dtype: str, *, reproducible: bool) -> bool:
+    """Whether a seed decides a text, whatever the policy."""
+    return dtype == "float32" or reproducible
+
+
+def not_tested(dtype: str) -> Check:
+    """The line on seeds in a number type that promises nothing about them."""
+    detail = f"{dtype} needs --reproducible for it"
+    return Check("seeds", "all policies", held=True, detail=detail, tested=False)
 
 
 def joint(pair: Pair, prompt: Text) -> Joint:
@@ -210,7 +274,7 @@ def careless(
     """The sampled check of a pair whose target is `careless_target.py`: it must not hold."""
     judged = speculation.model_copy(update={"verify": "token"})
     check = sampled(pair, prompt, chances, judged, num_texts)
-    return replace(check, what=f"{speculation.policy} careless", expected=False)
+    return replace(check, what="planted mistake", expected=False)
 
 
 def detectable(num_texts: int, chances: Joint) -> float:
@@ -218,3 +282,41 @@ def detectable(num_texts: int, chances: Joint) -> float:
     from lab.lossless.chi_square import detectable as detectable_by
 
     return detectable_by(num_texts, chances, level=LEVEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a pair takes, in seconds.
+
+    start_s  to load both models and become ready
+    long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone
+    short_s  for a text of `LENGTH` tokens with drafts
+    """
+
+    start_s: float
+    long_s: float
+    short_s: float
+
+    def duration_s(self, num_prompts: int, num_policies: int, num_rules: int, texts: int) -> float:
+        """How long all checks and the second start will take, as if drafts saved no time.
+
+        texts  sampled texts for each policy and rule
+        """
+        each = self.long_s * (1 + SEED_LENGTH / GREEDY_LENGTH)
+        prefixes: int = sum(TOP_K**depth for depth in range(LENGTH))
+        short = prefixes + (num_rules * num_policies + 1) * texts
+        long = num_prompts * (1 + num_policies)
+        return self.start_s + long * each + short * self.short_s
+
+
+def pace(pair: Pair, prompt: Text, policy: SpeculationConfig, start_s: float) -> Pace:
+    """Time some short texts, after one that warms the pair up, and a long one."""
+    long = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
+    short = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    _write(pair, prompt, policy, short)
+    begun = time.monotonic()
+    list(_write_each(pair, prompt, policy, [short] * NUM_TIMED))
+    between = time.monotonic()
+    _write(pair, prompt, ALONE, long)
+    ended = time.monotonic()
+    return Pace(start_s, ended - between, (between - begun) / NUM_TIMED)

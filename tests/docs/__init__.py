@@ -1,0 +1,1 @@
+"""The links of the documentation."""

@@ -1,0 +1,1 @@
+"""What `verify-lossless` compares, and what it says of it."""
