@@ -42,4 +42,4 @@ def plan(
     if as_json:
         typer.echo(json.dumps(report.as_record(case, made)))
     else:
-        report.show(case, made)
+        report.show(costs, case, made)

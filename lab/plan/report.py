@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.writers import WIDTH
+from lab.plan.likeness import BYTES_PER_PARAMETER, forwards_like, words_of
 from lab.plan.settings import MIN_TOKENS, Costs, Texts
+from lab.testbeds.shapes import USUAL_DRAFTER, Published
 from proto.errors import ConfigurationError
 from proto.system import cannot_read, path_of
 from rehearsal.acceptance import Trace, chances, cut, drawn, read, shares
@@ -24,7 +26,7 @@ from rehearsal.planning import (
 from rehearsal.planning import make_plan as make_plan
 from rehearsal.setting import Forwards, NodeCosts
 
-BYTES_PER_PARAMETER = 2.0  # bfloat16
+LIKE_FLAGS = {"target": "--like", "draft": "--drafter-like"}
 NUM_SHOWN = 4  # ranks
 
 
@@ -40,15 +42,40 @@ def case_of(costs: Costs, texts: Texts) -> Case:
     )
 
 
+def likenesses(costs: Costs) -> dict[str, Published]:
+    """Which model's shape each of "target" and "draft" has, where that is how its costs are given.
+
+    Raises ConfigurationError if other costs of the same model are given as well.
+    """
+    made: dict[str, Published] = {}
+    for name, like in (("target", costs.like), ("draft", costs.drafter_like)):
+        given = [
+            f"--{name}-{what}"
+            for what in ("ms", "params")
+            if getattr(costs, f"{name}_{what}") is not None
+        ]
+        if like is not None and given:
+            raise ConfigurationError(
+                f"{LIKE_FLAGS[name]} says what a forward takes: leave out {given[0]}"
+            )
+        if like is None and name == "draft" and not given and costs.like is not None:
+            like = USUAL_DRAFTER.get(costs.like)
+        if like is not None:
+            made[name] = like
+    return made
+
+
 def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwards:
-    """As they are, or by the roofline."""
+    """As they are, of a model by its name, or by the roofline."""
     names = ("params", "bytes", "bandwidth", "flops")
     params, num_bytes, bandwidth, flops = (getattr(costs, f"{name}_{what}") for what in names)
+    if like := likenesses(costs).get(name):
+        return forwards_like(like, num_bytes, bandwidth, flops)
     if ms is not None and params is None:
         return Forwards(((1, ms / 1e3),), row_ms / 1e3)
     if ms is not None or params is None or bandwidth is None:
         raise ConfigurationError(
-            f"say what a forward takes: either --{name}-ms, or --{name}-params and "
+            f"say what a forward takes: {LIKE_FLAGS[name]}, --{name}-ms, or --{name}-params and "
             f"--{name}-bandwidth"
         )
     return roofline(params, num_bytes or BYTES_PER_PARAMETER * params, bandwidth, flops or math.inf)
@@ -94,8 +121,11 @@ def _cell_record(made: Plan, cell: Cell) -> dict[str, Any]:
     return {"policy": cell.policy, **numbers, "speedup": made.speedup(cell), **figures}
 
 
-def show(case: Case, made: Plan) -> None:
+def show(costs: Costs, case: Case, made: Plan) -> None:
     """The table, and what follows from it."""
+    roles = {"target": "target", "draft": "drafter"}
+    for name, like in likenesses(costs).items():
+        typer.echo(words_of(roles[name], like, getattr(costs, f"{name}_bandwidth")))
     typer.echo(_given(case) + "\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("")

@@ -1,13 +1,15 @@
 """What `plan` is asked: what things take, and what is written."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
 from coordinator.api.config_base import Frozen
+from lab.testbeds.shapes import Published
 from proto.messages import MAX_SESSIONS
 
 MIN_TOKENS = 64
+MODELS: tuple[Published, ...] = get_args(Published)
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 Duration = Annotated[float, Field(ge=1e-3, le=1e6)]  # milliseconds
@@ -15,8 +17,23 @@ Amount = Annotated[float, Field(ge=1, le=1e18)]
 
 
 class Costs(Frozen):
-    """What things take: the forwards as they are, or by the roofline."""
+    """What things take: the forwards as they are, of a model by its name, or by the roofline."""
 
+    like: Annotated[
+        Published | None,
+        Field(
+            description="The target has the shape of this model, and a pass takes what reading "
+            "its bfloat16 weights or the arithmetic takes, on as many H100 SXM as hold them "
+            f"(other devices: --target-bandwidth, --target-flops). {', '.join(MODELS)}."
+        ),
+    ] = None
+    drafter_like: Annotated[
+        Published | None,
+        Field(
+            description="The drafter has the shape of this model. Default with --like: the "
+            "smallest of the same family, llama-3.2-1b or qwen3-0.6b."
+        ),
+    ] = None
     target_ms: Annotated[
         Duration | None, Field(description="A target pass of one row takes so long.")
     ] = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from coordinator.api.config import MODELS
+from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
 
 if TYPE_CHECKING:  # torch is loaded when the command runs, and for no other command
@@ -26,30 +27,7 @@ BESIDES_BYTES = 10**9  # torch itself
 LOADING_COPIES = 3  # of the weights on a CPU, measured: as read, packed, and for the check
 MEMORY = Path("/proc/meminfo")
 
-Like = Literal["0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"]
 Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a model, by the names in its config.json; None: as in the source."""
-
-    hidden_size: int | None = None
-    num_hidden_layers: int | None = None
-    intermediate_size: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    vocab_size: int | None = None
-
-
-LIKE: dict[Like, Sizes] = {
-    "0.5b": Sizes(1024, 16, 8192, 16, 8, 64),  # about as large as the smallest of each family
-    "llama-3.2-1b": Sizes(2048, 16, 8192, 32, 8, 64, 128_256),
-    "llama-3.2-3b": Sizes(3072, 28, 8192, 24, 8, 128, 128_256),
-    "llama-3.1-8b": Sizes(4096, 32, 14336, 32, 8, 128, 128_256),
-    "llama-3.1-70b": Sizes(8192, 80, 28672, 64, 8, 128, 128_256),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +102,18 @@ def testbed(
     *,
     out: Annotated[Path, typer.Option(help="Folder for the models: a new or an empty one.")],
     like: Annotated[
-        Like | None, typer.Option(help="The target's shape; sizes that are given replace its.")
+        Like | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"The target's shape: {', '.join(LIKE)}. Sizes that are given replace its.",
+        ),
     ] = None,
     drafter_like: Annotated[
-        Like | None, typer.Option(help="Make a drafter too. Default: the small one will do.")
+        Like | None,
+        typer.Option(
+            metavar="NAME",
+            help="Make a drafter of this shape too. Default: none, the small one drafts.",
+        ),
     ] = None,
     target: Annotated[Path, typer.Option(help="What the target is made of.")] = MODELS / "target",
     drafter: Annotated[Path, typer.Option(help="And the drafter.")] = MODELS / "drafter",

@@ -308,7 +308,7 @@ OTHERS: list[tuple[list[str], str]] = [
     (
         ["testbed", "--out", "~/made", "--like", "llama"],
         "--like: expected one of 0.5b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b, "
-        "got 'llama'; did you mean llama-3.2-1b?",
+        "llama-3.1-405b, qwen3-0.6b, qwen3-32b, got 'llama'; did you mean llama-3.2-1b?",
     ),
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),

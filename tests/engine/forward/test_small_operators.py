@@ -3,7 +3,6 @@
 Recordings are stood for as in `test_graphs.py`; how many kernels a GPU gets is in tests/gpu.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch._dynamo.utils
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import engine.forward.graphs
@@ -46,7 +43,7 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plain(merging: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def plain(merging: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged operators are not compiled."""
     monkeypatch.setattr(small_operators, "_compiled", lambda function: function)
 

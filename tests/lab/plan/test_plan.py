@@ -9,7 +9,9 @@ import pytest
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.plan import report
 from lab.plan.command import plan
-from lab.plan.settings import Texts
+from lab.plan.likeness import H100, MEMORY_SHARE, num_devices
+from lab.plan.settings import Costs, Texts
+from lab.testbeds.shapes import Published, num_held, num_read
 from proto.policies import TABLE
 from rehearsal.acceptance import NEXT_RANK, SECOND_RANK
 from rehearsal.planning import make_plan
@@ -73,11 +75,61 @@ def test_a_model_on_the_roofline_is_as_fast_as_its_memory(
 
 
 @pytest.mark.parametrize(
+    ("target", "drafter", "target_ms", "draft_ms"),
+    [
+        ("llama-3.1-70b", "llama-3.2-1b", 20.75, 0.738),
+        ("llama-3.1-405b", "llama-3.2-1b", 15.07, 0.738),
+        ("qwen3-32b", "qwen3-0.6b", 19.10, 0.356),
+    ],
+)
+def test_a_large_model_is_planned_by_its_name_with_the_usual_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: Published,
+    drafter: Published,
+    target_ms: float,
+    draft_ms: float,
+) -> None:
+    words = ("--like", target, "--num-tokens", "64")
+    assert run_plan(monkeypatch, *words, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["target_ms"] == pytest.approx(target_ms, rel=1e-3)
+    assert record["draft_ms"] == pytest.approx(draft_ms, rel=1e-3)
+    assert run_plan(monkeypatch, *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"target: the shape of {target}, ")
+    assert lines[1].startswith(f"drafter: the shape of {drafter}, ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_other_devices_than_the_usual_ones_can_be_given() -> None:
+    costs = Costs(like="llama-3.1-8b", target_bandwidth=2e12, target_flops=1e14, draft_ms=1.0)
+    forward = report.case_of(costs, Texts(num_tokens=64)).target.forward
+    read = num_read("llama-3.1-8b")
+    assert forward.of(1) == pytest.approx(2 * read / 2e12)
+    assert forward.of(100) == pytest.approx(100 * 2 * read / 1e14)
+
+
+@pytest.mark.parametrize(
+    ("model", "number"),
+    [("llama-3.1-8b", 1), ("qwen3-32b", 1), ("llama-3.1-70b", 2), ("llama-3.1-405b", 16)],
+)
+def test_a_model_gets_as_many_devices_as_hold_its_weights(model: Published, number: int) -> None:
+    num_bytes = 2.0 * num_held(model)
+    assert num_devices(num_bytes) == number
+    assert num_bytes <= number * MEMORY_SHARE * H100.memory
+
+
+@pytest.mark.parametrize(
     ("options", "line"),
     [
-        ((), "error: say what a forward takes: either --target-ms, or --target-params and"),
-        (("--target-ms", "3"), "error: say what a forward takes: either --draft-ms, or"),
-        ((*COSTS, "--draft-params", "1e9"), "error: say what a forward takes: either --draft-ms"),
+        ((), "error: say what a forward takes: --like, --target-ms, or --target-params and"),
+        (("--target-ms", "3"), "error: say what a forward takes: --drafter-like, --draft-ms, or"),
+        ((*COSTS, "--draft-params", "1e9"), "error: say what a forward takes: --drafter-like, "),
+        ((*COSTS, "--like", "qwen3-32b"), "error: --like says what a forward takes: leave out "),
+        ((*COSTS, "--drafter-like", "qwen3-0.6b"), "error: --drafter-like says what a forward "),
+        (("--like", "llama-3.2-1b"), "error: say what a forward takes: --drafter-like, "),
+        (("--like", "llama"), "error: --like: expected one of llama-3.2-1b, "),
         ((*COSTS, "--acceptance", "1.2"), "error: --acceptance: expected chances like 0.75"),
         ((*COSTS, "--trace", "/nowhere"), "error: --trace: /nowhere cannot be read"),
         ((*COSTS, "--num-tokens", "3"), "error: --num-tokens: "),
