@@ -61,7 +61,7 @@ def report_there(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> R
     step = max(1, _AT_ONCE // logits.shape[1])
     with torch.inference_mode():
         own = send(torch.tensor(tokens, dtype=torch.int64), logits.device)
-        pairs = zip(logits.split(step), own.split(step), strict=True)
+        pairs = zip(torch.split(logits, step), torch.split(own, step), strict=True)
         there = torch.cat([_reported_there(*pair, num_top) for pair in pairs])
     found = fetch(there).numpy()
     check_tops(found[:, -1].tolist())
