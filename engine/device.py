@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine import running
-from engine.errors import ModelError
+from engine.errors import ModelError, kind_of
 
 _RUN = r"\d{1,4}(?:-\d{1,4})?"
 _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
@@ -55,11 +55,18 @@ def claim(name: str) -> torch.device:
                             nearly tie differ from one shape of a pass to the next
 
     Raises:
-        ModelError: as for `torch_device`.
+        ModelError: as for `torch_device`, or the GPU does not take this process.
     """
     device = torch_device(name)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        try:
+            torch.cuda.set_device(device)
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            raise kind_of(error)(
+                f"device {name}: it cannot be used ({why}); end what else runs there, or use "
+                "another device"
+            ) from error
         running.wait_at_end(partial(torch.cuda.synchronize, device))
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

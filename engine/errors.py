@@ -68,5 +68,5 @@ def lacks_memory(error: BaseException) -> bool:
 
 def kind_of(cause: BaseException) -> type[ModelError]:
     """What to raise because of an error of torch, which says of a CPU's memory in words only."""
-    words = ("out of memory", "can't allocate memory")
+    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # the last of cuBLAS
     return OutOfMemory if any(word in str(cause) for word in words) else ModelError

@@ -289,6 +289,8 @@ class ModelExecutor(Executor):
         if count is not None:
             for lane in self._lanes_for(by_lane):
                 by_lane[lane] = filled(by_lane.get(lane), count, self._scratch(lane))
+        elif feeds[0].masks is None and self.pads_prompts:
+            by_lane = {at: filled_prompt(rows, self._scratch(at)) for at, rows in by_lane.items()}
         rows, spans, starts = self._joined(by_lane)
         pairs = zip(feeds, asks, strict=True)
         index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]

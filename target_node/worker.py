@@ -9,8 +9,10 @@ import torch
 
 from engine.choice.coupling import choose
 from engine.choice.judging import judge, life_of
-from engine.choice.sampling import Sampling, report, sampling_of
+from engine.choice.logprobs import report
+from engine.choice.sampling import Sampling, sampling_of
 from engine.choice.verification import Distribution, block_trial, token_trial
+from engine.device import fetch, send
 from engine.errors import NotFinite
 from engine.forward.forward import Layers, as_bytes
 from engine.forward.not_finite import Again
@@ -219,12 +221,16 @@ def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outc
     if not part.layers:
         return outcome
     rows = rows_on_text(part, outcome)
-    found = features[: len(rows)] if rows[-1] == len(rows) - 1 else features[rows]
-    found = found.cpu()
+    found = fetch(features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows))
     if not bool(found.isfinite().all()):
         return outcome  # what a head is not told it does without
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))
+
+
+def _picked(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows of a tensor, which stay on its device."""
+    return tensor[send(torch.tensor(rows), tensor.device)]
 
 
 def _judged(
@@ -255,7 +261,7 @@ def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logpro
         if part.judge is None:
             rows = walk(part.drafted, part.parents, tokens)
             rows = [row for row in rows if tokens[row] != NO_TOKEN]
-            logits, tokens = logits[rows], [tokens[row] for row in rows]
+            logits, tokens = _picked(logits, rows), [tokens[row] for row in rows]
         reported = report(logits, tokens, spec.num_logprobs)
     else:
         return None

@@ -313,8 +313,8 @@ class EagleExecutor(Executor):
         if len(parts) == 1:
             return torch.minimum(mask, parts[0])
         # Not by `repeat_interleave`: of different numbers, a GPU would be waited for their sum.
-        shown = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
-        return torch.minimum(mask, torch.cat(shown))
+        held = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
+        return torch.minimum(mask, torch.cat(held))
 
     def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Write keys, values and states of a wave; return its states [n, width]."""

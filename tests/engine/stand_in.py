@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import engine.choice.coupling
+import engine.choice.logprobs
 import engine.device
 import engine.forward.graphs
 
@@ -236,7 +237,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, blocking(getattr(torch.Tensor, name)))
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
-    for module in (engine.device, engine.choice.coupling):
+    for module in (engine.device, engine.choice.coupling, engine.choice.logprobs):
         monkeypatch.setattr(module, "is_host", lambda _: False)
     return made
 

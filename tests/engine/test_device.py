@@ -9,7 +9,7 @@ import torch
 import engine.device
 from engine.checkpoint.model import load_model
 from engine.device import claim, gigabytes
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory
 
 
 @pytest.fixture
@@ -37,6 +37,27 @@ def test_a_gpu_is_claimed_with_what_must_be_off(made_up: list[str]) -> None:
     assert made_up == ["cuda:1"]
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", ModelError),
+        ("CUDA error: out of memory", OutOfMemory),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", OutOfMemory),
+    ],
+)
+def test_a_gpu_that_takes_no_other_process_is_a_line(
+    said: str, kind: type[ModelError], made_up: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: object) -> None:
+        raise RuntimeError(f"{said}\nSearch for it in the documentation of CUDA")
+
+    monkeypatch.setattr(torch.cuda, "set_device", busy)
+    with pytest.raises(ModelError) as caught:
+        claim("cuda:1")
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith(f"device cuda:1: it cannot be used ({said}); end what")
 
 
 def test_memory_that_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

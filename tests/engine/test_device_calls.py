@@ -21,6 +21,7 @@ from engine.choice.coupling import (
     usual_choices,
 )
 from engine.choice.coupling_on_gpu import chosen_there
+from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
 from engine.layout.slots import Feed
@@ -30,6 +31,7 @@ from tests.engine.stand_in import (
     BLOCKING,
     CAPTURE,
     DOWNLOAD,
+    KERNEL,
     LAUNCH,
     UPLOAD,
     WAIT,
@@ -173,6 +175,14 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     assert device.num_captures == num_captures
     assert not {CAPTURE, BLOCKING} & set(noted)
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
+
+
+def test_log_probabilities_are_a_download_and_no_row(device: StandIn, tmp_path: Path) -> None:
+    target = ready(make_model("llama", tmp_path), num_lanes=1, children=())
+    logits = target.forward(target.lay_out([a_step(3, 4)], [range(4)])).logits
+    with device.watch() as noted:
+        report(logits, (5, 6, 7, 8), 3)
+    assert [what for what in noted if what != KERNEL] == [DOWNLOAD, WAIT]
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])

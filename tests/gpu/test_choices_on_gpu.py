@@ -15,6 +15,7 @@ from engine.choice.coupling import (
 )
 from engine.choice.coupling_on_gpu import chosen_there
 from engine.choice.judging import judge, sample_draft
+from engine.choice.logprobs import report
 from engine.choice.processors import Processors
 from engine.choice.sampling import Sampling
 from engine.choice.verification import Distribution, block_trial, token_trial
@@ -52,6 +53,14 @@ def test_judgements_are_those_of_the_host(sampling: Sampling, make_trial: object
             for rows in (target.to(GPU), target)
         )
         assert found == wanted
+
+
+@pytest.mark.parametrize("num_top", [0, 20])
+def test_log_probabilities_are_those_of_the_host(num_top: int) -> None:
+    logits, tokens = some_logits(300, 152_000).round(), range(1000, 1300)
+    got, want = (report(rows, tokens, num_top) for rows in (logits.to(GPU), logits))
+    assert (got.ids, got.ranks) == (want.ids, want.ranks)
+    assert got.values == pytest.approx(want.values, abs=1e-5)
 
 
 def test_processed_rows_are_those_of_the_host() -> None:

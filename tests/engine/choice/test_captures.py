@@ -1,6 +1,7 @@
 """Choices as recordings, and steps of a draft in one of them: the same as kernel by kernel."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,13 +149,15 @@ def test_a_chain_that_cannot_be_recorded_is_not_offered(
     assert not graphs.can_chain(feeds, choice)
 
 
+@pytest.mark.parametrize("fixed_rows", [None, 4])
 def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fixed_rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(str(make_model("llama", tmp_path, scale=0.5)), dtype="float32")
     plain = ModelExecutor(loaded, NUM_SLOTS, backend="reference")
-    padded = ModelExecutor(loaded, NUM_SLOTS, backend="reference", row_counts=(1,))
+    padded = ModelExecutor(loaded, NUM_SLOTS, num_lanes=2, fixed_rows=fixed_rows, row_counts=(1,))
     padded.pads_prompts = True
+    padded.set_total(NUM_SLOTS if fixed_rows else None)
     seen: list[int] = []
     forward = padded._backend.forward  # type: ignore[union-attr]
 
@@ -168,7 +171,7 @@ def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
         where = tuple(range(start, start + length))
         feed = Feed(tuple(i * 5 % 80 for i in where), where, where, start, None)
         for ask in ((length - 1,), range(length)):
-            got, want = padded.run(feed, ask), plain.run(feed, ask)
+            got, want = padded.run(replace(feed, lane=1), ask), plain.run(feed, ask)
             assert got.shape == want.shape
             assert float((got - want).abs().max()) < 1e-4
         start += length
@@ -176,19 +179,29 @@ def test_prompts_are_filled_up_so_that_kernels_see_few_numbers_of_rows(
 
 
 @pytest.mark.parametrize(
-    ("capacity", "fixed_rows", "expected"),
-    [(64, None, {64}), (300, None, {64, 128, 256, 512}), (300, 4, {64, 128, 256, 512})],
+    ("capacity", "fixed_rows", "num_lanes", "expected"),
+    [
+        (64, None, 1, {64}),
+        (300, None, 2, {64, 128, 256, 512}),
+        (300, 4, 1, {64, 128, 256, 512}),
+        (300, 4, 2, {64, 128, 256, 512}),
+    ],
 )
 def test_prompts_of_all_numbers_of_rows_are_run_before_a_text_comes(
     capacity: int,
     fixed_rows: int | None,
+    num_lanes: int,
     expected: set[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = ModelExecutor(
-        loaded, capacity, fixed_rows=fixed_rows, backend="reference", row_counts=(1,), layers=(1,)
+        *(loaded, capacity),
+        num_lanes=num_lanes,
+        fixed_rows=fixed_rows,
+        row_counts=(1,),
+        layers=(1,),
     )
     executor.pads_prompts = True
     seen: list[tuple[int, Layers]] = []

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.choice.sampling import LOWEST, report
+import engine.choice.logprobs
+from engine.choice.logprobs import Reported, report, report_there
+from engine.choice.sampling import LOWEST
+from engine.errors import NotFinite
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 500])
@@ -36,3 +39,27 @@ def test_only_rows_that_have_a_token_are_reported_and_every_value_is_finite() ->
     logits = torch.tensor([[0.0, -math.inf], [0.0, 0.0]])
     got = report(logits, (1,), 0)
     assert (got.ids, got.values, got.ranks) == ((1,), (LOWEST,), (2,))
+
+
+def assert_alike(got: Reported, want: Reported) -> None:
+    assert (got.ids, got.ranks) == (want.ids, want.ranks)
+    assert got.values == pytest.approx(want.values, abs=1e-5)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 500])
+def test_on_a_device_they_are_those_of_the_host(
+    num_top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.choice.logprobs, "_AT_ONCE", 250)  # so that there are pieces
+    logits = (3 * torch.randn(7, 100, generator=torch.Generator().manual_seed(1))).round()
+    logits[:, 40:60] = -math.inf
+    logits[3] = 1e38 * logits[3].sign()
+    tokens = (3, int(logits[1].argmax()), 99, 0, 50, 7, 7)
+    assert_alike(report_there(logits, tokens, num_top), report(logits, tokens, num_top))
+
+
+def test_on_a_device_logits_that_are_not_finite_are_none() -> None:
+    logits = torch.zeros(2, 4)
+    logits[1, 2] = math.nan
+    with pytest.raises(NotFinite):
+        report_there(logits, (1, 2), 3)
