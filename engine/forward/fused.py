@@ -349,7 +349,8 @@ class FusedBackend(Backend):
         small = self._small
         assert small is not None
         assert shape in small.made, f"no programs for passes of {shape}"
-        ids, positions, slots = rows.unbind()[:3]
+        # Made here, in inference mode: for tensors of another kind programs would be made anew.
+        ids, positions, slots = rows[:3].clone().unbind()
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
         normed = self._layers[0].before_attention(hidden)
