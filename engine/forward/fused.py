@@ -10,8 +10,9 @@ that matters (norms and softmax in float32, tables of the model's own rotary emb
 
 At first it uses the model's weights where they are, so that it can be held to the model;
 `take_over` then replaces them, matrix by matrix. Passes that are recorded may have the operators
-between matrix products and attention merged into fewer (`small_operators.py`). No Python integer that goes into an operator
-changes from one decode pass to the next but `num_visible`, so that passes can be captured.
+between matrix products and attention merged into fewer (`small_operators.py`). No Python integer
+that goes into an operator changes from one decode pass to the next but `num_visible`, so that
+passes can be captured.
 """
 
 from collections.abc import Iterable, Sequence
