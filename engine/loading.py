@@ -201,7 +201,7 @@ def _rows_to_make(
         say("compiling (up to a minute)" if counts else "checking")
     else:
         is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
-        say("compiling attention" if is_captured and loaded.rank is None else "checking")
+        say("compiling kernels" if is_captured else "checking")
     return counts
 
 

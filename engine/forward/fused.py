@@ -9,8 +9,10 @@ that matters (norms and softmax in float32, tables of the model's own rotary emb
     attention with the query heads of a group side by side, as rows over one key head
 
 At first it uses the model's weights where they are, so that it can be held to the model;
-`take_over` then replaces them, matrix by matrix. No Python integer that goes into an operator
-changes from one decode pass to the next but `num_visible`, so that passes can be captured.
+`take_over` then replaces them, matrix by matrix. Passes that are recorded may have the operators
+between matrix products and attention merged into fewer (`small_operators.py`). No Python integer
+that goes into an operator changes from one decode pass to the next but `num_visible`, so that
+passes can be captured.
 """
 
 from collections.abc import Iterable, Sequence
@@ -349,7 +351,8 @@ class FusedBackend(Backend):
         small = self._small
         assert small is not None
         assert shape in small.made, f"no programs for passes of {shape}"
-        ids, positions, slots = rows.unbind()[:3]
+        # Made here, in inference mode: for tensors of another kind programs would be made anew.
+        ids, positions, slots = rows[:3].clone().unbind()
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
         normed = self._layers[0].before_attention(hidden)

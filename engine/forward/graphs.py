@@ -18,6 +18,9 @@ and values of those of a pass are copied together first. Where attention is spli
 (`flex_attention.py`), one recording serves all lengths, and nothing is copied: from how many slots
 on it does so is timed at load.
 
+The small operators of a layer are merged into few kernels (`small_operators.py`) where a recording
+with them is right and faster, which is tried at load.
+
 What a recording writes to is never given back as long as it lives: rooms (`lane_attention.py`), one
 memory for the logits of all passes, one for their features. Logits are float32 and lie there until
 the next pass, so that a choice can be a recording that reads them where they are.

@@ -10,7 +10,7 @@ from lab.gpu_kit.steps.context import Context, run_step
 
 FILES = {
     "engine": ("engine", "sharing"),
-    "flex": ("flex",),
+    "flex": ("flex", "small_operators"),
     "choices": ("choices",),
     "pair": ("pair",),
 }

@@ -10,6 +10,7 @@ import engine.forward.flex_attention
 import engine.forward.fused
 import engine.forward.graphs
 import engine.forward.lane_attention
+import engine.forward.small_operators
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
@@ -102,6 +103,57 @@ def test_ranks_with_split_attention_give_the_logits_of_the_whole(
 
     for found in Threads(folder, 2).run(errors):
         assert max(found) < 2 * TOLERANCES["float32"]
+
+
+@pytest.fixture
+def merging(captured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the small operators of recorded passes be merged on the CPU, as plain functions."""
+    monkeypatch.setattr(engine.forward.graphs, "MERGED_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine.forward.flex_attention, "quickest", by_rank(0, 0))
+    monkeypatch.setattr(engine.forward.small_operators, "_compiled", lambda function: function)
+
+
+@pytest.mark.usefixtures("merging")
+@pytest.mark.parametrize(("places", "is_merged"), [((1, 0), True), ((0, 1), False)])
+def test_small_operators_are_merged_on_all_ranks_if_that_is_quicker_on_the_first(
+    places: tuple[int, int], *, is_merged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.graphs, "quickest", by_rank(*places))
+    folder = make_model("qwen3", tmp_path, scale=0.5)
+    # Here, because transformers loads in one thread at a time.
+    wholes = [ModelExecutor(load_model(str(folder), dtype="float32"), 400) for _ in range(2)]
+
+    def errors(loaded: LoadedModel) -> list[float]:
+        executor = laid_out(loaded, "graphs")
+        assert isinstance(executor._backend, GraphBackend)
+        assert executor._backend._fused.is_merged is is_merged
+        return list(session_differences(wholes[HERE.rank], executor, seed=1))
+
+    for found in Threads(folder, 2).run(errors):
+        assert max(found) < 2 * TOLERANCES["float32"]
+
+
+@pytest.mark.usefixtures("merging")
+@pytest.mark.parametrize("step", ["make_merged", "_recording"])
+def test_what_one_rank_cannot_merge_none_merges(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.forward.graphs, "quickest", by_rank(1, 1))
+    owner = FusedBackend if step == "make_merged" else GraphBackend
+    right = getattr(owner, step)
+
+    def fails_once(backend: FusedBackend | GraphBackend, *args: object) -> object:
+        fused = backend._fused if isinstance(backend, GraphBackend) else backend
+        if HERE.rank == 1 and (step == "make_merged" or fused.is_merged):
+            raise ModelError("no such kernel")
+        return right(backend, *args)
+
+    monkeypatch.setattr(owner, step, fails_once)
+    for executor in Threads(make_model("llama", tmp_path), 2).run(
+        lambda loaded: laid_out(loaded, "graphs")
+    ):
+        assert isinstance(executor._backend, GraphBackend)
+        assert not executor._backend._fused.is_merged
 
 
 def test_forms_on_cores_are_those_of_the_first_rank(
