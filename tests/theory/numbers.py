@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import pairwise, product
 from pathlib import Path
 
+from tests.theory import examples, large_pairs
 from tests.theory.oracle import (
     ONE,
     ZERO,
@@ -136,12 +137,14 @@ def measured(row: str) -> Fraction:
 def facts() -> list[str]:
     """What the page must say, word for word."""
     return [
+        *examples.facts(),
         *_correction(),
         *_lengths(),
         *_two_symbols(),
         *_randomness(),
         *_coupling(),
         *_roofline(),
+        *large_pairs.facts(),
     ]
 
 
