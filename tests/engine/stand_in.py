@@ -33,7 +33,8 @@ BLOCKING, CAPTURE = "blocking call", "capture"
 _aten = torch.ops.aten
 # Operators whose outcome, or its shape, the host must know before it goes on.
 _WAITING = {
-    *(_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.is_nonzero),
+    *(_aten._local_scalar_dense, _aten.item, _aten.is_nonzero, _aten.nonzero),
+    *(_aten.nonzero_numpy, _aten.argwhere, _aten.masked_select),
     *(_aten.equal, _aten._unique, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive),
     *(_aten.bincount, _aten.allclose, _aten._assert_async),
 }
@@ -47,6 +48,8 @@ def _waits(func: Any, args: Any) -> bool:
         return any(index is not None and index.dtype in _HALF_BYTES for index in args[1])
     if packet is _aten.repeat_interleave:
         return func is _aten.repeat_interleave.Tensor
+    if packet is _aten.where:
+        return func is _aten.where.default  # of a condition alone
     if packet is _aten._grouped_mm:  # in other types, torch fetches where each group ends
         return bool(args[0].dtype != torch.bfloat16)
     return packet in _WAITING or func.namespace == "transformers"  # a loop over the groups
@@ -176,7 +179,7 @@ class _Notes(TorchDispatchMode):
             return made
         if func is torch.ops.aten.copy_.default and is_there[0] != is_there[1]:
             device.note(self._copy(inputs, is_from=is_there[1], is_free=bool(args[2:] and args[2])))
-        elif func is torch.ops.aten._local_scalar_dense.default:
+        elif _waits(func, args):
             device.note(BLOCKING)
         elif func._schema.is_mutable or not {*map(_address, _tensors(made))} <= {
             *map(_address, inputs)

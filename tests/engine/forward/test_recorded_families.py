@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import usual_chains, usual_choices
+from engine.errors import ModelError
 from engine.executor import ModelExecutor
+from engine.forward.experts import compute
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed
 from engine.loading import make_executor
@@ -156,3 +161,55 @@ def test_recordings_hand_out_the_hidden_states_of_the_reference(
         assert got.shape == want.shape
         assert difference(got, want) < TOLERANCE
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
+
+
+def test_a_model_that_waits_for_a_number_is_not_recorded_and_says_why(
+    folder: Folder,
+    device: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = load_model(str(folder("granite")), dtype="float32")
+    layer = loaded.model.model.layers[1]
+    layer.register_forward_hook(lambda _module, _inputs, out: out[0].sum().item() and None)
+    with pytest.raises(ModelError, match=r"cannot be recorded as CUDA graphs \(called a sync"):
+        make_executor(loaded, CAPACITY, backend="graphs", row_counts=ROW_COUNTS)
+    assert device.num_captures == 0
+    assert device.refusing is None
+    assert device.current is device.usual
+    monkeypatch.setattr("engine.loading._candidates", lambda *_: ("graphs", "fused"))
+    with caplog.at_level("WARNING"):
+        executor = make_executor(loaded, CAPACITY, row_counts=ROW_COUNTS)
+    assert executor.backend == "reference"
+    assert "the backend graphs is not used: " in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_experts_compute_in_their_usual_form_outside_of_recordings(
+    folder: Folder, device: StandIn
+) -> None:
+    graphs = ready(folder("qwen3_moe"))
+    assert inner_of(graphs).experts.is_used
+    assert graphs.loaded.model.config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.parametrize("num_rows", [1, 5], ids=["copied", "all"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts_for_recordings_compute_what_each_expert_does(kind: str, num_rows: int) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24}
+    if kind == "gpt_oss":  # with biases, and matrices that lie the other way
+        config: Any = GptOssConfig(**sizes, num_local_experts=8, num_experts_per_tok=2)
+        experts: Any = GptOssExperts(config)
+    else:
+        config = Qwen3MoeConfig(**sizes, num_experts=8, num_experts_per_tok=2)
+        experts = Qwen3MoeExperts(config)
+    config._experts_implementation = "eager"
+    random = torch.Generator().manual_seed(3)
+    for weight in experts.parameters():
+        weight.data = torch.randn(weight.shape, generator=random)
+    hidden = torch.randn(num_rows, 16, generator=random)
+    chosen = torch.rand(num_rows, 8, generator=random).topk(2, 1).indices
+    weights = torch.rand(num_rows, 2, generator=random)
+    with torch.inference_mode():
+        want = experts(hidden, chosen, weights)
+        assert difference(compute(experts, hidden, chosen, weights), want) < 1e-5
