@@ -6,6 +6,8 @@ model.
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -116,6 +118,20 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
 def is_host(tensor: torch.Tensor) -> bool:
     """Whether the host reads a tensor where it lies."""
     return tensor.device.type == "cpu"
+
+
+@contextmanager
+def refusing_to_wait() -> Iterator[None]:
+    """In here torch raises RuntimeError in place of letting the host wait for the GPU.
+
+    It does so for all threads of the process, and knows the calls of torch, not those of libraries.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class Inbox:

@@ -373,11 +373,11 @@ class ModelExecutor(Executor):
     def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
         """See `Executor.run_together`."""
         logits = self.forward(self.lay_out(feeds, asks)).logits
-        return logits.clone() if self._is_captured else logits  # the next pass writes there
+        return logits.clone() if self.is_captured else logits  # the next pass writes there
 
     def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
         """See `Executor.can_chain`."""
-        if not self._is_captured or self.fixed_rows is not None:
+        if not self.is_captured or self.fixed_rows is not None:
             return False
         assert self._backend is not None
         num_visible = max(map(self._num_visible, feeds))
@@ -442,7 +442,7 @@ class ModelExecutor(Executor):
         seconds: dict[int, float] = {}
         total, row_counts = self._total, tuple(row_counts)
         totals, lanes = [total or self._round_up(1)], self._lanes_of_passes()
-        if self._is_captured:
+        if self.is_captured:
             row_counts = tuple(self.row_counts)
             while total is None and totals[-1] < min(self.capacity, CAPTURED_AT_LOAD):
                 totals.append(self._round_up(totals[-1] + 1))
@@ -452,10 +452,10 @@ class ModelExecutor(Executor):
                     self._warm_up(num_lanes, num_rows)
                 took_s = self.seconds_of(_chain(0, num_rows))
                 seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
-            if self._is_captured and self.fixed_rows is None:
+            if self.is_captured and self.fixed_rows is None:
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
-        if self._is_captured and row_counts:
+        if self.is_captured and row_counts:
             self._warm_up_choices(choices)
         if self.pads_prompts:
             self._warm_up_prompts(total)
@@ -469,7 +469,7 @@ class ModelExecutor(Executor):
 
     def _lanes_of_passes(self) -> Sequence[int]:
         """Of how many lanes passes are recorded; in reproducible mode all have all, or all one."""
-        if self.fixed_rows is not None or not self._is_captured:
+        if self.fixed_rows is not None or not self.is_captured:
             return (1,)
         return lane_counts(self.num_lanes_per_pass)
 
@@ -516,11 +516,12 @@ class ModelExecutor(Executor):
         self._backend = None
 
     @property
-    def _is_captured(self) -> bool:
+    def is_captured(self) -> bool:
+        """Whether the backend runs recordings."""
         return self._backend is not None and self._backend.is_captured
 
     def _round_up(self, total: int) -> int:
-        rounded = captured_len(total) if self._is_captured else in_steps(total)
+        rounded = captured_len(total) if self.is_captured else in_steps(total)
         return min(rounded, self.capacity)
 
     def _num_visible(self, feed: Feed) -> int:
@@ -541,10 +542,10 @@ class ModelExecutor(Executor):
                 f"{most} rows, but reproducible mode is fixed at {self.fixed_rows}"
             )
             return self.fixed_rows
-        if len(parts) > 1 and not self._is_captured:
+        if len(parts) > 1 and not self.is_captured:
             return None  # programs are of one lane, and rows that nobody needs cost time
         count = next((n for n in self._backend.row_counts if n >= most), None)
-        self._num_too_large += count is None and self._is_captured
+        self._num_too_large += count is None and self.is_captured
         return count
 
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:

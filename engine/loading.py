@@ -295,8 +295,8 @@ def make_executor(
     """Make an executor and hold it to the model's own forward.
 
     num_lanes, row_counts, layers  as for `ModelExecutor`
-    backend  one of `BACKENDS`; auto: the fused forward, on a GPU as graphs, if it covers the model
-             and agrees with it, else the reference
+    backend  one of `BACKENDS`; auto: the fused forward if it covers the model and agrees with it,
+             else the reference; on a GPU either as graphs, if it can be recorded
 
     The fused backend is checked twice: on the model's weights where they are, while the reference
     can still take its place, and again when it has laid them out anew. After that the model itself
@@ -323,7 +323,9 @@ def make_executor(
         except ModelError as error:
             if backend != "auto":
                 raise
-            logger.info("the backend %s is not used: %s", name, error)
+            # Kernel by kernel a pass takes several times as long: whoever waits is told why.
+            level = logging.WARNING if name == "graphs" else logging.INFO
+            logger.log(level, "the backend %s is not used: %s", name, error)
             if executor is not None:
                 executor.free()  # the next one needs the memory
         else:

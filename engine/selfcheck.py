@@ -65,9 +65,11 @@ def plain_logits(loaded: LoadedModel) -> PlainLogits:
 def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = None) -> None:
     """Hold a small tree, a roll-back and a scattered commit in the slot cache to plain forwards.
 
+    Passes of several lanes, if they are recorded, are held to those of one.
+
     plain  of the same model; it must be given if the model cannot be run any more
 
-    Overwrites the first slots of the cache (of at least 64): only before a session. Leaves
+    Overwrites the first slots of the lanes (of at least 64): only before a session. Leaves
     `set_total` at None.
 
     Raises:
@@ -79,6 +81,8 @@ def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = No
     executor.set_total(_VISIBLE)
     try:
         error = _slot_error(executor, plain)
+        if executor.is_captured and executor.fixed_rows is None and executor.num_lanes_per_pass > 1:
+            error = max(error, _lanes_error(executor))
     except torch.OutOfMemoryError as failure:
         raise OutOfMemory(f"{loaded.name}: out of memory: {one_line(failure)}") from failure
     except _MISFITS as failure:
@@ -149,9 +153,25 @@ def _slot_error(executor: ModelExecutor, plain: PlainLogits) -> float:
     rows = [executor.run(part, range(step)) for part in passes]
     executor.move(Move((n + 1, n), (n, n + 1)))
     rows.append(executor.run(Feed((e,), (n + 2,), (n + 2,), n + 2, (1,)), (0,)))
-    got = torch.cat(rows)
     left, right = plain.left, plain.right
     want = torch.stack([left[n], right[n], left[n + 1], right[n + 1], right[n + 2]])
+    return _relative_error(torch.cat(rows), want)
+
+
+def _lanes_error(executor: ModelExecutor) -> float:
+    """Return the largest relative error of rows in two lanes at once, of those of each alone."""
+    prompt, after = _slot_texts(executor.loaded)
+    feeds, alone = [], []
+    for lane, length in ((0, len(prompt)), (executor.lanes.count - 1, _PROMPT_LEN)):
+        where = tuple(range(length))
+        executor.run(Feed(tuple(prompt[-length:]), where, where, 0, None, lane), ())
+        feeds.append(replace(_chain_feed(after[:2], (), length), lane=lane))
+        alone.append(executor.run(feeds[-1], range(2)))
+    return _relative_error(executor.run_together(feeds, (range(2),) * 2), torch.cat(alone))
+
+
+def _relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return that of the row with the largest; logits [n, V], their mean taken off."""
     got, want = got - got.mean(1, keepdim=True), want - want.mean(1, keepdim=True)
     return float(((got - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-30)).max())
 

@@ -113,7 +113,7 @@ class PairConfig(ModelsConfig):
         Backend,
         Field(
             description="Which forward runs. fused (our own: llama, mistral, qwen2, qwen3), "
-            "graphs (the same "
+            "graphs (the same, of other families the reference, "
             "as CUDA graphs), compiled (the same as one program: faster on a CPU, a minute to "
             "load, needs g++), reference (transformers' own), or auto: fused, on a GPU graphs, "
             "where that agrees with the reference."

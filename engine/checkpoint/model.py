@@ -132,7 +132,7 @@ def read_packed(
             why = str(error)
         else:
             num_bytes = model.get_memory_footprint()
-            kept = "its weights stay as they are, and take %s; passes are not captured"
+            kept = "its weights stay as they are, and take %s"
             logger.warning(f"%s: {kept}", name, gigabytes(num_bytes))
             return model
     refuse_too_large(name, empty, dtype, device)

@@ -45,7 +45,7 @@ def _make_backend(
             return GraphBackend(loaded, lanes, row_counts, layers)
         if name == "fused":
             return FusedBackend(loaded, lanes)
-        return HuggingFaceBackend(loaded, lanes.total)
+        return HuggingFaceBackend(loaded, lanes)
     except (
         RuntimeError,
         ValueError,

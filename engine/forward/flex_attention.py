@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.forward.forward import Spans
+from engine.forward.forward import Shape, Spans
 from engine.forward.masks import MASK_BITS, from_words
 from engine.forward.operators import Decide, as_timed, quickest, side_by_side
 from engine.layout.slots import LaneLayout, Span
@@ -50,8 +50,6 @@ COMPILE_FAILURES = (
 )
 
 Program = Callable[..., torch.Tensor]
-Shape = tuple[int, int]
-"""(lanes, rows of each) of a pass"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +16,10 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import Masks, as_words, from_words
-from engine.layout.slots import Feed, Span
+from engine.layout.slots import Feed, LaneLayout, Span
 
 # -- filling ---------------------------------------------------------------------------------------
 
@@ -111,6 +112,8 @@ def as_bytes(features: torch.Tensor) -> bytes:
 # -- forward ---------------------------------------------------------------------------------------
 
 Spans = tuple[Span, ...]
+Shape = tuple[int, int]
+"""Lanes of a pass that is recorded, and the rows that each of them has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +211,44 @@ class Backend(Protocol):
         """
 
 
-class HuggingFaceBackend(Backend):
+class Recordable(Backend, Protocol):
+    """A backend whose passes can be recorded (`graphs.py`): it finds their lanes on the device."""
+
+    cache: Any
+
+    def make_rooms(self, shapes: Iterable[Shape]) -> None:
+        """Take the memory that recorded passes of these shapes need, if it must outlive them."""
+
+    def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
+        """Return memory for the features of so many rows."""
+
+    def compute_recorded(
+        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
+    ) -> Output:
+        """A pass of so many lanes and rows of each, of whatever lanes: all its logits.
+
+        Nothing in it waits for the device, and no Python integer depends on which lanes they are.
+
+        rows   as in `Backend.forward`, but on the device
+        mask   [1, 1, lanes * n, num_visible], added to the scores; None: attention goes by the
+               words of the rows, where the backend can do that
+        """
+
+
+class HuggingFaceBackend(Recordable):
     """Any transformers causal language model that takes a four-dimensional mask."""
 
     name = "reference"
 
-    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
+    def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
         self._model = loaded.model
         self._device = loaded.device
         self._dtype = loaded.dtype
+        self._hidden_size = loaded.hidden_size
+        self._lanes = lanes
         self._masks = Masks(loaded.dtype)
-        self.cache = SlotCache(loaded.model, num_slots, loaded.device)
+        self.experts = RecordedExperts(loaded.model)
+        self.cache = SlotCache(loaded.model, lanes.total, loaded.device)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
@@ -264,23 +294,54 @@ class HuggingFaceBackend(Backend):
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
-        options: dict[str, Any] = {"output_hidden_states": True} if layers else {}
+        options: dict[str, Any] = {}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
+        out = self._call(ids[None], positions[None], mask, layers, options)
+        if keep is not None and not self._keeps_logits:
+            return Output(out.logits[keep], out.features)
+        return out
+
+    def _call(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        layers: Layers,
+        options: Mapping[str, Any],
+    ) -> Output:
+        """Run the rows [lanes, n] of a pass that the cache has been told of."""
         out = self._model(
-            ids[None],
+            ids,
             attention_mask=mask,
-            position_ids=positions[None],
+            position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
+            **({"output_hidden_states": True} if layers else {}),
             **options,
         )
-        logits: torch.Tensor = out.logits[0]
-        if keep is not None and not self._keeps_logits:
-            logits = logits[keep]
         # transformers' last one is behind the last norm, and so is ours.
-        states = {layer: out.hidden_states[layer][0] for layer in layers}
-        return Output(logits, features_of(states, layers))
+        states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
+        return Output(out.logits.flatten(0, 1), features_of(states, layers))
+
+    def make_rooms(self, shapes: Iterable[Shape]) -> None:
+        """See `Recordable.make_rooms`: all memory of a recording is its own, but the cache."""
+        del shapes
+
+    def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
+        """See `Recordable.empty_features`."""
+        size = num_rows, len(layers) * self._hidden_size
+        return torch.empty(size, dtype=self._dtype, device=self._device)
+
+    def compute_recorded(
+        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
+    ) -> Output:
+        """See `Recordable.compute_recorded`: lanes are transformers' batch."""
+        assert mask is not None, "transformers' attention takes a mask"
+        ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
+        self.cache.begin_lanes(slots, mask.shape[3], self._lanes)
+        with self.experts:
+            return self._call(ids, positions, mask.view(shape[0], 1, shape[1], -1), layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""

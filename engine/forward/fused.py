@@ -27,8 +27,15 @@ import torch.nn.functional as F
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.flex_attention import Shape
-from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward.forward import (
+    LAST,
+    Layers,
+    Output,
+    Recordable,
+    Shape,
+    Spans,
+    features_of,
+)
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
 from engine.forward.masks import Masks, from_words
@@ -100,7 +107,7 @@ class _FusedPass:
     plan: Plan
 
 
-class FusedBackend(Backend):
+class FusedBackend(Recordable):
     """See `Backend`."""
 
     name = "fused"
@@ -244,18 +251,11 @@ class FusedBackend(Backend):
         self._attention.make_rooms(shapes)
 
     def compute_recorded(
-        self,
-        rows: torch.Tensor,
-        shape: Shape,
-        mask: torch.Tensor | None,
-        layers: Layers = (),
+        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
     ) -> Output:
-        """A pass of so many lanes and rows of each, of whatever lanes: all its logits.
+        """See `Recordable.compute_recorded`; there is a room for the shape (`make_rooms`).
 
-        rows   as in `Backend.forward`, but on the device
-        shape  that there is a room for (`make_rooms`)
-        mask   as for `compute`; None: attention is split over the keys and goes by the words of the
-               rows (`make_split`)
+        mask  None: attention is split over the keys (`make_split`)
         """
         if mask is None:
             plan = self._attention.plan_split(shape, rows[2], rows[3:])
@@ -314,7 +314,7 @@ class FusedBackend(Backend):
         return Output(self._head(hidden), features)
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
-        """Return memory for the features of so many rows."""
+        """See `Recordable.empty_features`."""
         return self.cache.new_empty(num_rows, len(layers) * self._embeddings.shape[1])
 
     def make_split(self, shape: Shape) -> None:

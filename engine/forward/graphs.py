@@ -1,4 +1,4 @@
-"""The backend for GPUs: passes of the fused forward, captured as CUDA graphs of a few shapes.
+"""The backend for GPUs: passes of another backend, captured as CUDA graphs of a few shapes.
 
 A decode pass of a small model is a few hundred kernels of some microseconds each, and to launch one
 takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
@@ -21,6 +21,11 @@ on it does so is timed at load.
 The small operators of a layer are merged into few kernels (`small_operators.py`) where a recording
 with them is right and faster, which is tried at load.
 
+Recorded is the fused forward where it covers the model, else transformers' own over the slot cache.
+That one always has a mask, and lanes are its batch. Whether a family's modules can be recorded is
+tried first: whatever makes the host wait for a number, as a loop over the experts that were hit,
+raises there, before anything is captured.
+
 What a recording writes to is never given back as long as it lives: rooms (`lane_attention.py`), one
 memory for the logits of all passes, one for their features. Logits are float32 and lie there until
 the next pass, so that a choice can be a recording that reads them where they are.
@@ -38,18 +43,25 @@ from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
-from engine.device import Inbox, send
+from engine.device import Inbox, refusing_to_wait, send
 from engine.errors import ModelError
 from engine.forward.flex_attention import (
     EVERY_LENGTH,
     SPLIT_DEVICES,
-    Shape,
     chains,
     find_splits,
     run_to_end,
 )
-from engine.forward.forward import Backend, Layers, Output, Spans
-from engine.forward.fused import FusedBackend
+from engine.forward.forward import (
+    Backend,
+    HuggingFaceBackend,
+    Layers,
+    Output,
+    Recordable,
+    Shape,
+    Spans,
+)
+from engine.forward.fused import FusedBackend, why_not_fused
 from engine.forward.masks import from_words
 from engine.forward.operators import quickest
 from engine.forward.small_operators import MERGED_DEVICES
@@ -62,6 +74,8 @@ logger = logging.getLogger(__name__)
 FEWEST_SLOTS = 256
 RECORDED_DEVICES = ("cuda",)
 _OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
+# What torch, transformers and libraries of kernels raise where a pass cannot be recorded.
+_CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 _NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
 
 
@@ -82,27 +96,29 @@ class GraphBackend(Backend):
 
         layers  whose hidden states recordings hand out
 
-        Raises ModelError if this backend does not cover the model or its device.
+        Raises ModelError if passes of the model cannot be recorded on its device.
         """
         check_recordable(loaded.device)
-        self._fused = FusedBackend(loaded, lanes)
+        is_fused = why_not_fused(loaded.model) is None
+        self._fused = FusedBackend(loaded, lanes) if is_fused else None
+        self._inner: Recordable = self._fused or HuggingFaceBackend(loaded, lanes)
         self._name = loaded.name
         self._rank = loaded.rank
         self._device = loaded.device
         self._dtype = loaded.dtype
-        self.cache = self._fused.cache
+        self.cache = self._inner.cache
         self.row_counts = tuple(row_counts)
         self._lanes = lanes
         counts = lane_counts(lanes.count)
         self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
-        self._fused.make_rooms(self._shapes)
+        self._inner.make_rooms(self._shapes)
         # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
         # there are shapes and lengths (`captured_len`); twice, with hidden states and without.
         self._recorded: dict[tuple[Shape, int, Layers], Compute] = {}
         self._layers = layers
         # Where all recordings leave them: no recording uses it as scratch.
         most_rows = lanes.count * max(self.row_counts, default=0)
-        self._features = self._fused.empty_features(most_rows, layers)
+        self._features = self._inner.empty_features(most_rows, layers)
         self._logits = torch.empty(most_rows, loaded.vocab_size, device=loaded.device)
         # By steps, visible slots as above, and what is chosen after each; made at load alone.
         self._chains: dict[tuple[int, int, Choice], Compute] = {}
@@ -110,6 +126,42 @@ class GraphBackend(Backend):
         self._record = self._recorder()
         if self._rank is not None:
             before_parting(self.forget)
+        if isinstance(self._inner, HuggingFaceBackend):
+            self._try_out(self._inner)
+
+    def _try_out(self, inner: HuggingFaceBackend) -> None:
+        """Raise ModelError if passes make the host wait; experts may get another form for that."""
+        why = self._why_it_waits()
+        if why is not None and inner.experts:
+            inner.experts.is_used = True
+            why = self._why_it_waits() and why
+        if why is not None:
+            raise ModelError(
+                f"{self._name}: its passes cannot be recorded as CUDA graphs ({why}); use the "
+                "backend reference"
+            )
+
+    def _why_it_waits(self) -> str | None:
+        """What keeps the smallest or the largest pass from being recorded, on this or any rank.
+
+        Nothing is captured for that: a capture that fails may leave more behind than a pass.
+        """
+        failed: Exception | None = None
+        try:
+            with torch.inference_mode():
+                for shape in {min(self._shapes), max(self._shapes)} if self._shapes else ():
+                    rows = send(_first_rows(shape, self._lanes), self._device)
+                    num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
+                    # The first time libraries may prepare what they need.
+                    self._compute(rows, shape, num_visible, self._layers)
+                    with refusing_to_wait():
+                        self._compute(rows, shape, num_visible, self._layers)
+        except _CANNOT as error:
+            failed = error
+        self.wipe(0, self._lanes.total)
+        if all_agree(failed, self._rank, self._device):
+            return None
+        return "it fails on another rank" if failed is None else one_line(failed)
 
     def _recorder(self) -> Record:
         """What makes recordings, of choices too; those after load are counted."""
@@ -137,13 +189,15 @@ class GraphBackend(Backend):
         self.forget()
         # A pool whose graphs have gone is not used again.
         self._record = self._recorder()
-        self._fused.take_over(timed=timed)
+        self._inner.take_over(timed=timed)
         # A pass without a recording has the small operators one by one, and other last bits.
-        if timed and self._shapes and self._device.type in MERGED_DEVICES:
-            self._choose_operators()
+        can_merge = timed and self._shapes and self._device.type in MERGED_DEVICES
+        if self._fused is not None and can_merge:
+            self._choose_operators(self._fused)
         kept = set(self._recorded)
         # How keys are shared out depends on how many there are, and so do a row's last bits.
-        if timed and self.row_counts and self._device.type in SPLIT_DEVICES:
+        can_split = timed and self.row_counts and self._device.type in SPLIT_DEVICES
+        if self._fused is not None and can_split:
             capacity = self._lanes.num_slots - max(self.row_counts)
             with torch.inference_mode():
                 self._split_from = find_splits(
@@ -162,7 +216,7 @@ class GraphBackend(Backend):
                 or (key in kept and self._length(*key[:2]) == key[1])
             }
 
-    def _choose_operators(self) -> None:
+    def _choose_operators(self, fused: FusedBackend) -> None:
         """Merge the small operators of a layer if that is right, and faster: timed for one shape.
 
         What one of several ranks cannot do none does.
@@ -174,30 +228,31 @@ class GraphBackend(Backend):
         made: dict[str, Compute] = {}
 
         def record(name: str) -> None:
-            self._fused.is_merged = name == _MERGED
+            fused.is_merged = name == _MERGED
             with torch.inference_mode():
                 made[name] = self._recording(rows, shape, num_visible, ())
 
-        for step in (partial(self._fused.make_merged, self._shapes), partial(record, _MERGED)):
+        for step in (partial(fused.make_merged, self._shapes), partial(record, _MERGED)):
             why = None
             try:
                 step()
             except ModelError as error:
                 why = error
             if not all_agree(why, self._rank, self._device):
-                self._fused.is_merged = False
+                fused.is_merged = False
                 reason = why or "another rank cannot"
                 logger.info("%s: small operators are not merged: %s", self._name, reason)
                 return
         record(_ONE_BY_ONE)
         forms = {name: partial(run_to_end, made[name]) for name in _OPERATORS}
-        name = self._fused.decide(quickest(forms, rows), _OPERATORS)
-        self._fused.is_merged = name == _MERGED
+        name = fused.decide(quickest(forms, rows), _OPERATORS)
+        fused.is_merged = name == _MERGED
         self._recorded[shape, num_visible, ()] = made[name]
         logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
         """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""
+        assert self._fused is not None
         why = None
         try:
             self._fused.make_split(shape)
@@ -221,7 +276,7 @@ class GraphBackend(Backend):
             is_shape = keep is None and shape in self._shapes and _are_alike(spans)
             if not is_shape or layers not in ((), self._layers):
                 self.num_uncaptured += is_shape and not self.is_loading
-                return self._fused.forward(
+                return self._inner.forward(
                     rows, spans, num_visible=num_visible, keep=keep, layers=layers
                 )
             length = self._length(shape, num_visible)
@@ -295,7 +350,7 @@ class GraphBackend(Backend):
                 return self._unrecorded(compute)
             raise ModelError(
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
-                f"({one_line(error)}); use the backend fused"
+                f"({one_line(error)}); use the backend {self._inner.name}"
             ) from error
 
     def _unrecorded(self, compute: Compute) -> Compute:
@@ -312,23 +367,33 @@ class GraphBackend(Backend):
     ) -> Output:
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
-        return self._fused.compute_recorded(rows, shape, mask, layers)
+        return self._inner.compute_recorded(rows, shape, mask, layers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Backend.move`."""
-        self._fused.move(sources, targets)
+        self._inner.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """See `Backend.copy`."""
-        self._fused.copy(source, target, length)
+        self._inner.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
         """See `Backend.wipe`."""
-        self._fused.wipe(first, length)
+        self._inner.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
         """See `Backend.not_finite`."""
-        return self._fused.not_finite(first, length)
+        return self._inner.not_finite(first, length)
+
+
+def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
+    """A chain at the start of each of the first lanes, as in `Backend.forward`."""
+    num_lanes, num_rows = shape
+    where = torch.arange(num_rows)
+    zeros, bits = torch.zeros_like(where), (2 << where) - 1
+    firsts = [lanes.first_slot(lane) for lane in range(num_lanes)]
+    parts = [torch.stack((zeros, where, where + first, zeros, bits)) for first in firsts]
+    return torch.cat(parts, dim=1)
 
 
 def _are_alike(spans: Spans) -> bool:
@@ -350,7 +415,7 @@ def captured_len(needed: int) -> int:
 def check_recordable(device: torch.device) -> None:
     """Raise ModelError if `device` is no GPU."""
     if device.type not in RECORDED_DEVICES:
-        raise ModelError("CUDA graphs need a GPU; use the backend fused, or compiled")
+        raise ModelError("CUDA graphs need a GPU; use the backend fused, compiled or reference")
 
 
 def recorder(device: torch.device) -> Record:

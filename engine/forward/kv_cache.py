@@ -7,14 +7,47 @@ zeros, and what a row has written that was not finite is wiped (`not_finite.py`)
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.device import send
+from engine.layout.slots import LaneLayout
 
 _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The slots of a pass of several lanes; tensors on the cache's device.
+
+    written    [num_lanes * n] int64: where the rows go, lane by lane
+    num_lanes  that the pass has
+    picked     [num_lanes * num_visible] int64: the slots that it sees, which are copied out of the
+               cache. None: the pass has all lanes there are, and sees them where they are
+    """
+
+    written: torch.Tensor
+    num_lanes: int
+    picked: torch.Tensor | None
+
+    def update(self, there: torch.Tensor, states: torch.Tensor, num_visible: int) -> torch.Tensor:
+        """Write the keys or values of a layer, and return those that the pass sees.
+
+        there   [heads, slots, dim]: all that the layer holds
+        states  [num_lanes, heads, n, dim]: those of the pass
+
+        Returns [num_lanes, heads, num_visible, dim].
+        """
+        heads, _, dim = there.shape
+        there.index_copy_(1, self.written, states.transpose(0, 1).reshape(heads, -1, dim))
+        if self.picked is None:
+            lanes = there.view(heads, self.num_lanes, -1, dim)[:, :, :num_visible]
+        else:
+            lanes = there.index_select(1, self.picked).view(heads, self.num_lanes, -1, dim)
+        return lanes.transpose(0, 1)
 
 
 class SlotCache(Cache):
@@ -35,11 +68,12 @@ class SlotCache(Cache):
             self.buffers[heads, dim, dtype] = torch.zeros(
                 (count, 1, heads, capacity, dim), dtype=dtype, device=device
             )
-        # What the layers must know of the pass that is running; set by `begin`.
-        self.lane_start = 0
+        # What the layers must know of the pass that is running; set by `begin` or `begin_lanes`.
         self.num_visible = capacity
         self.first_slot: int | None = None
         self.slots = torch.empty(0, dtype=torch.int64, device=device)
+        self.batch: Batch | None = None
+        self._shown = 0, capacity  # the slots that layers have views of: the first, how many
         views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
         self._slot_layers = [
             SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes
@@ -56,11 +90,28 @@ class SlotCache(Cache):
         lane_start   the first slot that the pass's mask covers
         num_visible  number of slots that it covers
         """
-        self.slots, self.first_slot = slots, first_slot
-        if (lane_start, num_visible) != (self.lane_start, self.num_visible):
-            self.lane_start, self.num_visible = lane_start, num_visible
+        self.slots, self.first_slot, self.num_visible = slots, first_slot, num_visible
+        self.batch = None
+        if (lane_start, num_visible) != self._shown:
+            self._shown = lane_start, num_visible
             for layer in self._slot_layers:
                 layer.show(lane_start, num_visible)
+
+    def begin_lanes(self, slots: torch.Tensor, num_visible: int, lanes: LaneLayout) -> None:
+        """Say the same of a pass of several lanes, which are transformers' batch.
+
+        Where the lanes begin is found on the device: a recording serves any lanes.
+
+        slots        [lanes, n] int64 on the cache's device, as in `begin`
+        num_visible  number of slots of each lane that the pass's mask covers, from its first on
+        lanes        how the cache is divided
+        """
+        self.slots, self.first_slot, self.num_visible = slots[0], None, num_visible
+        picked = None
+        if len(slots) < lanes.count:
+            first = first_slots(slots, lanes.num_slots)
+            picked = (first[:, None] + torch.arange(num_visible, device=first.device)).view(-1)
+        self.batch = Batch(slots.reshape(-1), len(slots), picked)
 
     def update(
         self,
@@ -122,7 +173,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[1, heads, n, dim]` rows at the slots of the pass; return the visible slots."""
+        """Write `[1, heads, n, dim]` rows at the slots of the pass; return the visible slots.
+
+        Of a pass of lanes both are `[lanes, heads, n, dim]`.
+        """
+        if (batch := self.cache.batch) is not None:
+            num_visible = self.cache.num_visible
+            keys = batch.update(self._keys[0], key_states, num_visible)
+            return keys, batch.update(self._values[0], value_states, num_visible)
         first = self.cache.first_slot
         if first is None:
             self._keys.index_copy_(2, self.cache.slots, key_states)
@@ -148,6 +206,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """(slots that a mask covers, offset of the first)."""
         del query_length
         return self.cache.num_visible, 0
+
+
+def first_slots(slots: torch.Tensor, num_slots: int) -> torch.Tensor:
+    """Return where the lanes begin that rows are written to, [lanes] int64 on their device.
+
+    slots      [lanes, n] int64: of each row
+    num_slots  of a lane
+    """
+    return slots[:, 0].div(num_slots, rounding_mode="floor") * num_slots
 
 
 def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> int | None:

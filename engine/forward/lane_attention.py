@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import ModelError
-from engine.forward.flex_attention import FlexAttention, Shape, Visible
-from engine.forward.forward import Spans
+from engine.forward.flex_attention import FlexAttention, Visible
+from engine.forward.forward import Shape, Spans
+from engine.forward.kv_cache import first_slots
 from engine.forward.operators import (
     BATCHED_OF_ONE_ROW,
     BATCHED_OF_ROWS,
@@ -242,9 +243,8 @@ class LaneAttention:
         return Plan((self._rooms[shape].look,), (visible,), zip(self._whole()))
 
     def _first_slots(self, slots: torch.Tensor, num_lanes: int) -> torch.Tensor:
-        """Where the lanes begin that rows are written to, [lanes] int64."""
-        num_slots = self._lanes.num_slots
-        return slots.view(num_lanes, -1)[:, 0].div(num_slots, rounding_mode="floor") * num_slots
+        """See `first_slots`."""
+        return first_slots(slots.view(num_lanes, -1), self._lanes.num_slots)
 
     def _whole(self) -> list[Seen]:
         """All lanes of each layer's cache as one."""

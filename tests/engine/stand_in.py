@@ -5,7 +5,8 @@ operators that ran, with the tensors that they read and wrote; to replay it is t
 operators on the same tensors, and no Python of ours. As on a GPU, what a capture has not seen it
 does not do again.
 
-What happens outside of graphs is noted, operator by operator, while somebody watches.
+What happens outside of graphs is noted, operator by operator, while somebody watches. What would
+make the host wait for the device raises in a capture, and wherever torch is told to refuse it.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +29,53 @@ UPLOAD, DOWNLOAD = "upload", "download"  # through memory that is pinned; the ho
 LAUNCH, KERNEL = "launch", "kernel"  # of a graph, of an operator by itself
 WAIT = "wait for an event"
 BLOCKING, CAPTURE = "blocking call", "capture"
+
+
+_aten = torch.ops.aten
+# Operators whose outcome, or its shape, the host must know before it goes on.
+_WAITING = {
+    *(_aten._local_scalar_dense, _aten.item, _aten.is_nonzero, _aten.nonzero),
+    *(_aten.nonzero_numpy, _aten.argwhere, _aten.masked_select),
+    *(_aten.equal, _aten._unique, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive),
+    *(_aten.bincount, _aten.allclose, _aten._assert_async),
+}
+_HALF_BYTES = (torch.bool, torch.uint8)
+
+
+def _waits(func: Any, args: Any) -> bool:
+    """Whether an operator would make the host wait on a GPU."""
+    packet = func.overloadpacket
+    if packet in (_aten.index, _aten.index_put, _aten.index_put_):
+        return any(index is not None and index.dtype in _HALF_BYTES for index in args[1])
+    if packet is _aten.repeat_interleave:
+        return func is _aten.repeat_interleave.Tensor
+    if packet is _aten.where:
+        return func is _aten.where.default  # of a condition alone
+    if packet is _aten._grouped_mm:  # in other types, torch fetches where each group ends
+        return bool(args[0].dtype != torch.bfloat16)
+    return packet in _WAITING or func.namespace == "transformers"  # a loop over the groups
+
+
+class _FromHost(TorchFunctionMode):
+    """Raises where numbers of the host become a tensor of the device."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func is torch.tensor and (kwargs or {}).get("device") is not None:
+            raise RuntimeError("called a synchronizing CUDA operation (a copy from the host)")
+        return func(*args, **(kwargs or {}))
+
+
+class _Refusing(TorchDispatchMode):
+    """Raises where the host would wait, as torch does where it is told to."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if _waits(func, args):
+            raise RuntimeError(f"called a synchronizing CUDA operation ({func})")
+        return func(*args, **(kwargs or {}))
 
 
 class Stream:
@@ -52,6 +101,8 @@ class StandIn:
         self.captured_on: Stream | None = None
         self.raises = False
         self.is_busy = False  # with a graph: what it does is not noted
+        self.is_capturing = False
+        self.refusing: contextlib.ExitStack | None = None  # what would make the host wait
         self.kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
         self.there: set[int] = set()  # memory of the device, by address
         self.pinned: set[int] = set()
@@ -105,8 +156,8 @@ class _Capture(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> object:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
+        if _waits(func, args):
+            raise RuntimeError(f"operation not permitted when stream is capturing ({func})")
         made = func(*args, **(kwargs or {}))
         self.graph.calls.append((func, args, kwargs or {}, made))
         self.graph.device.keep(self.graph.device.there, *_tensors((args, kwargs, made)))
@@ -129,7 +180,7 @@ class _Notes(TorchDispatchMode):
             return made
         if func is torch.ops.aten.copy_.default and is_there[0] != is_there[1]:
             device.note(self._copy(inputs, is_from=is_there[1], is_free=bool(args[2:] and args[2])))
-        elif func is torch.ops.aten._local_scalar_dense.default:
+        elif _waits(func, args):
             device.note(BLOCKING)
         elif func._schema.is_mutable or not {*map(_address, _tensors(made))} <= {
             *map(_address, inputs)
@@ -151,15 +202,16 @@ class _Capturing:
 
     def __init__(self, graph: Graph, *, stream: Stream, **_: object) -> None:
         self.graph, self.stream = graph, stream
-        self.mode = _Capture(graph)
+        self.modes = _Capture(graph), _FromHost()
 
     def __enter__(self) -> None:
         device = self.graph.device
         device.num_captures += 1
         device.note(CAPTURE)
         device.captured_on = device.current = self.stream
-        device.is_busy = True
-        self.mode.__enter__()
+        device.is_busy = device.is_capturing = True
+        for mode in self.modes:
+            mode.__enter__()
 
     def __exit__(
         self,
@@ -168,8 +220,9 @@ class _Capturing:
         at: TracebackType | None,
     ) -> None:
         device = self.graph.device
-        self.mode.__exit__(kind, error, at)
-        device.is_busy = False
+        for mode in reversed(self.modes):
+            mode.__exit__(kind, error, at)
+        device.is_busy = device.is_capturing = False
         if device.raises:
             raise RuntimeError("operation failed due to a previous error during capture")
         if kind is None:
@@ -215,13 +268,25 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
     def blocking(method: Callable[..., object]) -> Callable[..., object]:
         def call(tensor: torch.Tensor, *args: object, **options: object) -> object:
+            if made.is_capturing or made.refusing is not None:
+                raise RuntimeError("called a synchronizing CUDA operation (a copy to the host)")
             if _address(tensor) in made.there:
                 made.note(BLOCKING)
             return method(tensor, *args, **options)
 
         return call
 
+    def refuse(mode: str | int) -> None:
+        if made.refusing is not None:
+            made.refusing.close()
+        made.refusing = contextlib.ExitStack() if mode in ("error", 2) else None
+        if made.refusing is not None:
+            made.refusing.enter_context(_Refusing())
+            made.refusing.enter_context(_FromHost())
+
     for name, value in {
+        "get_sync_debug_mode": lambda: 0 if made.refusing is None else 2,
+        "set_sync_debug_mode": refuse,
         "graph_pool_handle": lambda: 1,
         "Stream": new_stream,
         "current_stream": lambda *_: made.current,

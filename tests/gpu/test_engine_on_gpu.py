@@ -65,6 +65,34 @@ def test_graphs_give_the_logits_of_the_reference(
     assert graphs.num_uncaptured > 0  # sessions have passes of up to 6 rows
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt2", "phi3", "olmo", "granite"])
+def test_families_that_are_not_fused_are_recorded(
+    architecture: str, dtype: str, tmp_path: Path
+) -> None:
+    folder = make_model(architecture, tmp_path, scale=1.0 if dtype == "float32" else 0.5)
+    reference = executor(folder, dtype, "reference")
+    graphs = executor(folder, dtype, "auto")
+    assert graphs.backend == "graphs"
+    graphs.warm_up((1,))
+    for seed in range(2):
+        for error in session_differences(reference, graphs, seed=seed):
+            assert error < TOLERANCES[dtype]
+    assert graphs.num_late == 0
+
+
+def test_a_model_that_waits_for_a_number_leaves_the_gpu_usable(tmp_path: Path) -> None:
+    folder = make_model("granite", tmp_path)
+    loaded = load_model(str(folder), dtype="float32", device=GPU)
+    layer = loaded.model.model.layers[1]
+    layer.register_forward_hook(lambda _module, _inputs, out: out[0].sum().item() and None)
+    unrecorded = make_executor(loaded, 400, row_counts=ROW_COUNTS)
+    assert unrecorded.backend == "reference"
+    assert torch.cuda.get_sync_debug_mode() == 0
+    for error in session_differences(executor(folder, "float32", "auto"), unrecorded, seed=0):
+        assert error < TOLERANCES["float32"]
+
+
 def test_a_row_of_a_reproducible_graph_has_the_same_bits_anywhere(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="bfloat16", device=GPU)
     check_reproducible(make_executor(loaded, 192, backend="graphs", fixed_rows=4))

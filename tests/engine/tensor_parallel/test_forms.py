@@ -14,7 +14,7 @@ import engine.forward.small_operators
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
-from engine.forward.flex_attention import Shape
+from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from tests.engine.flex_forms import counted, spelt_out
