@@ -38,7 +38,7 @@ _MOST_PROGRAMS = 64
 # Of the masked form: both sum in float32, in another order, and round to the type once.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
 # What torch.compile raises where it, or a compiler that it calls, cannot do something.
-COMPILE_FAILURES = (
+_FAILURES = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -165,7 +165,7 @@ class FlexAttention:
                 torch._inductor.config.patch(compile_threads=1),
             ):
                 error = self._error(shape, keys, values, scale)
-        except COMPILE_FAILURES as failure:
+        except _FAILURES as failure:
             raise ModelError(f"FlexAttention cannot be compiled ({one_line(failure)})") from failure
         if not error <= _TOLERANCES[keys.dtype]:
             raise ModelError(f"FlexAttention gives other numbers (relative error {error:.1e})")

@@ -242,7 +242,10 @@ def norms_left_out(qkv: Any, _: Any, cos: Any, sin: Any, slots: Any, cache: Any,
 
 
 def fails(_: object) -> torch.Tensor:
-    raise torch._dynamo.exc.TorchDynamoException("no such kernel")
+    class CompilationError(Exception):  # Triton's own is no RuntimeError either
+        pass
+
+    raise CompilationError("no such kernel")
 
 
 MISTAKES: dict[str, tuple[Program, ...]] = {
@@ -336,4 +339,4 @@ def test_compiled_at_load_they_serve_all_shapes_and_are_not_compiled_again(
     found = errors(folder, graphs)
     assert max(found) < TOLERANCES["float32"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
-    assert graphs.num_uncaptured < len(found)  # most of these passes were recorded ones
+    assert graphs.num_uncaptured < len(found)  # recorded passes are among these
