@@ -159,9 +159,8 @@ def test_the_memory_that_is_asked_for_is_that_of_the_part(
         load(rank=rank_of(1))
 
 
-@pytest.mark.parametrize("is_there", [True, False])
 def test_slices_are_read_straight_onto_a_gpu(
-    *, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
 
@@ -171,12 +170,11 @@ def test_slices_are_read_straight_onto_a_gpu(
 
     gpu = torch.device("cuda:1")
     monkeypatch.setattr(MODEL, "read_weights", read)
-    monkeypatch.setattr(MODEL, "is_accelerate_available", lambda: is_there)
     monkeypatch.setattr(MODEL, "claim", lambda _: gpu)
     monkeypatch.setattr(MODEL, "free_bytes", lambda _: 1 << 40)
     with pytest.raises(OutOfMemory, match="far enough"):
         load_model(str(save("llama", tmp_path, {})), device="cuda:1", rank=rank_of(1))
-    assert asked["options"] == ({"device_map": {"": gpu}} if is_there else {})
+    assert asked["options"] == {"device_map": {"": gpu}}
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's counters")
