@@ -13,6 +13,8 @@ from engine.forward.forward import PROMPT_ROWS
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
+from engine.tensor_parallel.calls import FindFree
+from engine.tensor_parallel.split import lowest
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +111,15 @@ def _mask_bytes(loaded: Loaded) -> int:
 
 
 def _free_bytes(loaded: Loaded) -> int:
-    """What this process may take of the memory of its device: ranks on CPUs share one."""
-    free = free_bytes(loaded.device)
-    if loaded.rank is not None and loaded.device.type == "cpu":
-        return free // loaded.rank.count
-    return free
+    """What this process may take of the memory of its device.
+
+    Of several ranks all take as much, so the one with the least decides: the GPU of one may be a
+    drafter's as well. Those on CPUs share one memory.
+    """
+    free, rank = free_bytes(loaded.device), loaded.rank
+    if rank is None:
+        return free
+    if rank.followers is not None:
+        with rank.followers.together(FindFree()):
+            free = lowest(free, rank, loaded.device) or 0
+    return free // rank.count if loaded.device.type == "cpu" else free

@@ -45,6 +45,11 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class FindFree:
+    """Every rank looks how many bytes of its device are free, and all get the lowest number."""
+
+
+@dataclass(frozen=True, slots=True)
 class MakeBackend:
     """Make a backend, in the place of any before: as `engine.forward.backends.make_backend`."""
 
@@ -123,6 +128,7 @@ class FindNotFinite:
 
 Call = (
     Plain
+    | FindFree
     | MakeBackend
     | TakeOver
     | Loading

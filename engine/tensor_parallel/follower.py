@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.device import pin
+from engine.device import free_bytes, pin
 from engine.errors import EngineError, ModelError
 from engine.fastest import usual_num_threads
 from engine.forward.backends import make_backend
@@ -14,6 +14,7 @@ from engine.tensor_parallel.calls import (
     Call,
     Chain,
     CopySlots,
+    FindFree,
     FindNotFinite,
     Forward,
     Loading,
@@ -81,6 +82,10 @@ class FollowerRank:
                 with torch.inference_mode():
                     there = torch.from_numpy(ids).to(self._loaded.device)
                     self._loaded.model(there, use_cache=False)
+                return
+            case FindFree():
+                assert self._loaded.rank is not None
+                lowest(free_bytes(self._loaded.device), self._loaded.rank, self._loaded.device)
                 return
             case MakeBackend(name, lanes, row_counts, layers):
                 self._backend = None  # the next one needs the memory

@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+import engine.memory
+import engine.tensor_parallel.follower
 from engine.checkpoint.model import LoadedModel
+from engine.errors import OutOfMemory
 from engine.executor import ModelExecutor
+from engine.memory import longest_text
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, MakeBackend
 from engine.tensor_parallel.follower import FollowerRank
@@ -59,6 +63,26 @@ def test_what_is_not_finite_on_one_rank_alone_is_found(tmp_path: Path) -> None:
         assert executor.not_finite(0) == 3
         leading[0, :, 4] = math.nan
         assert executor.not_finite(0) == 3
+
+
+def test_the_rank_with_the_least_memory_says_how_long_texts_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Threads(make_model("llama", tmp_path), 2).loaded
+    assert first.rank is not None
+    each = 64
+    monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
+    # Half of it is for the cache, and half of that is each rank's; 128 slots are no text's.
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: 4 * each * 1000)
+    monkeypatch.setattr(
+        engine.tensor_parallel.follower, "free_bytes", lambda _: 4 * each * (300 + 128)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        told: Any = Told(second, pool)
+        loaded = replace(first, rank=replace(first.rank, followers=told))
+        assert longest_text(loaded, 300) == 300
+        with pytest.raises(OutOfMemory, match="a maximum length of 300 fits"):
+            longest_text(loaded, 301)
 
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
