@@ -78,7 +78,7 @@ def verify_lossless(
         start_s = time.monotonic() - begun
         prompts = prompts_of(running, prompt)
         proved = _proved(running)
-        say(f"proves it for {proved}")
+        say(f"pair under test: {proved}")
         pace = lossless.pace(running, prompts[0], policies[0], start_s)
         expected_s = pace.duration_s(len(prompts), len(policies), len(VERIFY), num_texts)
         say(f"this will take about {how_long(expected_s)} (--num-texts decides)")
@@ -141,7 +141,7 @@ def _proved(pair: Pair) -> str:
     target = pair.hello(Role.TARGET)
     reproducible = " with --reproducible" if pair.config.reproducible else ""
     backend = f", backend {target.backend}" if target.backend else ""
-    return f"a target in {target.dtype}{reproducible} on {target.device}{backend}"
+    return f"target in {target.dtype}{reproducible} on {target.device}{backend}"
 
 
 def how_long(seconds: float) -> str:
