@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.forward.flex_attention import Shape
+from engine.forward.forward import Shape
 from engine.forward.operators import at_once, rms_norm
 
 MERGED_DEVICES = ("cuda",)  # on a CPU a call of a program takes as long as the operators it merges
