@@ -23,6 +23,7 @@ Work = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 # A recording costs some passes' time: what comes once or twice is run kernel by kernel.
 USES_BEFORE = 2
+_NEVER = -(1 << 60)  # uses so far of what cannot be recorded
 _MOST_KEPT = 512
 _MOST_PLACES = 4  # for logits that are copied: of all tokens, and of those that a target knows
 Key = tuple[Hashable, int, int, bool]
@@ -40,7 +41,7 @@ class Captures:
         row_counts  ascending; other numbers of rows are filled up. None: each has its recording
         logits      [n, V] where recorded passes leave theirs
         """
-        self._record: Record | None = record
+        self._record = record
         self._row_counts = tuple(row_counts)
         self._logits = logits
         # For logits that are copied, by rows and tokens.
@@ -118,12 +119,12 @@ class Captures:
         uses = self._uses[key] = self._uses.pop(key, 0) + 1
         if len(self._uses) > _MOST_KEPT:
             self._uses.popitem(last=False)
-        if uses <= USES_BEFORE or self._record is None:
+        if uses <= USES_BEFORE:
             return None
         try:
             made = self._record(lambda there: work(place, there), integers)
         except RuntimeError:
-            self._record = None  # some kernel cannot be captured here: never again
+            self._uses[key] = _NEVER  # a kernel of this one cannot be captured, or memory lacked
             return None
         self._made[key] = made
         if len(self._made) > _MOST_KEPT:

@@ -44,7 +44,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import Inbox, refusing_to_wait, send
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.forward.flex_attention import (
     EVERY_LENGTH,
     SPLIT_DEVICES,
@@ -348,6 +348,11 @@ class GraphBackend(Backend):
         except RuntimeError as error:
             if not self.is_loading:
                 return self._unrecorded(compute)
+            if kind_of(error) is OutOfMemory:
+                raise OutOfMemory(
+                    f"{self._name}: no memory to capture passes as CUDA graphs "
+                    f"({one_line(error)}); lower --max-model-len or --max-num-seqs"
+                ) from error
             raise ModelError(
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
                 f"({one_line(error)}); use the backend {self._inner.name}"

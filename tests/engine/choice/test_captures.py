@@ -85,9 +85,14 @@ def test_recorded_choices_are_those_that_are_not(sampling: Sampling) -> None:
 def test_choices_that_cannot_be_recorded_are_made_all_the_same(recorder: Recorder) -> None:
     recorder.is_broken = True
     found = choices(Sampling(0.8), range(6))
+    recorder.is_broken = False
+    assert choices(Sampling(0.8), range(6)) == found  # and not tried again
+    assert recorder.num_recorded == 0
+    others = choices(Sampling(1.0, top_k=20), range(6))
+    assert recorder.num_recorded == 2
     capture_on(CPU, None)
     assert found == choices(Sampling(0.8), range(6))
-    assert recorder.num_recorded == 0
+    assert others == choices(Sampling(1.0, top_k=20), range(6))
 
 
 def executor(folder: Path) -> ModelExecutor:

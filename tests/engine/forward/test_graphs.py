@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
-from engine.errors import ModelError
+from engine.errors import ModelError, OutOfMemory
 from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
 from engine.forward.graphs import Compute, GraphBackend, captured_len
 from engine.forward.masks import Masks, as_words, from_words
@@ -131,6 +131,32 @@ def test_what_is_not_recorded_at_load_is_counted_and_may_fail(
     for number in (3, 4):
         assert difference(graphs.run(two, (0, 1)), reference.run(two, (0, 1))) < 1e-5
         assert graphs.num_uncaptured == number
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "advice"),
+    [
+        ("CUDA out of memory", OutOfMemory, "no memory .* lower --max-model-len"),
+        ("operation not permitted", ModelError, "cannot be captured .* use the backend fused"),
+    ],
+)
+def test_a_recording_that_fails_at_load_is_one_line(
+    words: str,
+    kind: type[ModelError],
+    advice: str,
+    tmp_path: Path,
+    recordings: list[int],
+) -> None:
+    def fails(*_: object) -> Compute:
+        raise RuntimeError(words)
+
+    _, graphs = pair(make_model("llama", tmp_path))
+    backend = graphs._backend
+    assert isinstance(backend, GraphBackend)
+    backend._record = fails
+    with pytest.raises(kind, match=advice) as caught:
+        graphs.warm_up(())
+    assert type(caught.value) is kind
 
 
 def test_fixed_row_counts_are_reproducible(tmp_path: Path, recordings: list[int]) -> None:
