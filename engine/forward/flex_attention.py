@@ -133,7 +133,9 @@ class FlexAttention:
         words, shown = visible.words, (visible.num_blocks, visible.blocks)
         tiles = self._tiles(query.shape[2])
         if len(tiles) == 1:
-            return self._program(query, keys, values, words, *shown, scale)
+            # Of several lanes with a row each the queries lie apart: the compiler would take them
+            # for another shape, and make the program once more when it first runs.
+            return self._program(query.contiguous(), keys, values, words, *shown, scale)
         parts, end = [], 0
         for tile in tiles:
             of_tile = (query[:, :, tile.start : tile.stop], words[:, :, tile.start : tile.stop])
