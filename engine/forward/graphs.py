@@ -73,6 +73,7 @@ logger = logging.getLogger(__name__)
 
 FEWEST_SLOTS = 256
 RECORDED_DEVICES = ("cuda",)
+COMPILING_DEVICES = ("cuda",)  # where programs of torch.compile run within recordings
 _OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
 # What torch, transformers and libraries of kernels raise where a pass cannot be recorded.
 _CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
@@ -111,7 +112,10 @@ class GraphBackend(Backend):
         self._lanes = lanes
         counts = lane_counts(lanes.count)
         self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
-        self._inner.make_rooms(self._shapes)
+        # In inference mode, as passes are: to a compiler other tensors are another kind, and it would
+        # make every program of `make_split` once more when a recording first runs it.
+        with torch.inference_mode(self._device.type in COMPILING_DEVICES):
+            self._inner.make_rooms(self._shapes)
         # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
         # there are shapes and lengths (`captured_len`); twice, with hidden states and without.
         self._recorded: dict[tuple[Shape, int, Layers], Compute] = {}

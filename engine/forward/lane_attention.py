@@ -152,13 +152,10 @@ class LaneAttention:
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Take the memory of passes that will be recorded: there are no others."""
-        # In inference mode, as passes are: the compiler takes other tensors for another kind, and
-        # would make every program of `make_split` once more when a recording first runs it.
-        with torch.inference_mode():
-            for shape in shapes:
-                num_lanes, num_rows = shape
-                made = _projections(self._layers[0], num_lanes * num_rows, self._group)
-                self._rooms[shape] = Room(made, _look(made.apart, num_lanes))
+        for shape in shapes:
+            num_lanes, num_rows = shape
+            made = _projections(self._layers[0], num_lanes * num_rows, self._group)
+            self._rooms[shape] = Room(made, _look(made.apart, num_lanes))
 
     def room(self, shape: Shape) -> Room:
         """The memory of recorded passes of one shape (`make_rooms`)."""

@@ -44,6 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.graphs, "recorder", counted(captured))
     monkeypatch.setattr(engine.forward.graphs, "SPLIT_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine.forward.graphs, "COMPILING_DEVICES", ("cpu",))
     monkeypatch.setattr(engine.forward.flex_attention, "quickest", always("split"))
     return captured
 
