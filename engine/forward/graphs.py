@@ -112,7 +112,7 @@ class GraphBackend(Backend):
         self._lanes = lanes
         counts = lane_counts(lanes.count)
         self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
-        # In inference mode, as passes are: to a compiler other tensors are another kind, and it would
+        # In inference mode, as passes are. Other tensors are another kind to a compiler: it would
         # make every program of `make_split` once more when a recording first runs it.
         with torch.inference_mode(self._device.type in COMPILING_DEVICES):
             self._inner.make_rooms(self._shapes)
