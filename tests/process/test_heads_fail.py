@@ -40,7 +40,8 @@ def written(pair: Pair, speculation: SpeculationConfig) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("way", "head", "line"),
     [
-        ("memory", "eagle", "the target: its heads have failed, and draft no more: CUDA out of"),
+        # They may draft again: memory that is missing now may be there later.
+        ("memory", "eagle", "the target: memory was missing in the middle of a text (CUDA out of"),
         ("shapes", "medusa", "the target: its heads have failed, and draft no more: mat1 and mat2"),
         ("nan", "eagle3", "the target: its head"),
     ],
