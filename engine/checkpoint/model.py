@@ -207,19 +207,20 @@ def read_weights(
     """
     loader: Any = AutoModelForCausalLM if kind is None else kind
     try:
-        model, info = loader.from_pretrained(
-            folder if tensors is None else None,
-            config=config,
-            state_dict=tensors,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            generation_config=_NO_GENERATION,  # what is wanted of the file is read here
-            **(options or {}),
-        )
+        with without_accelerate():
+            model, info = loader.from_pretrained(
+                folder if tensors is None else None,
+                config=config,
+                state_dict=tensors,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
+                generation_config=_NO_GENERATION,  # what is wanted of the file is read here
+                **(options or {}),
+            )
     except ModelError:
         raise  # of `tensors`
     except torch.OutOfMemoryError as error:
@@ -318,12 +319,10 @@ def load_model(
     folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
     chosen = _choose_dtype(name, dtype, config, folder, where)
     if rank is not None:
-        with without_accelerate():
-            model = read_part(name, of, chosen, where, rank)
+        model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        with without_accelerate():
-            model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
     else:
         model = read_packed(name, folder, config, chosen, where, packed, empty)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one

@@ -38,7 +38,8 @@ class Captures:
     ) -> None:
         """Record nothing yet.
 
-        row_counts  ascending; other numbers of rows are filled up. None: each has its recording
+        row_counts  ascending; other numbers of rows are filled up. Empty: each number has
+                    a recording of its own
         logits      [n, V] where recorded passes leave theirs
         """
         self._record = record

@@ -73,7 +73,7 @@ def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
 
 
 def all_agree(refusal: Exception | None, rank: Rank | None, device: torch.device) -> bool:
-    """Return on every rank whether none has a refusal; without ranks, whether this process has."""
+    """Return on every rank whether no rank has a refusal; without ranks, whether this has none."""
     if rank is None:
         return refusal is None
     return lowest(None if refusal is None else 0, rank, device) is None

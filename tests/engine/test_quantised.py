@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+import transformers.integrations.accelerate
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
@@ -59,6 +60,18 @@ def test_a_quantised_model_is_the_model_of_the_weights_that_it_stands_for(
     assert loaded.eos_token_ids == (2,)
     # What was rounded is not what it was.
     assert not torch.equal(logits_of(want), logits_of(plainly(folder("llama"))))
+
+
+def test_dequantised_weights_need_no_other_package_to_be_put_onto_a_device(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["awq"])
+    want = logits_of(plainly(plain))
+    asks: Any = transformers.integrations.accelerate
+    monkeypatch.setattr(asks, "is_accelerate_available", lambda *_: False)
+    onto = {"device_map": {"": torch.device("cpu")}}  # as for a GPU
+    monkeypatch.setattr("engine.checkpoint.model.straight_onto", lambda _: onto)
+    assert torch.equal(logits_of(load_model(str(packed)).model), want)
 
 
 @pytest.mark.parametrize("kind", KINDS)
