@@ -6,6 +6,8 @@ SlipstreamError
 ├── IncompatibleError       two nodes that do not fit each other (refused at the handshake)
 ├── NodeError               a node process that failed to start, died, or stopped answering
 │   └── TextError           a text that cannot be completed; others can
+├── BusyError               too many texts wait already: try again later
+├── AwayError               the target is away: try again later
 ├── TransportError          an endpoint that cannot be bound or reached
 ├── OutputError             text that cannot be written
 ├── ClosedError             use of something that was closed
@@ -42,6 +44,14 @@ class NodeError(SlipstreamError):
 
 class TextError(NodeError):
     """A text that cannot be completed. Nothing is wrong with the others."""
+
+
+class BusyError(SlipstreamError):
+    """Too many texts wait for a lane already; later there may be room again."""
+
+
+class AwayError(SlipstreamError):
+    """No target is there that could write; another may come."""
 
 
 class TransportError(SlipstreamError):

@@ -11,28 +11,21 @@ import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from coordinator.api import vllm as speculation
+from coordinator.api.asking import Asking, Params, Prompt
 from coordinator.api.chat import Messages
 from coordinator.api.config import ALONE, PairConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.api.refusals import scalar
 from coordinator.api.requests import Batch, Request, Step
 from coordinator.api.vllm import Bar, TargetTokenizer, UseTqdm, as_given, in_our_names
-from proto.errors import ClosedError, ConfigurationError, shown
+from proto.errors import ClosedError, ConfigurationError
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
-
-_KEYS = ("prompt", "prompt_token_ids")
-BYTES = bytes | bytearray | memoryview  # sequences of numbers, but nobody's token ids
-_PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
 
 class LLM:
@@ -91,6 +84,7 @@ class LLM:
         self.pair = Pair(config, with_drafter=self._speculation.drafts)
         for line in self.pair.notices():
             logger.warning("%s", line)
+        self.asking = Asking(self.pair, self._speculation)
         self._close = weakref.finalize(self, self.pair.close)
 
     # -- blocking ---------------------------------------------------------------------------------
@@ -111,7 +105,8 @@ class LLM:
         So does Ctrl-C (KeyboardInterrupt), at once, however many texts are open; the nodes stay
         warm and the LLM can be asked again.
         """
-        return self._answers(self._requests(prompts, sampling_params), use_tqdm)
+        self._check_open()
+        return self._answers(self.asking.requests(prompts, sampling_params), use_tqdm)
 
     def chat(
         self,
@@ -121,7 +116,8 @@ class LLM:
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the target's chat template; as `generate`."""
-        return self._answers(self._chat_requests(messages, sampling_params), use_tqdm)
+        self._check_open()
+        return self._answers(self.asking.chat_requests(messages, sampling_params), use_tqdm)
 
     def _answers(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
         with (
@@ -146,7 +142,8 @@ class LLM:
         With `n` > 1 the parts of the texts are mixed, and each names its text (`index`). Leaving
         the loop early, or closing the generator, ends the texts on both nodes.
         """
-        return self._parts(self._request(prompt, sampling_params))
+        self._check_open()
+        return self._parts(self.asking.request(prompt, sampling_params))
 
     def _parts(self, request: Request) -> Generator[RequestOutput, None, None]:
         self._check_open()
@@ -161,7 +158,8 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
         """As `generate`; a cancelled task ends its texts on both nodes."""
-        requests = await asyncio.to_thread(self._requests, prompts, sampling_params)
+        self._check_open()
+        requests = await asyncio.to_thread(self.asking.requests, prompts, sampling_params)
         async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
             async for step in steps:
                 _warn(step)
@@ -171,67 +169,12 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `stream`; closing the iterator or cancelling the task ends the texts on both nodes."""
-        request = await asyncio.to_thread(self._request, prompt, sampling_params)
+        self._check_open()
+        request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
             async for step in steps:
                 _warn(step)
                 yield step.part
-
-    # -- prompts ----------------------------------------------------------------------------------
-
-    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        requests = self._requests(prompt, params)
-        if len(requests) != 1:
-            raise ConfigurationError(f"stream takes one prompt, not {len(requests)}")
-        return requests[0]
-
-    def _requests(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Request]:
-        self._check_open()
-        pairs = [self._read(prompt) for prompt in _listed(prompts)]
-        return self._with_params(pairs, params)
-
-    def _chat_requests(
-        self, messages: Messages | Sequence[Messages], params: Params
-    ) -> list[Request]:
-        self._check_open()
-        pairs = [self.pair.encode_chat(conversation) for conversation in _conversations(messages)]
-        return self._with_params(pairs, params)
-
-    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
-        if isinstance(prompt, Mapping):
-            _check_keys(prompt)
-        match prompt:
-            case str(text) | {"prompt": str(text)}:
-                return text, self.pair.encode(text)
-            case {"prompt_token_ids": [*given]} | [*given] if not isinstance(prompt, memoryview):
-                ids = tuple(map(scalar, given))
-                if all(type(token) is int for token in ids):
-                    return None, cast(tuple[int, ...], ids)
-        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompt)}")
-
-    def _with_params(
-        self, prompts: Sequence[tuple[str | None, tuple[int, ...]]], params: Params
-    ) -> list[Request]:
-        if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(prompts)
-        elif isinstance(params, list | tuple):
-            each = list(params)
-        else:
-            raise ConfigurationError(
-                "sampling_params: expected SamplingParams, or a list of one for each prompt, got "
-                f"{shown(params)}"
-            )
-        if len(each) != len(prompts):
-            raise ConfigurationError(
-                f"{len(prompts)} prompts but {len(each)} SamplingParams; give one, or one for each"
-            )
-        for _, ids in prompts:
-            self.pair.check(ids)
-        reviewed = [self.pair.reviewed_params(one) for one in each]
-        return [
-            Request(self.pair, self._speculation, *prompt, one)
-            for prompt, one in zip(prompts, reviewed, strict=True)
-        ]
 
     # -- the pair ---------------------------------------------------------------------------------
 
@@ -262,32 +205,3 @@ def _warn(step: Step) -> None:
     for made in step.part.outputs:
         if made.error is not None:
             logger.warning("a text could not be completed: %s", made.error)
-
-
-def _check_keys(prompt: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for what a prompt has besides its text or its tokens."""
-    more = [name for name, value in prompt.items() if name not in _KEYS and value is not None]
-    if more:
-        raise ConfigurationError(
-            f"{_PROMPT_KINDS}; this one also has {shown(more[0])}: leave it out"
-        )
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, also of one; a list of numbers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
-        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompts)}")
-    is_ids = bool(prompts) and all(isinstance(scalar(item), int) for item in prompts)
-    return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str | BYTES):
-        raise ConfigurationError(
-            f"a conversation is a list of messages, and this is none: {shown(messages)}"
-        )
-    is_several = all(isinstance(item, Sequence) and not isinstance(item, str) for item in messages)
-    return messages if messages and is_several else [messages]  # type: ignore[list-item, return-value]

@@ -109,6 +109,11 @@ class Assembly:
         """Tokens so far."""
         return len(self._token_ids)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether anything of it has come."""
+        return bool(self._parts)
+
     def scored(self, logprobs: Logprobs) -> None:
         """The prompt's logprobs, from its second token on."""
         rows = self._named(logprobs)

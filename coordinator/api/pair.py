@@ -190,6 +190,16 @@ class Pair:
         return replace(metrics, simulated=now and before and now.since(before, elapsed_ms))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a target is there that can work."""
+        return bool(self.service.registry.ready(Role.TARGET))
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of a text and its prompt."""
+        return self._limits()[0]
+
+    @property
     def num_seqs(self) -> int:
         """Texts that are written at once: of those that were asked for, what the target takes."""
         return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)

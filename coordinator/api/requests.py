@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
@@ -23,7 +23,9 @@ from proto.errors import SlipstreamError, TextError
 
 # -- request ---------------------------------------------------------------------------------------
 
-ERROR = "error"  # the finish reason of a text that could not be completed, as vLLM has it
+# Finish reasons, as vLLM has them: of a text that could not be completed, and of one that its
+# client has ended.
+ERROR, ABORT = "error", "abort"
 
 
 class Request:
@@ -50,6 +52,11 @@ class Request:
         self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
         self._num_texts = params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._ids)
 
     @property
     def num_texts(self) -> int:
@@ -99,6 +106,20 @@ class Request:
         """One of its texts could not be completed. What has come of it is the whole of it."""
         self.failure = None
         return self._ended(stream, ERROR, None, str(error))
+
+    def aborted(self, stream: TokenStream) -> "Step":
+        """One of its texts is not wanted any more. What has come of it is the whole of it."""
+        stream.cancel()
+        return self._ended(stream, ABORT, None)
+
+    def so_far(self) -> RequestOutput:
+        """All texts that were begun, up to now."""
+        texts = [
+            *self._complete.values(),
+            *(one.whole() for one in self._open.values() if one.has_parts),
+        ]
+        output = merged(sorted(texts, key=lambda text: text.outputs[0].index))
+        return replace(output, finished=self.is_complete)
 
     def _ended(
         self, stream: TokenStream, reason: str, metrics: Metrics | None, error: str | None = None
@@ -212,7 +233,7 @@ class Batch:
     async def steps_async(self) -> AsyncGenerator[Step, None]:
         """The same, waited for without a thread: the service wakes the event loop."""
         news: asyncio.Queue[TokenStream] = asyncio.Queue()
-        reader = Reader(self._since, _teller(asyncio.get_running_loop(), news))
+        reader = Reader(self._since, teller(asyncio.get_running_loop(), news.put_nowait))
         try:
             self._begin(reader)
             while self._open:
@@ -255,13 +276,13 @@ class Batch:
             stream.cancel()
 
 
-def _teller(
-    loop: asyncio.AbstractEventLoop, news: asyncio.Queue[TokenStream]
+def teller(
+    loop: asyncio.AbstractEventLoop, put: Callable[[TokenStream], None]
 ) -> Callable[[TokenStream], None]:
     """What the service's thread calls. An event loop that has ended needs no news."""
 
     def tell(stream: TokenStream) -> None:
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(news.put_nowait, stream)
+            loop.call_soon_threadsafe(put, stream)
 
     return tell

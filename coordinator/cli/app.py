@@ -20,8 +20,10 @@ from coordinator.cli.help import Command as HelpfulCommand
 from coordinator.cli.help import Program, examples
 from coordinator.cli.keys import keys
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
+from coordinator.cli.serve import serve
 from coordinator.cli.status import status
 from coordinator.launching.launcher import ConnectRay
+from coordinator.version import VERSION
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.system import unexplained
 
@@ -101,7 +103,6 @@ def _all(commands: Collection[str]) -> str:
 
 # -- app -------------------------------------------------------------------------------------------
 
-VERSION = "0.1.0"
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
@@ -133,7 +134,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
         no_args_is_help=True,
     )
     app.callback()(root)
-    commands: list[Command] = [demo, generate, chat, status, *measurements]
+    commands: list[Command] = [demo, generate, chat, serve, status, *measurements]
     for command in commands:
         name = command.__name__.replace("_", "-")
         app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)

@@ -27,18 +27,19 @@ from coordinator.api.models.settings import MODELS, ModelsConfig
 
 # Panels, from top to bottom; what is in none of them is in the first, with --help.
 MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL = "Models", "Sampling", "Speculation"
-DEVICE_PANEL, OUTPUT_PANEL = "Devices", "Output"
+DEVICE_PANEL, OUTPUT_PANEL, SERVER_PANEL = "Devices", "Output", "Server"
 HOST_PANEL, REHEARSAL_PANEL, RARE_PANEL = (
     "Other hosts",
     "Rehearsal of other hardware",
     "Rarely needed",
 )
 PANELS = (
-    *("", MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL, DEVICE_PANEL, OUTPUT_PANEL),
+    *("", SERVER_PANEL, MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL, DEVICE_PANEL, OUTPUT_PANEL),
     *(HOST_PANEL, REHEARSAL_PANEL, RARE_PANEL),
 )
 # By the config that a setting is of, and its name where that says more.
 OF_CONFIG = {
+    "ServeConfig": SERVER_PANEL,
     "PairConfig": DEVICE_PANEL,
     "SpeculationConfig": SPECULATION_PANEL,
     "SamplingParams": SAMPLING_PANEL,

@@ -1,0 +1,141 @@
+"""Makes requests of prompts, conversations and sampling parameters, for one running pair.
+
+What may be written for a prompt is checked here, and nowhere else: `LLM`, `AsyncLLM` and the HTTP
+server take the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from coordinator.api.chat import NO_ARGUMENTS, Arguments, Messages
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.refusals import scalar
+from coordinator.api.requests import Request
+from proto.errors import ConfigurationError, shown
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+_KEYS = ("prompt", "prompt_token_ids")
+BYTES = bytes | bytearray | memoryview  # sequences of numbers, but nobody's token ids
+_PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
+
+
+class Asking:
+    """Makes requests for a pair; `speculation` is how drafts are made and verified."""
+
+    def __init__(self, pair: Pair, speculation: SpeculationConfig) -> None:
+        self.pair = pair
+        self.speculation = speculation
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        speculation: SpeculationConfig | None = None,
+    ) -> Request:
+        """The request of one prompt. Raises ConfigurationError, also where there are several."""
+        requests = self.requests(prompt, params, speculation)
+        if len(requests) != 1:
+            raise ConfigurationError(f"stream takes one prompt, not {len(requests)}")
+        return requests[0]
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params,
+        speculation: SpeculationConfig | None = None,
+    ) -> list[Request]:
+        """A request for each prompt. Raises ConfigurationError.
+
+        speculation  of these requests alone; None: the pair's
+        """
+        pairs = [self._read(prompt) for prompt in _listed(prompts)]
+        return self._with_params(pairs, params, speculation)
+
+    def chat_requests(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params,
+        speculation: SpeculationConfig | None = None,
+        arguments: Arguments = NO_ARGUMENTS,
+    ) -> list[Request]:
+        """A request for each conversation. Raises ConfigurationError, ModelError.
+
+        arguments  of the chat template
+        """
+        pairs = [
+            self.pair.encode_chat(conversation, arguments)
+            for conversation in _conversations(messages)
+        ]
+        return self._with_params(pairs, params, speculation)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        if isinstance(prompt, Mapping):
+            _check_keys(prompt)
+        match prompt:
+            case str(text) | {"prompt": str(text)}:
+                return text, self.pair.encode(text)
+            case {"prompt_token_ids": [*given]} | [*given] if not isinstance(prompt, memoryview):
+                ids = tuple(map(scalar, given))
+                if all(type(token) is int for token in ids):
+                    return None, cast(tuple[int, ...], ids)
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompt)}")
+
+    def _with_params(
+        self,
+        prompts: Sequence[tuple[str | None, tuple[int, ...]]],
+        params: Params,
+        speculation: SpeculationConfig | None,
+    ) -> list[Request]:
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(prompts)
+        elif isinstance(params, list | tuple):
+            each = list(params)
+        else:
+            raise ConfigurationError(
+                "sampling_params: expected SamplingParams, or a list of one for each prompt, got "
+                f"{shown(params)}"
+            )
+        if len(each) != len(prompts):
+            raise ConfigurationError(
+                f"{len(prompts)} prompts but {len(each)} SamplingParams; give one, or one for each"
+            )
+        for _, ids in prompts:
+            self.pair.check(ids)
+        reviewed = [self.pair.reviewed_params(one) for one in each]
+        return [
+            Request(self.pair, speculation or self.speculation, *prompt, one)
+            for prompt, one in zip(prompts, reviewed, strict=True)
+        ]
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for what a prompt has besides its text or its tokens."""
+    more = [name for name, value in prompt.items() if name not in _KEYS and value is not None]
+    if more:
+        raise ConfigurationError(
+            f"{_PROMPT_KINDS}; this one also has {shown(more[0])}: leave it out"
+        )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, also of one; a list of numbers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
+        raise ConfigurationError(f"{_PROMPT_KINDS}; this one is {shown(prompts)}")
+    is_ids = bool(prompts) and all(isinstance(scalar(item), int) for item in prompts)
+    return [prompts] if is_ids else prompts  # type: ignore[list-item, return-value]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | BYTES):
+        raise ConfigurationError(
+            f"a conversation is a list of messages, and this is none: {shown(messages)}"
+        )
+    is_several = all(isinstance(item, Sequence) and not isinstance(item, str) for item in messages)
+    return messages if messages and is_several else [messages]  # type: ignore[list-item, return-value]

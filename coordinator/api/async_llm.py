@@ -1,0 +1,219 @@
+"""`AsyncLLM`: many requests at once on one pair, for asyncio. The names are vLLM's.
+
+Every request is a text or several (`n`), and each text waits for a lane of the nodes; who gets the
+next free lane is decided in `admission.py`. One event loop uses an `AsyncLLM`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from coordinator.api.admission import Admission, Ticket
+from coordinator.api.asking import Asking, Prompt
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.llm import LLM
+from coordinator.api.outputs import RequestOutput
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.requests import Request, Step, teller
+from coordinator.text.stream import WAIT_S, Reader, TokenStream
+from proto.errors import AwayError, BusyError, ClosedError, ConfigurationError, TextError
+
+MAX_WAITING = 256  # texts that may wait for a lane
+
+
+class RequestOutputKind(Enum):
+    """What `generate` gives each time: everything so far, what is new, or the end alone."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+News = Ticket | TokenStream | None  # a text may begin; a text has something new; abort
+
+
+class AsyncLLM:
+    """A target and a drafter, loaded and warm, for the tasks of one event loop.
+
+    Takes what `LLM` takes, and
+
+    max_waiting  most texts that may wait for a lane; what would exceed it raises BusyError
+
+    Close it, or use it as a context manager (`with`, also around `async` code). Loading blocks.
+    """
+
+    def __init__(self, *args: Any, max_waiting: int = MAX_WAITING, **settings: Any) -> None:
+        llm = LLM(*args, **settings)
+        self._llm = llm  # it closes the pair when nobody has it any more
+        self._begin(llm.pair, llm.asking, max_waiting)
+
+    @classmethod
+    def of(cls, pair: Pair, speculation: SpeculationConfig, max_waiting: int = MAX_WAITING) -> Self:
+        """On a pair that runs already; closing this closes the pair."""
+        made = cls.__new__(cls)
+        made._begin(pair, Asking(pair, speculation), max_waiting)
+        return made
+
+    def _begin(self, pair: Pair, asking: Asking, max_waiting: int) -> None:
+        self.pair = pair
+        self.asking = asking
+        self.admission = Admission(pair.num_seqs, max_waiting)
+        self._news: dict[str, asyncio.Queue[News]] = {}  # by request id
+        self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
+        self._is_closed = False
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The requests that are waiting or running, oldest first."""
+        return tuple(self._news)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        client: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue one prompt; the last output is `finished`.
+
+        Leaving the loop, or cancelling the task, ends the texts on both nodes, as `abort` does.
+
+        client  whose request it is: free lanes are shared out evenly among clients
+
+        Raises ConfigurationError, BusyError (the queue is full), AwayError (the target is away),
+        NodeError. A text that cannot be completed has the finish_reason "error".
+        """
+        self._check_open()
+        request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
+        outputs = self.answer(request, request_id, output_kind=output_kind, client=client)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def answer(
+        self,
+        request: Request,
+        request_id: str | None = None,
+        *,
+        output_kind: RequestOutputKind = RequestOutputKind.DELTA,
+        client: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for a request that `asking` has made."""
+        name = request_id or uuid4().hex
+        if name in self._news:
+            raise ConfigurationError(f"there is a request with the id {name} already")
+        steps = self._steps(request, name, client)
+        try:
+            async for step in steps:
+                if output_kind is RequestOutputKind.DELTA:
+                    yield step.part
+                elif output_kind is RequestOutputKind.CUMULATIVE:
+                    yield request.so_far()
+                elif request.is_complete:
+                    yield request.whole()
+        finally:
+            await steps.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request, if it is there: its texts get the finish_reason "abort"."""
+        if (news := self._news.get(request_id)) is not None:
+            news.put_nowait(None)
+
+    async def _steps(self, request: Request, name: str, client: str) -> AsyncGenerator[Step, None]:
+        self._check_open()
+        tickets = self.admission.ask(client, request.num_texts)
+        if tickets is None:
+            most = self.admission.max_waiting
+            raise BusyError(f"the queue is full ({most} texts wait at most); try again later")
+        news: asyncio.Queue[News] = asyncio.Queue()
+        reader = Reader(time.monotonic(), teller(asyncio.get_running_loop(), news.put_nowait))
+        running: dict[TokenStream, Ticket] = {}
+        self._news[name] = news
+        self._waiting.update(dict.fromkeys(tickets, news))
+        try:
+            self._admit()
+            while not request.is_complete:
+                match await self._next(news):
+                    case Ticket() as ticket:
+                        running[request.start(reader)] = ticket
+                    case TokenStream() as stream if stream in running:
+                        step = _read(request, stream)
+                        if step is not None and step.is_last:
+                            self._leave(running.pop(stream))
+                        if step is not None:
+                            yield step
+                    case None:
+                        request.want_no_more()
+                        for stream in running:
+                            yield request.aborted(stream)
+                        return
+        finally:
+            del self._news[name]
+            for stream in running:
+                stream.cancel()
+            for ticket in tickets:
+                self._waiting.pop(ticket, None)
+                self._leave(ticket)
+
+    async def _next(self, news: "asyncio.Queue[News]") -> News:
+        """What comes next. Raises what has ended the pair."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    return await news.get()
+            self.pair.service.check_alive()
+
+    def _leave(self, ticket: Ticket) -> None:
+        self.admission.leave(ticket)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Tell those whose turn it is."""
+        while (ticket := self.admission.next()) is not None:
+            self._waiting.pop(ticket).put_nowait(ticket)
+
+    def check_ready(self) -> None:
+        """Raises AwayError while no target is there, and what has ended the pair, if it ended."""
+        self._check_open()
+        self.pair.service.check_alive()
+        if not self.pair.is_ready:
+            raise AwayError("the target is away; try again later")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this AsyncLLM was closed; make a new one")
+
+    def close(self) -> None:
+        """End both nodes and every text. May be called twice."""
+        self._is_closed = True
+        self.pair.close()
+
+    shutdown = close  # vLLM's name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_closed = True
+        self.pair.__exit__(kind, error, trace)
+
+
+def _read(request: Request, stream: TokenStream) -> Step | None:
+    """What the next item of a text adds; a text that failed ends with a step that says so."""
+    try:
+        return request.read(stream)
+    except TextError as error:
+        return request.failed(stream, error)

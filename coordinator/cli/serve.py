@@ -1,0 +1,70 @@
+"""`python -m coordinator serve`: OpenAI's API in front of a warm pair."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.launch import LaunchConfig
+from coordinator.api.pair import Pair
+from coordinator.cli.flags import with_settings
+from coordinator.cli.generate import launcher_for
+from coordinator.cli.harmless import harmless
+from coordinator.cli.loading_screen import models_of
+from coordinator.cli.writers import Progress
+from coordinator.http.settings import ServeConfig
+from proto.errors import ConfigurationError
+
+MISSING = (
+    "serve needs the packages fastapi, uvicorn and prometheus_client, which are not installed; "
+    "run `make setup`, or install slipstream[serve]"
+)
+
+
+@with_settings
+def serve(
+    *,
+    context: typer.Context,
+    server: ServeConfig,
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    launch: LaunchConfig,
+) -> None:
+    """Serve OpenAI's API (completions, chat, models) over HTTP, for many clients at once."""
+    try:
+        from coordinator.http import serving
+    except ImportError as error:
+        raise ConfigurationError(MISSING) from error
+    speculation.check(pair)
+    key = server.read_key()
+    bound = serving.listen(server)
+    with bound:
+        with Progress(Console(stderr=True), models_of(pair)) as progress:
+            with_drafter = speculation.drafts and pair.has_draft_model
+            launcher = launcher_for(
+                launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
+            )
+            started = Pair(
+                pair, with_drafter=speculation.drafts, say=progress.say, make_launcher=launcher
+            )
+        with AsyncLLM.of(started, speculation, server.max_queue) as llm:
+            for line in (*started.whereabouts(), *started.notices()):
+                typer.echo(harmless(line), err=True)
+            model = server.served_model_name or _name_of(pair)
+            line = (
+                f"{model} is served at {serving.place_of(bound)}/v1: {started.num_seqs} texts at "
+                f"once, {server.max_queue} may wait; Ctrl-C ends"
+            )
+
+            def ready() -> None:
+                typer.echo(harmless(line), err=True)
+
+            serving.serve(llm, model, server, key, bound, ready)
+
+
+def _name_of(pair: PairConfig) -> str:
+    """A name of the hub as it is, a folder by its last part: paths are nobody else's business."""
+    path = Path(pair.target)
+    return path.name if path.exists() else pair.target

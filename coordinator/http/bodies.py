@@ -1,0 +1,230 @@
+"""Request bodies: OpenAI's fields, and those that vLLM adds. What a field may be is checked by
+`SamplingParams`; here are its names, its type and its default.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.api.asking import Asking
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.config_base import named_as
+from coordinator.api.params import MAX_TOKENS, SamplingParams
+from proto.errors import ConfigurationError, shown
+from proto.policies import PolicyName
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+MAX_PROMPTS = 64
+COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
+MAX_TOP_LOGPROBS = 20
+
+# Fields of SamplingParams that a request has under the same name.
+SAME = (
+    *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("include_stop_str_in_output", "skip_special_tokens", "temperature", "top_p", "n"),
+)
+
+
+class Speculative(BaseModel):
+    """How one request is speculated; what is not said is as the server was started."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = True
+    policy: PolicyName | None = None
+    num_speculative_tokens: int | None = Field(None, ge=1, le=48)
+
+
+class StreamOptions(BaseModel):
+    """What a stream says besides its text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Common(BaseModel):
+    """What both kinds of request have. Fields that nobody here knows are ignored."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=64)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # As vLLM has them.
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    # Ours.
+    speculative: Speculative | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that `SamplingParams` has under the same name, without those that are null."""
+        values = {name: getattr(self, name) for name in SAME}
+        given = {name: value for name, value in values.items() if value is not None}
+        given.setdefault("temperature", 1.0)  # OpenAI's default; ours is greedy
+        return given
+
+    def speculation(self, asking: Asking) -> SpeculationConfig:
+        """How drafts are made for this request. Raises ConfigurationError."""
+        wanted = self.speculative
+        if wanted is None:
+            return asking.speculation
+        names = ("policy", "num_speculative_tokens")
+        given = {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
+        if not wanted.enabled:
+            given = {"policy": "ar"}
+        base = asking.speculation.model_dump()
+        if "policy" in given:  # numbers of one policy say nothing of another
+            for name in ("num_speculative_tokens", "window", "policy_option"):
+                base.pop(name, None)
+        if not asking.speculation.drafts and given.get("policy", "ar") != "ar":
+            raise ConfigurationError("speculative: this server was started without a drafter")
+        made = named_as(SpeculationConfig, {}, **{**base, **given})
+        made.check(asking.pair.config)
+        return made
+
+
+class CompletionBody(Common):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0)
+    echo: bool | None = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def prompts(self) -> list[Any]:
+        """The prompts, also one, as a list. Raises ConfigurationError."""
+        given = self.prompt
+        is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+        prompts: list[Any] = [given] if is_one else list(given)
+        if not prompts:
+            raise ConfigurationError("prompt: the list is empty; give at least one prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise ConfigurationError(f"prompt: {len(prompts)} of them; at most {MAX_PROMPTS}")
+        return prompts
+
+    def params(self, most: int) -> SamplingParams:
+        """Raises ConfigurationError. `most`: tokens that may be asked for; 0: any number."""
+        if self.suffix:
+            raise ConfigurationError("suffix is not supported; leave it out")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ConfigurationError("best_of is not supported; leave it out, or make it equal n")
+        wanted = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if wanted == 0 and not self.echo:
+            raise ConfigurationError("max_tokens is 0, which goes with echo alone")
+        given = self.given() | {"max_tokens": limited("max_tokens", max(1, wanted), most)}
+        if self.logprobs is not None:
+            given["logprobs"] = self.logprobs
+            if self.echo:
+                given["prompt_logprobs"] = self.logprobs
+        return named_as(SamplingParams, {}, **given)
+
+
+class ChatMessage(BaseModel):
+    """A turn of a conversation; templates may read other fields of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Which form the answer must have."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "text"
+
+
+class ChatBody(Common):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0)
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: Literal[True] = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates read them: the parts of a text are put together."""
+        return [_joined(message.model_dump(exclude_unset=True)) for message in self.messages]
+
+    def params(self, most: int) -> SamplingParams:
+        """Raises ConfigurationError. `most`: tokens that may be asked for; 0: any number."""
+        if self.tools and self.tool_choice != "none":
+            raise ConfigurationError("tools are not supported yet; leave them out")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise ConfigurationError(
+                f"response_format: {shown(self.response_format.type)} is not supported yet"
+            )
+        wanted = self.max_completion_tokens or self.max_tokens or most or MAX_TOKENS
+        given = self.given() | {"max_tokens": limited("max_tokens", wanted, most)}
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ConfigurationError("top_logprobs goes with logprobs: true")
+        if self.logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        return named_as(SamplingParams, {}, **given)
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: of a text, or of a conversation."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def limited(name: str, wanted: int, most: int) -> int:
+    """Raises ConfigurationError where more is asked for than this server gives."""
+    if most and wanted > most:
+        raise ConfigurationError(f"{name} is {wanted}; this server writes at most {most} tokens")
+    if wanted > MAX_TOKENS:
+        raise ConfigurationError(f"{name} is {wanted}; it must be at most {MAX_TOKENS}")
+    return wanted
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = [part.get("text") for part in content if part.get("type") == "text"]
+    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError("messages: only parts of the type text can be read")
+    return message | {"content": "".join(str(text) for text in texts)}

@@ -1,0 +1,120 @@
+"""One HTTP request on its way: its prompts at once, and its end when the client goes."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from fastapi import Request
+
+from coordinator.api.async_llm import AsyncLLM, RequestOutputKind
+from coordinator.api.outputs import RequestOutput
+from coordinator.api.requests import Request as Asked
+from coordinator.http.errors import Refusal, RefusedRequestError
+from coordinator.http.figures import Figures
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Job:
+    """The requests of one HTTP request on their way.
+
+    texts   those of all prompts, `n` for each, in the order of their index in the answer
+    client  whose they are: by API key or address
+    """
+
+    llm: AsyncLLM
+    figures: Figures
+    name: str
+    requests: list[Asked]
+    client: str
+    begun: float = field(default_factory=time.monotonic)
+
+    async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """What is new, as (index of the prompt, output), of all prompts as it comes.
+
+        Raises SlipstreamError. Ends every text if it is left early.
+        """
+        news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+
+        async def follow(index: int, request: Asked) -> None:
+            name = f"{self.name}-{index}"
+            outputs = self.llm.answer(
+                request, name, output_kind=RequestOutputKind.DELTA, client=self.client
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    news.put_nowait((index, output))
+
+        def ended(index: int, task: "asyncio.Task[None]") -> None:
+            if not task.cancelled():
+                news.put_nowait((index, task.exception()))
+
+        tasks = [
+            asyncio.create_task(follow(index, request))
+            for index, request in enumerate(self.requests)
+        ]
+        for index, task in enumerate(tasks):
+            task.add_done_callback(partial(ended, index))
+        left = len(tasks)
+        try:
+            while left:
+                index, item = await news.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    left -= 1
+                    continue
+                for made in item.outputs:
+                    self.figures.came(made, self.begun)
+                yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def whole(self) -> list[RequestOutput]:
+        """Every prompt with all of its texts, at their end. Raises SlipstreamError."""
+        async with aclosing(self.parts()) as parts:
+            async for _ in parts:
+                pass
+        outputs = [request.whole() for request in self.requests]
+        for output in outputs:
+            for made in output.outputs:
+                if made.error is not None:
+                    raise RefusedRequestError(Refusal(500, made.error))
+        return outputs
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What comes of the work; it is cancelled when the client goes."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+def client_of(request: Request) -> str:
+    """By API key, else by address: whose texts share lanes as one."""
+    key = request.headers.get("authorization", "")
+    return key or (request.client.host if request.client else "")

@@ -1,0 +1,247 @@
+"""The routes: what is asked becomes requests of `AsyncLLM`, what comes of them becomes JSON.
+
+Nothing is decided here about texts. A client that goes ends its texts on both nodes: the task that
+reads them is cancelled, whether it streams or not.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.requests import Request as Asked
+from coordinator.api.vllm import TargetTokenizer
+from coordinator.cluster.registry import Health
+from coordinator.http.bodies import (
+    ChatBody,
+    Common,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from coordinator.http.chat import Chat
+from coordinator.http.completions import Completions
+from coordinator.http.errors import Refusal, RefusedRequestError, error_response, refusal_of
+from coordinator.http.figures import Figures
+from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
+from coordinator.http.streams import event_stream
+from coordinator.version import VERSION
+from proto.errors import ConfigurationError, SlipstreamError, shown
+
+MAX_ID = 128
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": words}
+    for status, words in {
+        400: "the request cannot work; the message says why",
+        401: "the API key is missing or wrong",
+        403: "a web page elsewhere, or a wrong host name",
+        404: "there is no such model",
+        408: "the request came too slowly",
+        413: "the request is too large",
+        415: "not JSON",
+        429: "the queue is full",
+        500: "a text could not be completed",
+        503: "the target is away",
+    }.items()
+}
+
+
+class Routes:
+    """The handlers of one server.
+
+    model    name of the target in the API
+    most     tokens that a request may ask for; 0: any number
+    """
+
+    def __init__(self, llm: AsyncLLM, model: str, figures: Figures, most: int) -> None:
+        self._llm = llm
+        self._model = model
+        self._names = {model, llm.pair.config.target}
+        self._figures = figures
+        self._most = most
+        self._since = int(time.time())
+
+    # -- texts ------------------------------------------------------------------------------------
+
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
+        """Continue one prompt or several."""
+        self._check(body)
+        speculation = body.speculation(self._llm.asking)
+        params = body.params(self._most)
+        asked = await asyncio.to_thread(
+            self._llm.asking.requests, body.prompts(), params, speculation
+        )
+        job = self._job("cmpl", asked, request)
+        answer = Completions(job, body, self._model, self._names_of)
+        return await self._respond(answer, body, request)
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Answer a conversation, by the target's chat template."""
+        self._check(body)
+        speculation = body.speculation(self._llm.asking)
+        params = body.params(self._most)
+        asked = await asyncio.to_thread(
+            self._llm.asking.chat_requests,
+            body.conversation(),
+            params,
+            speculation,
+            body.chat_template_kwargs or {},
+        )
+        job = self._job("chatcmpl", asked, request)
+        return await self._respond(Chat(job, body, self._model), body, request)
+
+    async def _respond(
+        self, answer: "Completions | Chat", body: Common, request: Request
+    ) -> Response:
+        headers = {"X-Request-ID": answer.job.name}
+        if not body.stream:
+            whole = await unless_gone(request, answer.job.whole())
+            return JSONResponse(answer.whole(whole), headers=headers)
+        events = answer.events()
+        # The first event is waited for here: what is refused at once has a status of its own.
+        first = await unless_gone(request, anext(events))
+        return StreamingResponse(
+            event_stream(first, events), media_type="text/event-stream", headers=headers
+        )
+
+    def _check(self, body: Common) -> None:
+        """Raises RefusedRequestError, SlipstreamError."""
+        if body.model is not None and body.model not in self._names:
+            line = f"there is no model {shown(body.model)} here; this one is {self._model}"
+            raise RefusedRequestError(Refusal(404, line, "model_not_found"))
+        self._llm.check_ready()
+
+    def _job(self, prefix: str, asked: list[Asked], request: Request) -> Job:
+        given = request.headers.get("x-request-id", "")
+        is_name = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
+        name = given if is_name else f"{prefix}-{uuid4().hex}"
+        if any(one.startswith(f"{name}-") for one in self._llm.request_ids):
+            raise ConfigurationError(f"there is a request with the id {name} already")
+        return Job(self._llm, self._figures, name, asked, client_of(request))
+
+    def _names_of(self, tokens: Sequence[int]) -> list[str]:
+        """The texts of the tokens of a prompt, one by one."""
+        decode = TargetTokenizer(self._llm.pair).decode
+        return [decode(token) for token in tokens]
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    async def models(self) -> dict[str, Any]:
+        """The one model that is served."""
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": self._model,
+                    "object": "model",
+                    "created": self._since,
+                    "owned_by": "slipstream",
+                    "root": self._model,
+                    "parent": None,
+                    "max_model_len": self._llm.pair.max_len,
+                }
+            ],
+        }
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """The token ids of a text or a conversation."""
+        pair = self._llm.pair
+        if (body.prompt is None) == (body.messages is None):
+            raise ConfigurationError("give either prompt or messages")
+        if body.prompt is not None:
+            tokenizer = TargetTokenizer(pair)
+            ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            assert body.messages is not None
+            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+            ids = list(pair.encode_chat(messages)[1])
+        made = {"count": len(ids), "max_model_len": pair.max_len, "tokens": ids}
+        if body.return_token_strs:
+            made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)
+        return made
+
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
+        """The text of token ids."""
+        return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
+
+    async def health(self) -> Response:
+        """200 if texts can be written now; else 503."""
+        self._llm.check_ready()
+        return Response()
+
+    async def version(self) -> dict[str, str]:
+        """Of this software."""
+        return {"version": VERSION}
+
+    async def metrics(self) -> Response:
+        """For Prometheus."""
+        nodes = self._llm.pair.service.registry.nodes
+        ready = [node.role for node in nodes if node.health is Health.READY]
+        admission = self._llm.admission
+        text = self._figures.text(
+            num_running=admission.num_running,
+            num_waiting=admission.num_waiting,
+            num_lanes=admission.num_lanes,
+            ready=ready,
+        )
+        return Response(text, media_type=self._figures.content_type)
+
+
+# -- app -------------------------------------------------------------------------------------------
+
+
+def make_app(llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0) -> FastAPI:
+    """The application, without its guard."""
+    app = FastAPI(title="Slipstream", version=VERSION, docs_url=None, redoc_url=None)
+    routes = Routes(llm, model, figures, most)
+    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
+        "/v1/completions": ("POST", routes.completions),
+        "/v1/chat/completions": ("POST", routes.chat),
+        "/tokenize": ("POST", routes.tokenize),
+        "/detokenize": ("POST", routes.detokenize),
+        "/v1/models": ("GET", routes.models),
+        "/health": ("GET", routes.health),
+        "/metrics": ("GET", routes.metrics),
+        "/version": ("GET", routes.version),
+    }
+    for path, (method, handler) in handlers.items():
+        app.add_api_route(path, handler, methods=[method], responses=ERRORS, response_model=None)
+
+    def answered(refusal: Refusal) -> JSONResponse:
+        figures.refused(refusal.status)
+        return error_response(refusal)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        words = first["msg"] if first["type"] != "json_invalid" else "this is no valid JSON"
+        return answered(Refusal(400, f"{place or 'the body'}: {words}"))
+
+    @app.exception_handler(SlipstreamError)
+    async def ours(_: Request, error: SlipstreamError) -> JSONResponse:
+        return answered(refusal_of(error))
+
+    @app.exception_handler(RefusedRequestError)
+    async def refused(_: Request, error: RefusedRequestError) -> JSONResponse:
+        return answered(error.refusal)
+
+    @app.exception_handler(ClientGoneError)
+    async def gone(_: Request, __: ClientGoneError) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        line = str(error.detail)
+        if error.status_code == 404:
+            line = f"there is no {request.url.path} here"
+        return answered(Refusal(error.status_code, line))
+
+    return app

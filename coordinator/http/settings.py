@@ -1,0 +1,126 @@
+"""How the HTTP server listens, whom it lets in, and how much it takes."""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from coordinator.api.async_llm import MAX_WAITING
+from coordinator.api.config_base import Frozen
+from proto.errors import ConfigurationError
+from proto.system import cannot_read
+
+KEY_VARIABLE = "SLIPSTREAM_API_KEY"
+LEAST_KEY = 16  # characters; a shorter key could be guessed
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class ServeConfig(Frozen):
+    """Settings of `serve` that are no settings of the pair."""
+
+    host: Annotated[str, Field(min_length=1, description="Address to listen at.")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Field(ge=0, le=65535, description="Port to listen at; 0: any free one."),
+    ] = 8000
+    served_model_name: Annotated[
+        str, Field(description="Name of the model in the API. Default: the target's name.")
+    ] = ""
+    api_key_file: Annotated[
+        Path | None,
+        BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
+        Field(
+            description="File with the API key that clients must send, a line of at least 16 "
+            f"characters. The environment variable {KEY_VARIABLE} may hold it instead."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, Field(description="Listen at another address than loopback without an API key.")
+    ] = False
+    allowed_host: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_listed),
+        Field(
+            description="Another name under which clients reach this server (the Host header); "
+            "may be given several times."
+        ),
+    ] = ()
+    allow_origin: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_listed),
+        Field(
+            description="Origin of a web page elsewhere that may use this server, such as "
+            "https://example.org (CORS); may be given several times."
+        ),
+    ] = ()
+    max_queue: Annotated[
+        int,
+        Field(ge=0, le=1 << 16, description="Texts that may wait for a lane; more are refused."),
+    ] = MAX_WAITING
+    max_output_tokens: Annotated[
+        int, Field(ge=0, description="Most tokens that a request may ask for; 0: no limit.")
+    ] = 0
+    max_body_mb: Annotated[
+        int, Field(ge=1, le=1024, description="Largest request body, in megabytes.")
+    ] = 8
+    max_connections: Annotated[
+        int, Field(ge=1, le=1 << 16, description="Most open connections.")
+    ] = 1024
+    io_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=3600,
+            description="Seconds in which a client must send its request, take a part of the "
+            "answer, or send the next request.",
+        ),
+    ] = 30.0
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs of this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def read_key(self) -> str:
+        """The API key; empty: none is wanted. Raises ConfigurationError."""
+        key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+        if self.api_key_file is not None:
+            where = str(self.api_key_file)
+            try:
+                key = self.api_key_file.read_text("utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise ConfigurationError(f"{where} is no text file; write the key there") from error
+            except OSError as error:
+                raise ConfigurationError(f"{where}: {cannot_read(error)}") from error
+        elif not key:
+            if not self.is_loopback and not self.insecure:
+                raise ConfigurationError(
+                    f"--host {self.host} can be reached from other machines: give --api-key-file "
+                    f"FILE (or {KEY_VARIABLE}), or --insecure to let everybody in"
+                )
+            return ""
+        if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigurationError(
+                f"{where} holds no API key: one line of at least {LEAST_KEY} letters and digits"
+            )
+        return key
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for origin in self.allow_origin:
+            scheme, _, rest = origin.partition("://")
+            if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
+                raise ConfigurationError(
+                    f"--allow-origin: expected an origin like https://example.org, got {origin}"
+                )
+        return self

@@ -1,0 +1,76 @@
+"""Server-sent events, and what a stream says besides its text."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from coordinator.api.outputs import CompletionOutput
+from coordinator.http.answers import speculation_of, usage
+from coordinator.http.bodies import Common
+from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
+from coordinator.http.jobs import Job
+from proto.errors import SlipstreamError
+
+
+class Counts:
+    """Tokens of a stream so far."""
+
+    def __init__(self, job: Job) -> None:
+        self._num_prompt = sum(request.num_prompt_tokens for request in job.requests)
+        self._num_written = 0
+
+    def add(self, made: CompletionOutput) -> None:
+        """Some more were written."""
+        self._num_written += len(made.token_ids)
+
+    def usage(self) -> dict[str, int]:
+        """As the API has it."""
+        return usage(self._num_prompt, self._num_written)
+
+
+def with_counts(
+    chunk: dict[str, Any], counts: Counts, body: Common, made: CompletionOutput
+) -> dict[str, Any]:
+    """The chunk with usage where the client wants it, and with what speculation did at the end."""
+    if body.stream_options and body.stream_options.include_usage:
+        continuous = body.stream_options.continuous_usage_stats
+        chunk["usage"] = counts.usage() if continuous else None
+    if made.finish_reason is not None and (found := speculation_of([made.metrics])):
+        chunk["metrics"] = found
+    if made.error is not None:
+        chunk["error"] = Refusal(500, made.error).as_json()["error"]
+    return chunk
+
+
+async def event_stream(
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
+) -> AsyncIterator[bytes]:
+    """Server-sent events. Texts are read as they come, however slowly the client reads these."""
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async for event in events:
+                waiting.put_nowait(_event(event))
+        except SlipstreamError as error:
+            waiting.put_nowait(_event(refusal_of(error).as_json()))
+        except RefusedRequestError as error:
+            waiting.put_nowait(_event(error.refusal.as_json()))
+        finally:
+            waiting.put_nowait(None)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield _event(first)
+        while (event := await waiting.get()) is not None:
+            yield event
+        yield b"data: [DONE]\n\n"
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await events.aclose()
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
