@@ -23,7 +23,6 @@ from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
 from coordinator.launching.launcher import ConnectRay
-from coordinator.version import VERSION
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.system import unexplained
 
@@ -103,6 +102,7 @@ def _all(commands: Collection[str]) -> str:
 
 # -- app -------------------------------------------------------------------------------------------
 
+VERSION = "0.1.0"
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 

@@ -188,6 +188,11 @@ class Service:
             for name in names_by_hand(config.role) if is_by_hand else (identity,):
                 self._network.slow_down(name, link)
 
+    @property
+    def num_texts(self) -> int:
+        """Texts that were asked for and have not ended."""
+        return len(self._streams)
+
     def check_alive(self) -> None:
         """Raises what ended the service, if something did, or if this is a forked child's copy."""
         if os.getpid() != self._owner:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.api.asking import Asking
-from coordinator.api.config import SpeculationConfig
+from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from proto.errors import ConfigurationError, shown
@@ -85,17 +85,16 @@ class Common(BaseModel):
         wanted = self.speculative
         if wanted is None:
             return asking.speculation
-        names = ("policy", "num_speculative_tokens")
-        given = {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
         if not wanted.enabled:
-            given = {"policy": "ar"}
+            return ALONE
+        given = wanted.model_dump(exclude={"enabled"}, exclude_none=True)
         base = asking.speculation.model_dump()
-        if "policy" in given:  # numbers of one policy say nothing of another
+        if wanted.policy is not None:  # numbers of one policy say nothing of another
             for name in ("num_speculative_tokens", "window", "policy_option"):
-                base.pop(name, None)
-        if not asking.speculation.drafts and given.get("policy", "ar") != "ar":
-            raise ConfigurationError("speculative: this server was started without a drafter")
+                base.pop(name)
         made = named_as(SpeculationConfig, {}, **{**base, **given})
+        if made.drafts and not asking.speculation.drafts:
+            raise ConfigurationError("speculative: this server was started without a drafter")
         made.check(asking.pair.config)
         return made
 

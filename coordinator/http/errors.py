@@ -5,7 +5,6 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from coordinator.cli.harmless import harmless
 from proto.errors import (
     AwayError,
     BusyError,
@@ -44,7 +43,7 @@ class Refusal:
         """The body."""
         return {
             "error": {
-                "message": harmless(self.line),
+                "message": self.line,
                 "type": TYPES.get(self.status, "internal_error"),
                 "param": None,
                 "code": self.code or CODES.get(self.status),

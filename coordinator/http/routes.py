@@ -32,7 +32,6 @@ from coordinator.http.errors import Refusal, RefusedRequestError, error_response
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.streams import event_stream
-from coordinator.version import VERSION
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ID = 128
@@ -58,14 +57,18 @@ class Routes:
 
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
+    version  of this software
     """
 
-    def __init__(self, llm: AsyncLLM, model: str, figures: Figures, most: int) -> None:
+    def __init__(
+        self, llm: AsyncLLM, model: str, figures: Figures, most: int, version: str
+    ) -> None:
         self._llm = llm
         self._model = model
         self._names = {model, llm.pair.config.target}
         self._figures = figures
         self._most = most
+        self._version = version
         self._since = int(time.time())
 
     # -- texts ------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class Routes:
 
     async def version(self) -> dict[str, str]:
         """Of this software."""
-        return {"version": VERSION}
+        return {"version": self._version}
 
     async def metrics(self) -> Response:
         """For Prometheus."""
@@ -197,10 +200,12 @@ class Routes:
 # -- app -------------------------------------------------------------------------------------------
 
 
-def make_app(llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0) -> FastAPI:
+def make_app(
+    llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0, version: str = ""
+) -> FastAPI:
     """The application, without its guard."""
-    app = FastAPI(title="Slipstream", version=VERSION, docs_url=None, redoc_url=None)
-    routes = Routes(llm, model, figures, most)
+    app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
+    routes = Routes(llm, model, figures, most, version)
     handlers: dict[str, tuple[str, Callable[..., Any]]] = {
         "/v1/completions": ("POST", routes.completions),
         "/v1/chat/completions": ("POST", routes.chat),

@@ -33,7 +33,7 @@ MAY_ALSO_IMPORT = {
     "target_node/head_worker.py": {"drafter_node"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "launching", "tracing", "cluster", "api", "cli")
+ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"  # when it runs, it also knows these
 HANDED_IN = {"deploy", "lab"}
 # Where a library is known; a name that ends with a slash is a folder.
@@ -41,6 +41,9 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
+    **dict.fromkeys(
+        ("fastapi", "starlette", "uvicorn", "prometheus_client"), ("coordinator/http/",)
+    ),
     "torch": (
         *("engine/", "lab/", "node/forwards.py"),
         *("drafter_node/worker.py", "target_node/worker.py"),

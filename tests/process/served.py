@@ -1,0 +1,94 @@
+"""A server on the embedded pair, in a thread of this process, and clients for it."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+
+from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.http.serving import application, listen, place_of
+from coordinator.http.settings import ServeConfig
+
+LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Served:
+    """A server that runs: where, and what is behind it."""
+
+    url: str
+    llm: AsyncLLM
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def client(self) -> httpx.Client:
+        """A client whose waits have a limit."""
+        return httpx.Client(base_url=self.url, timeout=LIMIT_S, headers=self.headers)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Ask once."""
+        with self.client() as client:
+            return client.post(path, json=body)
+
+    def complete(self, prompt: Any, **body: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        response = self.post("/v1/completions", prompt=prompt, **body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """All chunks of a stream, which must end as streams do."""
+        with (
+            self.client() as client,
+            client.stream("POST", path, json={**body, "stream": True}) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+    def wait_until_idle(self) -> None:
+        """Until no text is left anywhere: queue, coordinator, nodes."""
+        deadline = time.monotonic() + LIMIT_S
+        while not self.is_idle():
+            assert time.monotonic() < deadline, "texts are left over"
+            time.sleep(0.02)
+
+    def is_idle(self) -> bool:
+        """Whether neither the queue nor the coordinator has a text."""
+        admission = self.llm.admission
+        texts = self.llm.pair.service.num_texts
+        return not (admission.num_running or admission.num_waiting or texts or self.llm.request_ids)
+
+
+@contextmanager
+def serving(pair: Pair, *, key: str = "", max_queue: int = 64, **settings: Any) -> Iterator[Served]:
+    """Serve a pair, which goes on afterwards."""
+    config = ServeConfig(port=0, max_queue=max_queue, **settings)
+    llm = AsyncLLM.of(pair, SpeculationConfig(), max_queue)
+    with listen(config) as bound:
+        app = application(llm, "embedded", config, key)
+        settings_of = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(settings_of)
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
+        )
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            yield Served(place_of(bound), llm, headers)
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()

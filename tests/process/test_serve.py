@@ -1,0 +1,252 @@
+"""The HTTP server on real nodes: what it writes, whom it refuses, and what it leaves behind."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from coordinator.api.asking import Asking
+from coordinator.api.config import SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.requests import Batch
+from tests.process.served import LIMIT_S, Served, serving
+
+pytestmark = pytest.mark.process
+
+PROMPT = "def main(argv):\n    "
+CHAT = [{"role": "user", "content": "What is a list?"}]
+
+
+@pytest.fixture(scope="module")
+def server(embedded: Pair) -> Iterator[Served]:
+    """One for all tests that leave it as it was."""
+    with serving(embedded) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(server: Served) -> Iterator[None]:
+    yield
+    server.wait_until_idle()
+
+
+def expected(pair: Pair, prompt: Any, params: SamplingParams) -> list[str]:
+    """The same texts by the Python API."""
+    (request,) = Asking(pair, SpeculationConfig()).requests(prompt, params)
+    for _ in Batch(pair, [request]).steps():
+        pass
+    return [made.text for made in request.whole().outputs]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_the_python_api_and_drafts_are_accepted(
+    embedded: Pair, server: Served, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=48)
+    answer = server.complete(PROMPT, temperature=temperature, seed=7, max_tokens=48)
+    assert [one["text"] for one in answer["choices"]] == expected(embedded, PROMPT, params)
+    assert answer["usage"]["completion_tokens"] == 48
+    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+def test_a_stream_is_the_same_text_in_parts(server: Served) -> None:
+    asked = {"prompt": PROMPT, "seed": 3, "max_tokens": 40, "n": 2}
+    whole = server.complete(**asked)
+    chunks = server.events("/v1/completions", stream_options={"include_usage": True}, **asked)
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [one["text"] for one in whole["choices"]]
+    assert len(chunks) > 4
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+
+
+def test_the_openai_client_completes_chats_and_streams(server: Served) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LIMIT_S) as client:
+        (model,) = client.models.list().data
+        asked: dict[str, Any] = {"model": model.id, "messages": CHAT, "max_tokens": 12, "seed": 5}
+        whole = client.chat.completions.create(**asked, n=3, logprobs=True, top_logprobs=2)
+        assert [choice.index for choice in whole.choices] == [0, 1, 2]
+        assert whole.choices[0].logprobs is not None
+        rows = whole.choices[0].logprobs.content or []
+        assert len(rows) == 12
+        assert all(len(row.top_logprobs) == 2 for row in rows)
+        streamed = ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            streamed += chunk.choices[0].delta.content or ""
+        assert streamed == whole.choices[0].message.content
+        legacy = client.completions.create(model=model.id, prompt="a = [", stop="]", temperature=0)
+        assert "]" not in legacy.choices[0].text
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="another", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.completions.create(model=model.id, prompt="x", temperature=-1)
+
+
+def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(server: Served) -> None:
+    ids = server.post("/tokenize", prompt=PROMPT).json()["tokens"]
+    for max_tokens in (0, 1):
+        (choice,) = server.complete(
+            ids, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0, seed=1
+        )["choices"]
+        scored = choice["logprobs"]
+        assert len(scored["tokens"]) == len(ids) + max_tokens
+        assert scored["token_logprobs"][0] is None
+        assert all(value <= 0 for value in scored["token_logprobs"][1:])
+        assert "".join(scored["tokens"]) == choice["text"]
+        starts = [
+            choice["text"].find(token, at)
+            for token, at in zip(scored["tokens"], scored["text_offset"], strict=True)
+        ]
+        assert starts == scored["text_offset"]
+
+
+def test_speculation_is_switched_off_and_set_for_a_request_alone(server: Served) -> None:
+    asked = {"prompt": PROMPT, "temperature": 0, "max_tokens": 32}
+    usual = server.complete(**asked)
+    plain = server.complete(**asked, speculative={"enabled": False})
+    sync = server.complete(**asked, speculative={"policy": "sync", "num_speculative_tokens": 2})
+    assert plain["choices"][0]["text"] == usual["choices"][0]["text"]
+    assert sync["choices"][0]["text"] == usual["choices"][0]["text"]
+    assert plain["metrics"] is None
+    assert sync["metrics"]["speculative_decoding"]["num_spec_tokens"] == 2
+
+
+def test_a_client_that_goes_ends_its_text(server: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+    with server.client() as client:
+        with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
+            next(response.iter_lines())
+        with pytest.raises(httpx.TimeoutException):
+            client.post("/v1/completions", json=asked, timeout=0.3)
+    server.wait_until_idle()
+
+
+def test_more_texts_than_lanes_wait_and_all_are_right(embedded: Pair, server: Served) -> None:
+    params = [SamplingParams(temperature=0.9, seed=seed, max_tokens=20) for seed in range(24)]
+    wanted = [expected(embedded, PROMPT, one)[0] for one in params]
+
+    def ask(seed: int) -> str:
+        answer = server.complete(PROMPT, temperature=0.9, seed=seed, max_tokens=20)
+        return str(answer["choices"][0]["text"])
+
+    with ThreadPoolExecutor(24) as clients:
+        assert list(clients.map(ask, range(24))) == wanted
+
+
+def test_a_full_queue_refuses_and_says_when_to_try_again(embedded: Pair) -> None:
+    with serving(embedded, max_queue=0) as served:
+        lanes = served.llm.admission.num_lanes
+        response = served.post("/v1/completions", prompt="x", n=lanes + 1)
+        assert response.status_code == 429
+        assert int(response.headers["Retry-After"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        served.complete("x", max_tokens=2)
+        served.wait_until_idle()
+
+
+def test_with_a_key_nobody_else_gets_in(embedded: Pair) -> None:
+    with serving(embedded, key="a-key-of-enough-letters") as served:
+        served.complete("x", max_tokens=2)
+        with httpx.Client(base_url=served.url) as stranger:
+            assert stranger.get("/health").status_code == 200
+            for path in ("/v1/models", "/metrics", "/version"):
+                assert stranger.get(path).status_code == 401
+
+
+def test_figures_count_what_was_accepted_under_vllms_names(server: Served) -> None:
+    def figure(name: str) -> float:
+        with server.client() as client:
+            text = client.get("/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    names = ("vllm:spec_decode_num_accepted_tokens_total", "vllm:generation_tokens_total")
+    before = [figure(name) for name in names]
+    answer = server.complete(PROMPT, max_tokens=40, temperature=0)
+    accepted, written = (figure(name) - old for name, old in zip(names, before, strict=True))
+    spec = answer["metrics"]["speculative_decoding"]
+    assert accepted == spec["num_accepted_draft_tokens"] > 0
+    assert written == 40
+
+
+BAD: list[dict[str, Any]] = [
+    {},
+    {"prompt": ""},
+    {"prompt": []},
+    {"prompt": [[]]},
+    {"prompt": [["a"]]},
+    {"prompt": {}},
+    {"prompt": None},
+    {"prompt": 3},
+    {"prompt": [1.5]},
+    {"prompt": [-1]},
+    {"prompt": [10**9]},
+    {"prompt": [10**30]},
+    {"prompt": ["a"] * 65},
+    {"prompt": "x " * 3000},
+    {"prompt": "\ud800"},
+    *({"prompt": "x", "temperature": bad} for bad in (-1, 101, "hot", [], {})),
+    *({"prompt": "x", "top_p": bad} for bad in (0, 1.5, -1, "a")),
+    *({"prompt": "x", "top_k": bad} for bad in (-2, 0.5, 10**12)),
+    *({"prompt": "x", "min_p": bad} for bad in (-1, 2)),
+    *({"prompt": "x", "max_tokens": bad} for bad in (-1, 0, 10**9, "many", 1.5)),
+    *({"prompt": "x", "n": bad} for bad in (0, -1, 65, 1.5, "a")),
+    {"prompt": "x", "n": 2, "temperature": 0},
+    *({"prompt": "x", "seed": bad} for bad in (-1, 2**63, "a", 0.5)),
+    *({"prompt": "x", "stop": bad} for bad in ("", [""], [1], {}, ["a"] * 65)),
+    *({"prompt": "x", "logprobs": bad} for bad in (-1, 21, "a")),
+    *({"prompt": "x", "logit_bias": bad} for bad in ({"a": 1}, {"1": 101}, {"-1": 1}, [])),
+    {"prompt": "x", "best_of": 3},
+    {"prompt": "x", "suffix": "y"},
+    {"prompt": "x", "stop_token_ids": [10**9]},
+    {"prompt": "x", "repetition_penalty": 0},
+    {"prompt": "x", "presence_penalty": 3},
+    {"prompt": "x", "min_tokens": 20, "max_tokens": 10},
+    {"prompt": "x", "speculative": {"policy": "none"}},
+    {"prompt": "x", "speculative": {"num_speculative_tokens": 0}},
+    {"prompt": "x", "speculative": {"unknown": 1}},
+    {"prompt": "x", "stream": "maybe"},
+    {"prompt": "x", "stream_options": 1},
+]
+
+
+def test_a_bad_request_gets_one_line_and_the_next_one_is_answered(server: Served) -> None:
+    assert len(BAD) >= 60
+    with server.client() as client:
+        for body in BAD:
+            headers = {"Content-Type": "application/json"}
+            response = client.post("/v1/completions", content=json.dumps(body), headers=headers)
+            assert response.status_code == 400, (body, response.text)
+            error = response.json()["error"]
+            assert error["message"], body
+            assert "\n" not in error["message"], body
+        for raw in (b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000):
+            headers = {"Content-Type": "application/json"}
+            response = client.post("/v1/completions", content=raw, headers=headers)
+            assert response.status_code == 400, raw[:20]
+        assert client.get("/nothing").status_code == 404
+        assert client.get("/v1/completions").status_code == 405
+    assert server.complete("x", max_tokens=2, temperature=0)["usage"]["completion_tokens"] == 2
+
+
+def test_a_slow_reader_slows_nobody_and_its_text_still_ends(server: Served) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    begun = threading.Event()
+    with (
+        server.client() as slow,
+        slow.stream("POST", "/v1/completions", json=asked) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        begun.set()
+        assert server.complete(PROMPT, max_tokens=20)["usage"]["completion_tokens"] == 20
+        assert sum(line.startswith("data: {") for line in lines) > 1
