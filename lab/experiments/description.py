@@ -275,9 +275,7 @@ class _Settings:
         return " ".join(part for part in parts if part)
 
     def group(self, differing: Collection[str]) -> str:
-        """Return the name shared by the arms of a sweep (only the fastest counts); "" if no
-        sweep.
-        """
+        """Return the name shared by the arms of a sweep (of which the fastest counts), or ""."""
         return self.called(differing, self.swept) if self.swept else ""
 
 

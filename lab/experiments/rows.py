@@ -38,8 +38,8 @@ class Row:
     arm, prompt, repetition, stage  the cell
     num_rows           number of rows of the cell
     number             how many cells were run before this one
-    turn, text         index of the turn in the conversation; index among the texts that are generated
-                       at the same time
+    turn, text         index of the turn in the conversation; index of the text among those that
+                       are generated at the same time
     prompt_id, category  as the file of prompts states them; empty: it has none
     at                 when it began, UTC
     num_cell_tokens, wall_s  tokens of all texts that were generated at the same time, and the time
