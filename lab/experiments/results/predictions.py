@@ -52,7 +52,7 @@ class Decoding:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Decoding":
-        """Return the means over all passes of these rows, which must have `figures`."""
+        """Return the means over all passes of those rows that have `figures`."""
         texts = [row.figures for row in rows if row.figures is not None]
         num_tokens = sum(text["num_tokens"] - 1 for text in texts)
         num_passes = sum(text["num_target_passes"] - 1 for text in texts)
