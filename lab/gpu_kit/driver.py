@@ -89,8 +89,7 @@ def write_report(out: Path) -> str:
 
 
 def _take_over_earlier(settings: Settings, say: Say) -> None:
-    """Copy results of earlier calls to an empty `out`: those of the folder with the largest row
-    file.
+    """Copy results of earlier calls to an empty `out`: those with the largest file of rows.
 
     Raises OutputError.
     """
