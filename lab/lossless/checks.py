@@ -154,8 +154,8 @@ class Difference:
     """The first place where a text differs from the target's own.
 
     at      index of the token
-    margin  logprob of the target's own token minus that of the other one, as the target alone computes
-            both; infinite if the other one is not among its likeliest
+    margin  logprob of the target's own token minus that of the other one, as the target alone
+            computes both; infinite if the other one is not among its likeliest
     """
 
     at: int
