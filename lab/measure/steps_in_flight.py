@@ -85,7 +85,7 @@ class Race:
         self._num_events = 0
         self.now = 0.0
         self.num_tokens = self.num_passes = 0
-        self._root = self._known_root = Node(-1, 0.0)  # the target's root, and the one the drafter knows
+        self._root = self._known_root = Node(-1, 0.0)  # the root at the target; at the drafter
         self._is_verifying = False
         self._root_before = self._known_root  # the drafter's root when it launched its newest step
         self._free_at = 0.0  # time at which the drafter's device will have ended all its steps
