@@ -60,7 +60,7 @@ class Summary:
     num_late       texts that lost more than `MOST_LATE`
     speed_in_time  the median speed of all other texts; None: there are none
     is_void        the host was too late for a valid figure: by more than `TOO_LATE`, or by more
-    than `MOST_LATE` while `undisturbed` lies outside the interval
+                   than `MOST_LATE` while `undisturbed` lies outside the interval
     cores          CPU cores that each process has used (1.0: all of one core)
     critical_us    critical host time of a launch of each node, microseconds
     cpu_us         CPU time of each node for each of its forwards, microseconds
