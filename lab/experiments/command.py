@@ -43,7 +43,7 @@ from proto.errors import ConfigurationError, did_you_mean, shown
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
 NO_TABLES = "install it, and the same command writes the tables and pictures"
-LINE_S = 15.0  # between two lines where there is no terminal
+LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
 
 
 def experiment(
@@ -83,7 +83,7 @@ def experiment(
     sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
     console = Console(stderr=True, highlight=False)
     with Folder(out or Path("results") / path.stem) as folder:
-        header, rows = folder.open(_header(wanted, sets))  # what is wrong with it is said now
+        header, rows = folder.open(_header(wanted, sets))  # raises before anything is measured
         if rows.rows:
             console.print(f"{len(rows.rows)} texts are in {folder.path} already", markup=False)
         with Watch(console) as watch:
@@ -95,7 +95,7 @@ def experiment(
             traces = ""
             if with_traces:
                 traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
-        # Only here are matplotlib and scipy loaded: other commands have no use for them.
+        # matplotlib and scipy are imported only here, because other commands do not need them.
         try:
             from lab.experiments.results.writing import Wanted, write_results
         except ModuleNotFoundError as error:

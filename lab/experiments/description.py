@@ -233,7 +233,7 @@ def experiment(tables: Mapping[str, Any], folder: Path, overrides: Mapping[str, 
 
 
 def expand(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One table per combination of the values in its lists, the last list varying first."""
+    """Return one table per combination of the values in its lists; the last list varies fastest."""
     choices = [value if isinstance(value, list) else [value] for value in table.values()]
     return [dict(zip(table, values, strict=True)) for values in itertools.product(*choices)]
 
@@ -361,7 +361,7 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
     if "max_num_seqs" not in settings:
         room = {"max_num_seqs": arm.work.texts_at_once}
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update=room))
-    if "drafter_restarts" not in settings:  # a text without its drafter is no measurement
+    if "drafter_restarts" not in settings:  # a text that lost its drafter is measured again
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update={"drafter_restarts": 0}))
     return arm
 

@@ -28,8 +28,8 @@ from lab.experiments.description import Arm
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
 
-PEER_LIMIT_S = 600.0  # for a peer to start, or to write a text
-# The module of each peer, and what has to be installed for it.
+PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text
+# The module of each peer, and the packages that it needs.
 PEERS = {
     "huggingface": ("lab.experiments.peers.huggingface", ("transformers",)),
     "one_process": ("lab.experiments.peers.one_process", ("torch",)),

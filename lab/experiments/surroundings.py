@@ -95,7 +95,7 @@ def _own_s() -> dict[int, float]:
         # The name of the program may have spaces and brackets in it.
         fields = _read(f"/proc/{entry.name}/stat").rpartition(")")[2].split()
         if len(fields) < 13:
-            continue  # it has just ended
+            continue  # the process has just ended
         pid = int(entry.name)
         parents[pid] = int(fields[1])
         spent[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

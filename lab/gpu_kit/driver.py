@@ -61,7 +61,10 @@ class Settings:
 
 
 def run(settings: Settings, say: Say) -> Outcome:
-    """Run the steps of the wanted parts that are left. Raises ConfigurationError, OutputError."""
+    """Run the steps of the wanted parts that are left; return the states of all their steps.
+
+    Raises ConfigurationError, OutputError.
+    """
     _take_over_earlier(settings, say)
     rows_file = settings.out / FILE
     machine, name = _ask(settings)

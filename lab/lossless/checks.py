@@ -250,7 +250,7 @@ def joint(pair: Pair, prompt: Text) -> Joint:
 def sampled(
     pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
-    """Test the texts of `num_texts` seeds against their exact probabilities."""
+    """Test texts of `num_texts` seeds against their exact probabilities; return the report line."""
     counts: Counter[Text] = Counter()
     drafted = accepted = 0
     params = SamplingParams(
@@ -315,7 +315,7 @@ class Pace:
 
 
 def pace(pair: Pair, prompt: Text, policy: SpeculationConfig, start_s: float) -> Pace:
-    """Time some short texts and a long one, after one that warms the pair up."""
+    """Return how long the pair takes: times short texts and a long one, after a warm-up."""
     long = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
     short = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     _write(pair, prompt, policy, short)

@@ -92,7 +92,7 @@ def profile(
 
 def _table(found: Profile) -> Table:
     """Return the table of milliseconds and shares of each process by phase."""
-    has_beside = any(share.beside_ms for share in found.shares)  # more columns in the same width
+    has_beside = any(share.beside_ms for share in found.shares)  # then there are more columns
     table = Table(box=None, pad_edge=False, collapse_padding=has_beside)
     table.add_column("")
     for share in found.shares:

@@ -17,7 +17,7 @@ from proto.errors import ConfigurationError, SlipstreamError
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = (sys.executable, "-m", "coordinator")
 PROMPT = 'def read_lines(path, encoding="utf-8"):'
-# Experiments, of each of which the picture along its x axis is kept.
+# Experiments whose picture along the x axis is kept.
 EXPERIMENTS = ("cost_ratio", "draft_length", "hop")
 NAMES = ("demo", "rounds", "recordings", *EXPERIMENTS)
 WIDTHS = (80, 120)

@@ -30,7 +30,7 @@ def empty(path: Path) -> Any:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     known = figure.canvas.get_supported_filetypes()
     ending = path.suffix.removeprefix(".").lower()
-    if ending and ending not in known:  # without one it is a PNG
+    if ending and ending not in known:  # a file without an ending is written as PNG
         raise ConfigurationError(
             f"--plot: {path} ends in no kind of picture that can be drawn; those are "
             f"{', '.join(known)}{did_you_mean(ending, known)}"

@@ -13,7 +13,7 @@ from rehearsal.planning import roofline
 from rehearsal.setting import Forwards
 
 BYTES_PER_PARAMETER = 2.0  # bfloat16
-MEMORY_SHARE = 0.9  # of a device, for weights; the rest is for keys and values
+MEMORY_SHARE = 0.9  # share of a device's memory for weights; the rest is for keys and values
 
 
 @dataclass(frozen=True, slots=True)

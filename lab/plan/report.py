@@ -27,7 +27,7 @@ from rehearsal.planning import make_plan as make_plan
 from rehearsal.setting import Forwards, NodeCosts
 
 LIKE_FLAGS = {"target": "--like", "draft": "--drafter-like"}
-NUM_SHOWN = 4  # ranks
+NUM_SHOWN = 4  # ranks whose share is printed
 
 
 def case_of(costs: Costs, texts: Texts) -> Case:

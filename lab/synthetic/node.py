@@ -1,7 +1,8 @@
 """`python -m lab.synthetic.node`: a node with a synthetic model, whose loop notes every launch.
 
-The process, the handshake, the loop, the state machines and the worker are the product's. Replaced
-is only what the worker calls of a model: the executor and the two functions that choose tokens.
+The process, the handshake, the state machines, the worker and its loop are the product's. The loop
+is watched, and what the worker calls of a model is replaced: the executor and the two functions
+that choose tokens.
 """
 
 import sys

@@ -22,7 +22,7 @@ from proto.messages import Role
 from proto.policies import POLICIES
 
 MODULES = dict.fromkeys(Role, "lab.synthetic.node")
-NOTES_LIMIT_S = 5.0  # within which a node writes its notes after a text
+NOTES_LIMIT_S = 5.0  # most seconds until a node has written its launches after a text
 OURS = "coordinator"
 BEST = ":best"  # end of a policy's name: find the fastest K
 IN_ONE_PROCESS = ", one process"

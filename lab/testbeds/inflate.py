@@ -205,7 +205,7 @@ class _Source:
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self._folder = folder
-        self._files: dict[str, Any] = {}  # by the name of a tensor
+        self._files: dict[str, Any] = {}  # for each tensor's name, the open file that holds it
         for path in sorted(folder.glob("*.safetensors")):
             try:
                 file: Any = safe_open(path, framework="pt")

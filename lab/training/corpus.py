@@ -61,7 +61,7 @@ def package_texts() -> list[str]:
     held-out file (`setuptools` holds a `distutils`, for example).
     """
     held_out = set().union(*map(telling_lines, library_texts(held_out=True)))
-    texts: dict[str, None] = {}  # a set in order: packages copy from one another
+    texts: dict[str, None] = {}  # an ordered set, since packages copy files from one another
     for name in PACKAGES:
         num_bytes = 0
         for text in written_by_hand(distribution(name)):

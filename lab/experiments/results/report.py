@@ -182,7 +182,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A picture of the page.
+    """A picture in the HTML page.
 
     source  its PNG file as a data URL
     """

@@ -20,7 +20,7 @@ from engine.forward.masks import from_words
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.measure.timing import in_a_graph, seconds, typical
 
-CALLS, COUNT = 20, 20  # calls in one graph; replays of it
+CALLS, COUNT = 20, 20  # calls in one CUDA graph; replays of the graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def models_in(context: Context) -> Models:
         shutil.rmtree(folder, ignore_errors=True)
         _check_room(context)
         unfinished = folder.with_name("unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a step that was ended
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a step that was ended early
         started = time.monotonic()
         new = make_models(unfinished, scale, context.device)
         for new_one in (new.target, new.drafter):
