@@ -1,1 +1,3 @@
-"""One text: what is committed, what that cost, and its tokens on the way to whoever asked."""
+"""The state of one text: its committed tokens, its metrics, and the stream that returns its
+tokens.
+"""
