@@ -38,9 +38,7 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """Return the commands of the lab: proofs, experiments, profiles, testbeds, predictions,
-    traces.
-    """
+    """Return the lab's commands: proofs, experiments, profiles, testbeds, plans, traces."""
     from lab.experiments.command import experiment
     from lab.lossless.command import verify_lossless
     from lab.measure.profile import profile

@@ -77,9 +77,7 @@ class Lookout:
         self._is_looking = False
 
     def has_news(self, wanted: set[str]) -> bool:
-        """True if a new host offers one of the wanted resources. Never waits; looks every few
-        seconds.
-        """
+        """True if a new host offers one of the wanted resources. Never waits."""
         if not wanted:
             self._known = None
             return False
@@ -250,9 +248,7 @@ class RayLauncher:
 
 
 def _lost_with(error: RayError, host: str) -> str:
-    """Return what was lost together with the node: its actor or its host. Only Ray's words tell
-    which.
-    """
+    """Return what was lost with the node, by Ray's words: its actor or its host."""
     if isinstance(error, ActorDiedError) and any(words in str(error) for words in ACTOR_DIED):
         return f"the Ray actor that held it on {host}"
     return f"its host {host}"
@@ -342,8 +338,7 @@ def _say_nothing(*_: object, **__: object) -> None:
 
 
 def _bundles(wanted: Wanted) -> list[dict[str, float]]:
-    """Return the resources to ask for, by role: the role, and a GPU per rank or the CPUs of its
-    node.
+    """Return the resources to ask for, by role: the role and its GPUs or CPUs.
 
     A target on a CPU takes all CPUs of its node, except one if the drafter may need it. Raises
     ConfigurationError: no node of the cluster offers a role.

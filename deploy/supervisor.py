@@ -41,9 +41,7 @@ class Supervisor:
     _is_alone: bool  # the setting that the launcher was made with
 
     def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
-        """Make a key pair and return the fields of a `Place`. Raises RuntimeError: the host is not
-        ready.
-        """
+        """Make a key pair; return the fields of a `Place`. Raises RuntimeError."""
         host = socket.gethostname()
         if not Path(root, "coordinator", "launching", "launcher.py").is_file():
             raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
@@ -76,9 +74,7 @@ class Supervisor:
         return pid
 
     def wait(self) -> "Obituary":  # in quotes: not imported here
-        """Print the node's output until the node has ended; return how it ended. Ray keeps the
-        output.
-        """
+        """Print the node's output until the node has ended; return how it ended."""
         while True:
             lines = self._launcher.new_lines()
             ended = self._launcher.ended()

@@ -17,16 +17,13 @@ NAMES = ("coordinator", "proto")  # the packages that the Python API needs
 
 
 class Finder:
-    """An import finder that finds these two packages in the repository, before any other of that
-    name.
-    """
+    """An import finder that finds the packages in NAMES in the repository, before others."""
 
     @staticmethod
     def find_spec(
         name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return the spec of one of the two packages, else None. See
-        `importlib.abc.MetaPathFinder`.
+        """Return the spec of a package in NAMES; None for others (`MetaPathFinder`).
 
         Modules inside a package are found by the package's path. The types are in quotes because a
         Python that is too old reads this file before it gets the message that it is too old.

@@ -95,9 +95,7 @@ class ChatTemplate:
 
 
 def _check(messages: Messages, *, is_plain: bool) -> None:
-    """Raise ConfigurationError for a malformed conversation. PLAIN takes only strings as
-    content.
-    """
+    """Raise ConfigurationError for a malformed conversation; PLAIN needs string contents."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ConfigurationError(f"a conversation is a list of messages, not {shown(messages)}")
     if not messages:
@@ -181,9 +179,7 @@ def _read_text(path: Path) -> str:
 
 
 def _in_config(config: dict[str, Any]) -> str | None:
-    """Return the template in a tokenizer_config.json: its string, or the one named "default"; else
-    None.
-    """
+    """Return the template in a tokenizer_config.json: a string, or the one named "default"."""
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = [item for item in entry if isinstance(item, dict)]
@@ -193,9 +189,7 @@ def _in_config(config: dict[str, Any]) -> str | None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and the like; in the config each is a string or an object with
-    `content`.
-    """
+    """Return `bos_token` and the like; in the file each is a string or has a `content`."""
     found = {}
     for name, entry in config.items():
         content = entry.get("content") if isinstance(entry, dict) else entry

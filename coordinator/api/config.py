@@ -259,9 +259,7 @@ NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
 
 
 class SpeculationConfig(Frozen):
-    """Settings of speculation: the policy, its numbers, how drafts are verified and n-gram
-    drafts.
-    """
+    """Settings of speculation: policy, number of drafts, verification, n-gram drafts."""
 
     policy: Annotated[PolicyName, Field(description=_policies())] = "auto"
     num_speculative_tokens: Annotated[
@@ -338,15 +336,11 @@ class SpeculationConfig(Frozen):
         return self.drafts and (self.also_copies or pair.drafter == NGRAM)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
-        """Return the settings of n-gram drafts for the target; `reference` has the tokens to copy
-        from.
-        """
+        """Return the settings of n-gram drafts; `reference`: tokens to copy from as well."""
         return Lookup(self.ngram_min, self.ngram_max, reference, self.remember)
 
     def _drafters(self, pair: PairConfig) -> list[str]:
-        """Return the names of the drafters that are used, of those that exclude each other unless
-        coupled.
-        """
+        """Return the names of the drafters in use that only coupled drafting may combine."""
         drafters = {
             "also_ngram" if self.also_ngram else NGRAM: self.also_ngram or pair.drafter == NGRAM,
             "heads": pair.home_heads is not None,

@@ -70,9 +70,7 @@ class Frozen(BaseModel):
 
 
 def named(name: str, info: ValidationInfo) -> str:
-    """Return the name by which the caller gave a setting: a flag, a name of the API, or the
-    field.
-    """
+    """Return a setting's name as the caller wrote it: a flag, a name of the API, or the field."""
     if isinstance(info.context, Mapping):
         return str(info.context.get(name, name))
     return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
@@ -84,9 +82,7 @@ def checked(kind: type[T], **values: object) -> T:
 
 
 def named_as(kind: type[T], names: Mapping[str, str], **values: object) -> T:
-    """Make a config. Raises ConfigurationError, which calls the settings in `names` by those
-    names.
-    """
+    """Make a config. Raises ConfigurationError, which uses `names` for the settings."""
     return kind.model_validate(values, context=names)
 
 

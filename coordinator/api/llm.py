@@ -121,9 +121,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered by the target's chat template; as
-        `generate`.
-        """
+        """Answer one conversation or several with the target's chat template; see `generate`."""
         return self._answers(self._chat_requests(messages, sampling_params), use_tqdm)
 
     def _answers(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
@@ -137,17 +135,14 @@ class LLM:
         return [request.whole() for request in requests]
 
     def get_tokenizer(self) -> TargetTokenizer:
-        """Return the target's tokenizer and chat template. Raises ConfigurationError if it has
-        none.
-        """
+        """Return the target's tokenizer. Raises ConfigurationError if it has none."""
         self._check_open()
         return TargetTokenizer(self.pair)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Yield what each target pass adds to the text; the last part is `finished` and has the
-        metrics.
+        """Yield what each target pass adds; the last part is `finished` and has the metrics.
 
         With `n` > 1 the parts of the texts are interleaved, and each has the `index` of its text.
         Leaving the loop early, or closing the generator, ends the texts on both nodes.
@@ -176,9 +171,7 @@ class LLM:
     async def astream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Like `stream`, for asyncio; closing the iterator or cancelling the task ends the
-        texts.
-        """
+        """Like `stream`, for asyncio; closing the iterator or cancelling ends the texts."""
         request = await asyncio.to_thread(self._request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
             async for step in steps:
@@ -292,9 +285,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """Return the conversations as a list, also a single one; `ChatTemplate` checks their
-    messages.
-    """
+    """Return the conversations as a list, also a single one; their messages are not checked."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | BYTES):
         raise ConfigurationError(
             f"a conversation is a list of messages, and this is none: {shown(messages)}"

@@ -11,8 +11,7 @@ from proto.messages import FinishReason, Logprobs
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The natural log of a token's probability in the target, before temperature and other
-    settings.
+    """The natural log of a token's probability in the target, before temperature and the like.
 
     rank           1 is the likeliest token
     decoded_token  its text as it reads after another token, so that a leading space is shown
@@ -120,9 +119,7 @@ class Assembly:
         return self.cut(emit)[1]
 
     def cut(self, emit: Emit) -> tuple[Emit, RequestOutput]:
-        """Add the tokens of a pass; return (the pass up to the end of the text, the output it
-        adds).
-        """
+        """Add a pass; return (its part before the end of the text, the output it adds)."""
         assert not self.is_stopped
         text = ""
         pieces = self._pieces(emit.tokens)
@@ -204,9 +201,7 @@ class Assembly:
         self._token_ids += part.token_ids
 
     def _named(self, logprobs: Logprobs) -> list[TokenLogprobs]:
-        """Return logprob rows as dicts by token id. The entry of the text's token has its true
-        rank.
-        """
+        """Return logprob rows as dicts by token id; the text's own token has its true rank."""
         rows: list[TokenLogprobs] = []
         for number, rank in enumerate(logprobs.ranks):
             row = logprobs.part(number, number + 1)
@@ -223,7 +218,5 @@ class Assembly:
 
 
 def merged(texts: Sequence[RequestOutput]) -> RequestOutput:
-    """Return several continuations of one prompt as one output; the first has the prompt's
-    logprobs.
-    """
+    """Merge several continuations of one prompt; the first has the prompt's logprobs."""
     return replace(texts[0], outputs=[output for text in texts for output in text.outputs])

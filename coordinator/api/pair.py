@@ -143,9 +143,7 @@ class Pair:
         return self.service.states()
 
     def whereabouts(self) -> list[str]:
-        """Return a line about each node's host and device if nodes may be on other hosts; else
-        [].
-        """
+        """Return a line on each node's host and device if nodes may be on other hosts."""
         if self._launcher.keys is None:
             return []
         registry = self.service.registry
@@ -159,9 +157,7 @@ class Pair:
         ]
 
     def notices(self) -> list[str]:
-        """Return a line for each limit on lengths that the user did not set: shorter texts or
-        drafts.
-        """
+        """Return a line for each limit on text or draft length that the user did not set."""
         drafters = self.service.registry.hellos(Role.DRAFTER)
         drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
         return shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
@@ -189,18 +185,14 @@ class Pair:
         )
 
     def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:
-        """Return a text's metrics with the simulated hardware; `before`: its state when the text
-        began.
-        """
+        """Return a text's metrics with the simulated hardware since `before`, its start."""
         now = self.simulated()
         elapsed_ms = metrics.elapsed_s * 1e3
         return replace(metrics, simulated=now and before and now.since(before, elapsed_ms))
 
     @property
     def num_seqs(self) -> int:
-        """How many texts can be generated at once: as many as configured, at most the target's
-        lanes.
-        """
+        """How many texts can be generated at once, by the config and the target's room."""
         return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
 
     def pids(self) -> dict[str, int]:
@@ -208,9 +200,7 @@ class Pair:
         return self._launcher.pids()
 
     def encode(self, prompt: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises ConfigurationError: the target has no
-        tokenizer.
-        """
+        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer."""
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
         return self._tokenizer().encode(prompt)
@@ -218,8 +208,7 @@ class Pair:
     def encode_chat(
         self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
     ) -> tuple[str, tuple[int, ...]]:
-        """Return a conversation as (prompt, token ids); `arguments` are variables of the chat
-        template.
+        """Return a conversation as (prompt, token ids); `arguments` go to the template.
 
         Raises ConfigurationError, ModelError.
         """
@@ -288,9 +277,7 @@ class Pair:
         return stream, seed
 
     def _limits(self) -> tuple[int, int]:
-        """Return (most tokens of a text, size of the logits); upper bounds before the target
-        runs.
-        """
+        """Return (most tokens of a text, size of logits); bounds until the target runs."""
         if hasattr(self, "service"):
             hello = self.hello(Role.TARGET)
             return hello.max_model_len, hello.logits_size
@@ -340,9 +327,7 @@ class Pair:
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
-        """Return the parameters, checked again and against the target. Raises
-        ConfigurationError.
-        """
+        """Return params checked again, also for this target. Raises ConfigurationError."""
         request = reviewed(SamplingParams, params, "sampling_params")
         _, size = self._limits()
         named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
@@ -416,9 +401,7 @@ class Pair:
 
 
 def _why(error: BaseException | None) -> str:
-    """Return why the nodes are ended, for the log, in words without any part of a prompt or a
-    text.
-    """
+    """Return why the nodes are ended, for the log, without any part of a prompt or a text."""
     if isinstance(error, KeyboardInterrupt):
         return str(error) or "interrupted"
     return "its work is done" if error is None else f"after an error ({type(error).__name__})"

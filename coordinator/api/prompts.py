@@ -35,9 +35,7 @@ def find_file(model: str, revision: str | None, name: str) -> Path | None:
 
 
 def _fetched(model: str, revision: str | None, name: str) -> Path | None:
-    """Return the local folder of a model on the hub, after fetching the file; None if that
-    fails.
-    """
+    """Fetch a file of a model on the hub; return the model's local folder, None if it fails."""
     from httpx2 import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -81,9 +79,7 @@ class Tokenization:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
-        """Read the tokenizer in a folder or on the hub; None if there is none. Raises
-        ModelError.
-        """
+        """Read a model's tokenizer; None if it has none. Raises ModelError."""
         path = find_file(model, revision, "tokenizer.json")
         if path is None:
             return None
@@ -91,9 +87,7 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the vocabulary, computed as by `engine.loading.fingerprint`, to compare
-        them.
-        """
+        """The SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
@@ -116,9 +110,7 @@ class Tokenization:
         return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        """Return a whole text without special tokens. An answer may read differently after its
-        prompt.
-        """
+        """Return a whole text without special tokens, decoded without a prompt before it."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

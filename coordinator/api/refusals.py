@@ -130,15 +130,11 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
 
 
 def _one_of(name: str, quoted: str, value: object) -> str:
-    """Return the message for a value that is none of the quoted words; the empty word is left
-    out.
-    """
+    """Return the message for a value that is none of the quoted words (without the empty one)."""
     return one_of(name, [word for word in re.findall(r"'([^']*)'", quoted) if word], value)
 
 
 def one_of(name: str, words: Collection[str], value: object) -> str:
-    """Return the message for a value that is none of these words, with a suggestion if one is
-    near.
-    """
+    """Return the message for a value that is none of these words, with a similar word if any."""
     meant = did_you_mean(value, words) if isinstance(value, str) else ""
     return f"{name}: expected one of {', '.join(words)}, got {shown(value)}{meant}"

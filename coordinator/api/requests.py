@@ -113,8 +113,9 @@ class Request:
         return Step(self, None, part)
 
     def _step(self, stream: TokenStream, assembly: Assembly, item: Item) -> "Step | None":
-        """Return the step of one item. At a stop string the text is ended on both nodes, and later
-        items are dropped.
+        """Return the step of one item; None if it adds nothing.
+
+        At a stop string the text is ended on both nodes, and later items are dropped.
         """
         match item:
             case EmitPrompt(logprobs):
@@ -190,17 +191,14 @@ class Batch:
         return self._winds_up
 
     def wind_up(self) -> None:
-        """Start no more texts; those that run go on to their end. May be called in a signal
-        handler.
+        """Start no more texts; running ones go on. May be called in a signal handler.
 
         `num_texts` of each request becomes the number of its texts that were started, also 0.
         """
         self._winds_up = True
 
     def steps(self) -> Generator[Step, None, None]:
-        """Yield each step as it comes; waits in this thread. Steps of several texts are
-        interleaved.
-        """
+        """Yield each step as it comes, from all texts mixed; waits in this thread."""
         news: queue.SimpleQueue[TokenStream] = queue.SimpleQueue()
         reader = Reader(self._since, news.put)
         try:
@@ -245,9 +243,7 @@ class Batch:
             self._open[request.start(reader)] = request
 
     def _read(self, stream: TokenStream, reader: Reader) -> Step | None:
-        """Return the step of a stream's next item. At the end of a text the next text is
-        started.
-        """
+        """Return a stream's next step, or None; at a text's end the next text is started."""
         request = self._open[stream]
         try:
             step = request.read(stream)
@@ -267,9 +263,7 @@ class Batch:
 def _teller(
     loop: asyncio.AbstractEventLoop, news: asyncio.Queue[TokenStream]
 ) -> Callable[[TokenStream], None]:
-    """Return the function that the service's thread calls; it does nothing once the event loop has
-    ended.
-    """
+    """Return the function that the service's thread calls to put a stream into `news`."""
 
     def tell(stream: TokenStream) -> None:
         with suppress(RuntimeError):

@@ -35,9 +35,7 @@ _NO_COMMAND = re.compile(r"No such command (.*?)\.(?: Did you mean|$)", re.DOTAL
 
 
 def line_of(error: typer.TyperException) -> str:
-    """Return the message for an error of the command line, in one line; or the help, if it is
-    that.
-    """
+    """Return the message for an error of the command line in one line, or the help itself."""
     message = str(getattr(error, "format_message", error.__str__)())
     if "Usage:" in message:
         return message
@@ -59,9 +57,7 @@ def line_of(error: typer.TyperException) -> str:
 
 
 def _usage(error: typer.TyperException, message: str, context: Any) -> str:
-    """Return the message for an option or argument that lacks a value or has too many; "" for other
-    errors.
-    """
+    """Return the message for an option or argument with a missing or unwanted value; else ""."""
     option = getattr(error, "option_name", "")
     if option and message.endswith("requires an argument."):
         return f"{option} needs a value; --help says which"
@@ -146,9 +142,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
 
 
 class _Line(logging.Formatter):
-    """Formats a log line without control characters: it may quote a path or the output of a
-    node.
-    """
+    """Formats a log line without control characters, because it may quote other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
@@ -181,9 +175,7 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
 
 
 def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
-    """Run the command that the arguments name; return the exit status. Signal handlers stay as they
-    are.
-    """
+    """Run the command that the arguments name; return the exit status. Sets no signal handlers."""
     try:
         if sys.stdout is None:
             raise ConfigurationError("standard output is closed; the text is written there")

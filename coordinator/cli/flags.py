@@ -35,9 +35,7 @@ def parse_ids(flag: str, text: str) -> tuple[int, ...]:
 
 
 def parse_biases(flag: str, text: str) -> dict[int, float]:
-    """Parse biases like 50:-100,7:2.5 into a dict. Raises ConfigurationError, which names the
-    flag.
-    """
+    """Parse biases like 50:-100,7:2.5 into a dict. Raises ConfigurationError, naming the flag."""
     try:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(token): float(bias) for token, bias in pairs}
@@ -48,9 +46,7 @@ def parse_biases(flag: str, text: str) -> dict[int, float]:
 
 
 def parse_options(flag: str, text: str) -> dict[str, float]:
-    """Parse numbers by name like width=4,branches=3. Raises ConfigurationError, which names the
-    flag.
-    """
+    """Parse numbers by name like width=4,branches=3. Raises ConfigurationError."""
     try:
         pairs = [part.split("=") for part in text.split(",")]
         return {name.strip().replace("-", "_"): float(value) for name, value in pairs}
@@ -62,9 +58,7 @@ def parse_options(flag: str, text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value is written on the command line; `parse` gets the flag (for errors) and the
-    text.
-    """
+    """How a value is written as a flag: placeholder, and `parse`, which gets flag and text."""
 
     metavar: str
     parse: Callable[[str, str], object] | None = None

@@ -41,18 +41,14 @@ from proto.system import check_writable
 
 
 class Turns:
-    """Reads the steps of several texts and returns them one text after another; later texts are
-    held.
-    """
+    """Reads interleaved steps of several texts and returns them one text after another."""
 
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
         self._held: dict[tuple[Request, int], deque[Step]] = defaultdict(deque)
 
     def of(self, request: Request) -> Iterator[Step]:
-        """Yield all steps of a request, one of its texts after another. Raises the error of
-        `steps`.
-        """
+        """Yield all steps of a request, text by text. Raises the error of the steps."""
         index = 0
         while index < request.num_texts:  # num_texts may become smaller
             yield from self._of_text(request, index)
@@ -303,8 +299,7 @@ class Run:
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
-        """Generate and show all prompts; True if all went well. Prompts that are refused are
-        reported.
+        """Generate and show all prompts; True if all went well. Refused ones are shown as errors.
 
         Raises KeyboardInterrupt after the texts that ran, if Ctrl-C kept others from starting.
         """
@@ -320,9 +315,7 @@ class Run:
         return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
-        """Make the request of a prompt. A refused prompt gets a `misfit`; an only one raises
-        ConfigurationError.
-        """
+        """Make the request of a prompt; a refused one gets a `misfit` if there are others."""
         skips = self.request.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
         place = Place(index, total, asked.text, decoder)
@@ -336,9 +329,7 @@ class Run:
         return _Prompt(place, Request(self.pair, self.speculation, text, ids, self.request))
 
     def _show(self, prompts: Sequence[_Prompt], turns: Turns) -> None:
-        """Show each prompt in its turn. After a failure or Ctrl-C, complete texts are still
-        shown.
-        """
+        """Show each prompt in turn. After a failure or Ctrl-C, complete ones are still shown."""
         for number, prompt in enumerate(prompts):
             try:
                 self._show_one(prompt, turns)

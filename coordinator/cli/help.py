@@ -204,9 +204,7 @@ def _row(parameter: Any, ctx: Any) -> Row:
 
 
 def _placeholder(kind: str) -> str:
-    """Return the placeholder for a value of typer's type name; choices are their own
-    placeholder.
-    """
+    """Return the placeholder for a value by typer's name of its type; choices stay as they are."""
     if "|" in kind:
         return kind
     numbers = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}

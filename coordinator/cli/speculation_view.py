@@ -168,9 +168,7 @@ class ColourPen:
     _is_in_line: bool = False
 
     def draw(self, segment: Segment) -> str:
-        """Return the segment in colour, after the sign between passes if one is due in this
-        line.
-        """
+        """Return the segment in colour, after the pass sign if one is due in this line."""
         drawn = coloured(segment)
         if segment.kind is Kind.BOUNDARY:
             self._pending = drawn if self._is_in_line else ""

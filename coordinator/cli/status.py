@@ -112,9 +112,7 @@ def _left(deadline: float) -> float:
 
 
 def _listener(folder: Path) -> int:
-    """Return the process id of the coordinator that listens there, also if it hangs; 0: not
-    known.
-    """
+    """Return the process id of the coordinator that listens there, even if it hangs; else 0."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SERVED_IN_S)

@@ -208,9 +208,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prompt's place: `index` of `total`. `decoder` makes a decoder for an answer to token
-    ids.
-    """
+    """Which prompt of how many this is; `decoder` makes a decoder from the prompt's token ids."""
 
     index: int
     total: int
@@ -228,9 +226,7 @@ class Writer(Protocol):
         """The text of this prompt comes next."""
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
-        """Write what a pass adds to the text. `emit` is None for text that was held back to the
-        end.
-        """
+        """Write what a pass adds to the text; `emit` is None at the end of the text."""
 
     def break_off(self) -> None:
         """No more of this text will come; the error that ended it is reported next."""
@@ -405,9 +401,7 @@ class TextWriter:
 
 
 def for_reader(text: str) -> str:
-    """Return a text for standard output: on a terminal without control characters, else
-    unchanged.
-    """
+    """Return a text for standard output; on a terminal without control characters."""
     return harmless(text) if sys.stdout.isatty() else text
 
 

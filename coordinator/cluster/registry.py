@@ -49,9 +49,7 @@ from proto.messages import (
 
 
 def difference(hello: Hello, other: Hello) -> str | None:
-    """Return why two nodes cannot work on one text, or None. Of two heads see
-    `layers_difference`.
-    """
+    """Return why two nodes cannot work on one text, or None (see `layers_difference` too)."""
     return _tokenizer_difference(hello, other) or _feature_difference(hello, other)
 
 
@@ -228,9 +226,7 @@ class Node:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """For a drafter that is a head: the target's layers whose hidden states it reads; else
-        ().
-        """
+        """The target's layers whose hidden states this drafter reads; () unless it is a head."""
         return self.hello.layers if self.hello is not None else ()
 
 
@@ -288,9 +284,7 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id; if it is a free place for a node started by hand, add it.
-        Else None.
-        """
+        """Return the node with this id, adding it if it is a free place by hand; else None."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -300,9 +294,7 @@ class Registry:
         return node
 
     def place_named(self, node_id: NodeId, now: float) -> Node | None:
-        """Return the place by hand with this name, taken or free, for a node whose Hello is
-        unreadable.
-        """
+        """Return the place by hand of this name, taken or free, else None."""
         role = next((one for one in Role if node_id.startswith(f"{one}-".encode())), None)
         node = None if role is None else self.place_for(node_id, role, now)
         return node if node is not None and node.is_by_hand else None
@@ -327,9 +319,7 @@ class Registry:
         return absent
 
     def title(self, node: Node) -> str:
-        """Return the node's name for people: "the drafter", or "drafter-2" where there may be
-        several.
-        """
+        """Return the node's name for people: "the drafter", or "drafter-2" of several."""
         name = self.name(node)
         return f"the {name}" if name == str(node.role) else name
 
@@ -383,9 +373,7 @@ class Registry:
         return [node for node in self.of_role(role) if node.health is Health.READY]
 
     def worked_s(self, node_id: NodeId, now: float) -> float | None:
-        """Return for how many seconds a node, maybe gone, has been ready; None: it was never
-        accepted.
-        """
+        """Return for how many seconds a node has been ready; None: it was never accepted."""
         node = self._nodes.get(node_id)
         if node is None or node.hello is None:
             return None
@@ -399,12 +387,12 @@ class Registry:
         )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """Return a source number that no other drafter has and no open text knows; None: too many
-        drafters.
+        """Return a source number for a node that no other one has; None: too many drafters.
 
-        If there is none, return the number of a drafter that is gone. That is safe: the new drafter
-        comes with a new incarnation, so drafts are not confused; only the metrics of an open text
-        count the two drafters as one. The target has a fixed number.
+        A number that no open text knows is preferred. Otherwise it is that of a drafter that is
+        gone. That is safe: the new drafter comes with a new incarnation, so drafts are not
+        confused; only the metrics of an open text count the two drafters as one. The target has a
+        fixed number.
         """
         if node.role is Role.TARGET:
             return NGRAM_SOURCE
@@ -416,9 +404,7 @@ class Registry:
         return next((source for source in free if source in unknown or not unknown), None)
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
-        """Return Welcome and make the node ready, with this source number, or a Fault that refuses
-        it.
-        """
+        """Return Welcome and make the node ready with `source`, or a Fault that refuses it."""
         reason = self._why_not(node, hello)
         if reason is not None:
             node.has_rival = node.is_by_hand
@@ -441,9 +427,7 @@ class Registry:
         node.detector.heard(now)
 
     def misfits(self, target: Node) -> list[tuple[Node, str]]:
-        """Return the drafters by hand that do not fit a target which joined after them, and why
-        not.
-        """
+        """Return drafters by hand that do not fit a target which joined later, with reasons."""
         assert target.hello is not None
         found: list[tuple[Node, str]] = []
         kept: list[tuple[NodeId, Hello]] = []
@@ -465,9 +449,7 @@ class Registry:
         return node.is_by_hand and not beat.stamp_us and node.round_trips.now_s is not None
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
-        """Store a node's heartbeat. True if the link to it, on another host, has just become
-        slower.
-        """
+        """Store a node's heartbeat. True if its link to another host just became slower."""
         if node.ready_at is None:
             node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
@@ -544,9 +526,7 @@ class Registry:
         return _first_difference(node.id, hello, others)
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
-        """Return why a target by hand is refused, or None. It need not fit the drafters: they fit
-        it.
-        """
+        """Return why a target by hand is refused, or None; drafters are not considered."""
         digest = hello.fingerprint.digest
         if self.tokenizer and digest != self.tokenizer:
             return (
@@ -579,9 +559,7 @@ def _first_difference(
 
 
 def _begin_anew(node: Node) -> None:
-    """Reset a node's figures because a new process has taken its place by hand; keep the old
-    sums.
-    """
+    """Reset a node's figures, because a new process has taken its place; keep the old sums."""
     node.has_rival = False
     node.round_trips = RoundTrips()
     node.num_bad_frames = 0

@@ -23,9 +23,7 @@ class RoundTrips:
 
     @property
     def now_s(self) -> float | None:
-        """The round-trip time in seconds, the smallest of the latest; None before the first
-        answer.
-        """
+        """The smallest of the latest round-trip times, seconds; None before the first."""
         return min(self._latest, default=None)
 
     @property
@@ -34,9 +32,7 @@ class RoundTrips:
         return f"{(self.now_s or 0) * 1e3:.1f} ms, at the start {(self.at_start_s or 0) * 1e3:.1f}"
 
     def add(self, stamp_us: int, held_us: int, now: float) -> bool:
-        """Add an answer that came at `now`, by the clock of its stamp. True: the link has become
-        slower.
-        """
+        """Add an answer that came at `now`. True if the link has just become slower."""
         if stamp_us == self._stamp_us:
             return False  # an old stamp, or of a node that has had no heartbeat yet
         self._stamp_us = stamp_us

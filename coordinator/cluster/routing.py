@@ -169,9 +169,7 @@ class Router:
         return self.registry.readers(text.drafters) if kind is Features else text.drafters
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Update the state by one event and return the actions to do; `now` in monotonic
-        seconds.
-        """
+        """Update the state by one event; return the actions to do (`now` in seconds)."""
         self._actions = []
         num_open = len(self._open)
         match event:
@@ -242,9 +240,7 @@ class Router:
     # -- what nodes say ---------------------------------------------------------------------------
 
     def _on_arrived(self, node_id: NodeId, message: Message, now: float) -> None:
-        """Handle any message but a Hello. Messages of unknown nodes, or of nodes that are gone, are
-        ignored.
-        """
+        """Handle any message but a Hello; ignored if its node is unknown or gone."""
         node = self.registry.find(node_id)
         if node is None:
             return
@@ -254,9 +250,7 @@ class Router:
         self._on_message(node, message, now)
 
     def _heard(self, node: Node, now: float) -> None:
-        """Note that a message has come from the node; if it had been silent, give it its texts
-        again.
-        """
+        """Note a node's message; if the node had been silent, give it its texts again."""
         if self.registry.heard(node, now):
             self._do(Warn(f"{self.registry.title(node)} is there again"))
             self._joined(node, now)
@@ -343,9 +337,7 @@ class Router:
             self._do(Abort(IncompatibleError(reason)))
 
     def _say_refused(self, node: Node, reason: str, host: str) -> None:
-        """Warn people of a refusal, once for each reason: nodes of older releases try again and
-        again.
-        """
+        """Warn people of a refusal, once per reason (old releases try again and again)."""
         said = self._refusals.setdefault(node.id, set())
         if reason not in said and len(said) < MAX_REFUSALS_SAID:
             said.add(reason)
@@ -361,8 +353,7 @@ class Router:
         self._lost(drafter, now)
 
     def _on_garbled(self, event: Garbled, now: float) -> None:
-        """Handle a frame that cannot be decoded: refuse an unreadable Hello, else warn and count
-        it.
+        """Refuse a Hello that cannot be decoded; warn of other frames and count them.
 
         A Hello by hand that cannot be decoded is perhaps of another release, so it is answered;
         other frames of nodes that were not accepted are ignored. A node that sends too many garbled
@@ -417,9 +408,7 @@ class Router:
         return node.num_lanes - sum(node.id in text.workers(node.role) for text in texts)
 
     def _lost(self, node: Node, now: float) -> None:
-        """Take all texts from a node that cannot work now; give them to another node, if there is
-        one.
-        """
+        """Take all texts from a node that cannot work now; offer them to other nodes."""
         for session, text in tuple(self._open.items()):
             workers = text.workers(node.role)
             if node.id in workers:
@@ -436,8 +425,7 @@ class Router:
                 self._offer(session, node, now)
 
     def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
-        """Handle that a node is gone for good: without a target the coordinator ends; drafters are
-        optional.
+        """Handle that a node has ended: go on without a drafter; without a target end or wait.
 
         line         how it failed, for people
         is_unusable  with its configuration it can never work. If a drafter fails in this way before
@@ -484,9 +472,7 @@ class Router:
             self._beat(round(now * 1e6))
 
     def _beat(self, stamp_us: int) -> None:
-        """Send every node a heartbeat with the state of its texts; texts not in it are closed
-        there.
-        """
+        """Send every node a heartbeat that lists its open texts, so that it closes others."""
         for role in Role:
             for node in self.registry.ready(role):
                 texts = [one for one in self._open.values() if node.id in one.workers(role)]
@@ -547,9 +533,7 @@ class Router:
     # -- doing what the machines say --------------------------------------------------------------
 
     def _step(self, session: int, event: s.Event, now: float) -> None:
-        """Give an event to the state machine of a text and do its actions; ignored if it is not
-        open.
-        """
+        """Give an event to an open text's state machine and do the actions it returns."""
         if (text := self._open.get(session)) is None:
             return
         running = text.running

@@ -190,9 +190,7 @@ class Service:
                 self._network.slow_down(name, link)
 
     def check_alive(self) -> None:
-        """Raise the error that ended the service, if one did. Raises ClosedError in a forked
-        child.
-        """
+        """Raise the error that ended the service, if any; in a forked child ClosedError."""
         if os.getpid() != self._owner:
             raise ClosedError("a forked process cannot use its parent's nodes; start some in it")
         if self._failure is not None:
@@ -224,9 +222,7 @@ class Service:
             time.sleep(0.01)
 
     def status(self) -> dict[str, Any]:
-        """Return the coordinator's state as JSON; `hung` is true if the loop does not answer in
-        time.
-        """
+        """Return the coordinator's state as JSON; `hung` is true if its loop does not answer."""
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -375,15 +371,12 @@ class Service:
         self._handle(event, now)
 
     def _is_of_stranger(self, node: bytes, message: Message) -> bool:
-        """True for a Fault of a node by hand that was not accepted: it must not end other nodes'
-        texts.
-        """
+        """True for a Fault of a node by hand that was not accepted, which is ignored."""
         is_new = self.registry.worked_s(node, time.monotonic()) is None
         return is_new and isinstance(message, Fault) and self._launcher.is_by_hand
 
     def _say_goodbye(self) -> None:
-        """Tell nodes started by hand that the coordinator ends; wait until they have disconnected,
-        or a limit.
+        """Tell nodes started by hand that the coordinator ends; wait briefly for them.
 
         A node that disconnects has read the message. If this end closed the connection first, a
         node in the middle of a forward pass would lose the messages that it has not read yet.

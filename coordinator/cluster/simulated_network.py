@@ -19,8 +19,9 @@ Addressed = tuple[bytes, bytes]  # a node and a frame
 
 
 class SimulatedNetwork:
-    """Delays and loses frames; has the interface of `Listener`. One thread uses it; any may call
-    `wake`.
+    """Delays and loses frames; has the interface of `Listener`, for one thread.
+
+    Any thread may call `wake`.
 
     seed         decides which frames are lost and how late each is, for each direction apart
     may_be_lost  True if this frame may be lost
@@ -102,9 +103,7 @@ class SimulatedNetwork:
 
 
 def may_be_lost(frame: bytes) -> bool:
-    """True if a simulated link may lose the frame: any but Hello and Welcome, which are not
-    repeated.
-    """
+    """True if a simulated link may lose the frame: any but Hello and Welcome."""
     try:
         return kind_of(frame) not in (Hello, Welcome)
     except RemoteProtocolError:

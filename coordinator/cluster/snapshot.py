@@ -163,9 +163,7 @@ class Snapshot:
 
 
 def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Snapshot:
-    """Return a snapshot of the present state. `pids`: the process ids of the latest nodes, by
-    role.
-    """
+    """Return a snapshot of the present state; `pids`: process ids of the nodes by role."""
     texts = router.open_texts
     return Snapshot(
         form=FORM,

@@ -1,6 +1,4 @@
-"""Chooses the devices of both models if the user names none: GPUs, else a share of the CPU
-cores.
-"""
+"""Chooses devices for both models if the user names none: GPUs, else a share of the CPU cores."""
 
 import math
 import os
@@ -172,9 +170,7 @@ def _full_name(name: str, uuids: Mapping[str, str]) -> str:
 
 
 def _uuids() -> dict[str, str]:
-    """Return the UUID of each GPU by its number; empty where the numbers of CUDA are not
-    certain.
-    """
+    """Return the UUID of each GPU by its number in CUDA; empty if that is not certain."""
     command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     try:
         ended = subprocess.run(
@@ -201,9 +197,7 @@ def is_device_here(name: str) -> bool:
 
 
 def _quota() -> int:
-    """Return how many cores' worth of CPU time the container may use; 65536 if nothing limits
-    it.
-    """
+    """Return how many CPUs' worth of time the container may use; 65536 if there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))

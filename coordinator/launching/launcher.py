@@ -69,8 +69,7 @@ class Obituary:
 
 
 class NodeLauncher(Protocol):
-    """Starts node processes; `Launcher` does it on this machine, others in a Ray cluster or by
-    hand.
+    """Starts node processes: on this machine (`Launcher`), on a Ray cluster, or by hand.
 
     endpoint  where the coordinator listens for nodes of its own host; empty: nowhere
     outside   where it listens for nodes of other hosts; empty: nowhere
@@ -256,9 +255,7 @@ class Launcher:
         return node
 
     def _share_gpu(self, config: NodeConfig) -> None:
-        """Start NVIDIA MPS once both nodes are on one GPU, so that their kernels run side by
-        side.
-        """
+        """Start NVIDIA MPS once both nodes share a GPU, so that their kernels overlap."""
         if self._has_tried_mps or self._is_alone or config.peer_device is None:
             return
         theirs = config.peer_device or default_device(
@@ -313,9 +310,7 @@ class Launcher:
         return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
 
     def ended(self) -> list[Obituary]:
-        """Return how each node ended that has ended since the last call; shorten logs that are too
-        long.
-        """
+        """Return how each node ended that ended since the last call; shorten long logs."""
         self.logs.trim()
         found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
@@ -358,9 +353,7 @@ class Launcher:
         self.logs.close()
 
     def disown(self) -> None:
-        """In a forked child: forget the nodes, which belong to the parent, so that no call ends
-        them.
-        """
+        """In a forked child: forget the nodes, so that only the parent can end them."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for node in self._nodes:
             if node.process.stdin is not None and not node.process.stdin.closed:

@@ -39,9 +39,7 @@ TAIL_BYTES = 1 << 14
 
 
 def state_folder() -> Path:
-    """Return the folder in which the logs of all runs are kept. Raises OSError: this user has no
-    home.
-    """
+    """Return the folder that keeps the logs of all runs. Raises OSError: no home."""
     named = os.environ.get("XDG_STATE_HOME", "")
     try:
         # By the XDG convention, a path that is not absolute is ignored.
@@ -96,8 +94,7 @@ class Logs:
                 self._fail(f"the log cannot be written ({error}); what happens is not kept")
 
     def of_node(self, identity: str) -> Path:
-        """Make a new, empty log file for a node and return it; the oldest node log of too many is
-        removed.
+        """Make a new log file for a node and return it; of too many, delete the oldest.
 
         Returns /dev/null where the file cannot be made.
         """
@@ -129,8 +126,7 @@ class Logs:
             os.close(lock)
 
     def disown(self) -> None:
-        """In a forked child: release the run's folder, which belongs to the parent, and make a new
-        lock.
+        """In a forked child: release the run's lock, and make a new lock for writing.
 
         A thread of the parent may have held the old lock while it wrote.
         """
@@ -148,9 +144,7 @@ _all: weakref.WeakSet[Logs] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    """In a forked child: release all runs, so that they do not seem alive after the parent has
-    ended.
-    """
+    """In a forked child: release all runs, whose owner is the parent."""
     for logs in _all:
         logs.disown()
 
@@ -159,9 +153,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def runs(place: Path) -> list[Path]:
-    """Return all runs in a folder, sorted by when they were last written to; empty if
-    unreadable.
-    """
+    """Return all runs in a folder, the one last written to at the end; empty if unreadable."""
     try:
         return sorted((path for path in place.iterdir() if path.is_dir()), key=_written_at)
     except OSError:
@@ -183,9 +175,7 @@ def _written_at(run: Path) -> tuple[int, str]:
 
 
 def runtime_folders() -> list[Path]:
-    """Return the runtime folders of the coordinators that still run, as far as their logs name
-    them.
-    """
+    """Return the runtime folders of running coordinators, as their logs name them."""
     found = []
     with contextlib.suppress(OSError):
         for run in runs(state_folder()):
@@ -216,9 +206,7 @@ def tail(folder: Path, number: int) -> list[str]:
 
 
 def _new_run(place: Path) -> tuple[Path, int]:
-    """Make a folder for a run; return the folder and the file descriptor of its lock. Raises
-    OSError.
-    """
+    """Make a folder for a run; return it and the descriptor of its lock. Raises OSError."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(place):
         raise PermissionError(f"{place} is no folder of this user")
@@ -238,9 +226,7 @@ def _new_run(place: Path) -> tuple[Path, int]:
 
 
 def _is_of_coordinator(run: Path) -> bool:
-    """True if a run has a coordinator's log; runs on other hosts of a Ray cluster have only
-    nodes'.
-    """
+    """True if a run has a coordinator's log (other hosts have only logs of nodes)."""
     return os.path.isfile(run / COORDINATOR_LOG)  # an unreadable folder counts as one of nodes
 
 
@@ -284,9 +270,7 @@ def _append(path: Path, written: bytes) -> None:
 
 
 def _shorten(path: Path) -> None:
-    """Move the end of a file to a second file, and empty the first, to which its writer still
-    appends.
-    """
+    """Move the end of a file to a second one and empty the first; its writer goes on."""
     with path.open("rb+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_FILE_BYTES))
         end = file.read(MAX_FILE_BYTES)

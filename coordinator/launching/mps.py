@@ -115,9 +115,7 @@ class Mps:
 
     @classmethod
     def _of_our_own(cls, folder: Path, visible: Sequence[str]) -> "tuple[Mps | None, str]":
-        """Start a daemon and wait until it listens; return (daemon, "") or (None, why it
-        failed).
-        """
+        """Start a daemon and wait until it listens; return (it, "") or (None, reason)."""
         if shutil.which(CONTROL) is None:
             return None, f"{CONTROL} is not installed"
         have_uuids = all(name.startswith(("GPU-", "MIG-")) for name in visible)

@@ -1,6 +1,4 @@
-"""A launcher for nodes that users start by hand, on any host (`node.joining`): it waits for
-them.
-"""
+"""A launcher for nodes that users start by hand, on any host (`node.joining`)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,8 +68,7 @@ class RemoteNodes:
         return {}
 
     def close(self) -> None:
-        """Remove the runtime folder and close the logs; the nodes go on and wait for a new
-        coordinator.
+        """Remove the runtime folder and close the logs; the nodes are not ended.
 
         May be called twice.
         """

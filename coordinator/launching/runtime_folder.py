@@ -38,9 +38,7 @@ class RuntimeFolder:
         _folders.add(self)
 
     def disown(self) -> None:
-        """In a forked child: leave the folder to the parent and release its lock, so that it does
-        not seem alive.
-        """
+        """In a forked child: leave the folder to the parent and release its lock."""
         if self.remove.detach() is not None:
             os.close(self._lock)
 
@@ -76,9 +74,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove the runtime folders in `place` whose owner, a process of this user, is certainly
-    dead.
-    """
+    """Remove the runtime folders in `place` of this user whose owner process is dead."""
     for folder in place.glob(f"{PREFIX}*"):
         # A folder that is gone, in use, another user's or not one of ours is left as it is.
         with contextlib.suppress(OSError):

@@ -1,3 +1,1 @@
-"""The state of one text: its committed tokens, its metrics, and the stream that returns its
-tokens.
-"""
+"""One text: its committed tokens, its metrics, its decoding, and the stream of its tokens."""

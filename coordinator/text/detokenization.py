@@ -51,9 +51,7 @@ class Decoder(Protocol):
         """Return the text that each of these tokens adds; '' while a character is incomplete."""
 
     def preview(self, tokens: Sequence[int]) -> str:
-        """Return the text that these tokens would add if they came now; the state does not
-        change.
-        """
+        """Return the text that these tokens would add now; the state does not change."""
 
     def finish(self) -> str:
         """Return the text that was held back, as it is: no more tokens come."""
@@ -128,9 +126,7 @@ class TextStream:
         return told
 
     def _tell(self, text: str, *, num_kept: int) -> str:
-        """Return the new part of the window's text, without the text of its last `num_kept`
-        tokens.
-        """
+        """Return the window's new text, without that of its last `num_kept` tokens."""
         text = self._without(num_kept, text)
         num_alike = _num_alike(text, self._prompt)
         if num_alike > len(self._told):
@@ -146,9 +142,7 @@ class TextStream:
         return new
 
     def _without(self, num_kept: int, text: str) -> str:
-        """Return `text` cut to the length of the window's text without its last `num_kept`
-        tokens.
-        """
+        """Return `text` cut to the text length of all but the last `num_kept` tokens."""
         return text[: len(self._text(self._window[:-num_kept]))] if num_kept else text
 
     def _cut(self) -> None:
@@ -159,9 +153,7 @@ class TextStream:
         self._told = text[: len(text) - num_untold]
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Return the last tokens of a prompt, with which the window begins; special tokens left
-        out.
-        """
+        """Return the last text tokens of a prompt, with which the window begins."""
         size = WINDOW
         while True:
             last = [token for token in prompt[-size:] if self._is_text(token)]
@@ -171,9 +163,7 @@ class TextStream:
             size *= 2
 
     def _beginning(self, tokens: Sequence[int]) -> int:
-        """Return the last index from which these tokens decode the same alone; 0 if there is
-        none.
-        """
+        """Return the last index from which the tokens decode alone as before; else 0."""
         whole = self._whole(tokens)
         text = self._text(whole)
         last = len(tokens) - TAIL
@@ -307,9 +297,7 @@ class StopStrings:
         return self._held.find(stop, start) + len(stop) if stop in self._held[start:] else 0
 
     def _num_open(self) -> int:
-        """Return the length of the longest end of the held text that is a beginning of a stop
-        string.
-        """
+        """Return the longest end of the held text that begins a stop string: its length."""
         longest = max((len(stop) for stop in self._strings), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-size:]

@@ -39,9 +39,7 @@ def source_name(source: int) -> str:
 
 
 def source_names(sources: tuple[int, ...], num_accepted: int) -> tuple[str, ...]:
-    """Return who drafted each accepted token of a pass. `sources` is empty if the drafter did
-    all.
-    """
+    """Return who drafted each accepted token; empty `sources` means the drafter."""
     return tuple(map(source_name, sources or (MODEL_SOURCE,) * num_accepted))
 
 
@@ -107,9 +105,7 @@ class PassFigures:
     def of(
         cls, verdict: Verdict, num_tokens: int, num_accepted: int, num_known: int = 0
     ) -> "PassFigures":
-        """Return the figures of a verdict with `num_tokens` new tokens after `num_known` known
-        ones.
-        """
+        """Return the figures of a verdict; `num_known` of its tokens were known before."""
         names = source_names(verdict.sources, verdict.num_accepted)
         return cls(
             num_tokens=num_tokens,
@@ -267,9 +263,7 @@ class Simulated:
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
-        """Return the counts since `before`, an earlier state; `elapsed_ms` is the time between
-        them.
-        """
+        """Return the counts since the state `before`, `elapsed_ms` ago."""
         return replace(
             self,
             num_forwards=max(0, self.num_forwards - before.num_forwards),
@@ -435,9 +429,7 @@ class Metrics:
         num_spec_tokens: int,
         num_prompt_tokens: int = 0,
     ) -> "Metrics":
-        """Return the metrics of a text; `emitted` has (monotonic s, number of tokens), at least
-        one.
-        """
+        """Return a text's metrics; `emitted` has pairs (time in s, tokens that came then)."""
         elapsed = emitted[-1][0] - started
         reading_s = emitted[0][0] - started
         writing_s = emitted[-1][0] - emitted[0][0]
@@ -497,17 +489,13 @@ class Metrics:
 
 
 def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
-    """Return the speed after the first tokens, divided by that of plain decoding (`plain_us` a
-    token).
-    """
+    """Return the speed divided by that of plain decoding, which takes `plain_us` a token."""
     elapsed_s = emitted[-1][0] - emitted[0][0]
     return _written(emitted) * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def _written(emitted: list[tuple[float, int]]) -> int:
-    """Return the number of tokens after the first ones, which come with the pass over the
-    prompt.
-    """
+    """Return the number of tokens after the first ones (those of the prompt's pass)."""
     return sum(number for _, number in emitted[1:])
 
 

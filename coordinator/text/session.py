@@ -75,9 +75,7 @@ from proto.tree import CommittedText, Diverged
 
 
 class PromptScores:
-    """Collects the logprob rows of prompt positions 1 to num_prompt - 1; the first token has
-    none.
-    """
+    """Collects the logprobs of a prompt's tokens from the second on, row by row."""
 
     def __init__(self, num_prompt: int) -> None:
         self._num_wanted = num_prompt - 1
@@ -181,17 +179,13 @@ class Session:
         return len(self.text) - self.num_prompt
 
     def mark_for(self, node: NodeId) -> SessionMark:
-        """Return the text's length and hash and the node's latest incarnation, for a heartbeat to
-        the node.
-        """
+        """Return a mark for a heartbeat: the text's length, hash and the node's incarnation."""
         told = self._told.get(node)
         incarnation = 0 if told is None else told.incarnation
         return SessionMark(self.session, incarnation, len(self.text), self.text.root)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Update the state by one event and return the actions to do; `now` in monotonic
-        seconds.
-        """
+        """Update the state by one event; return the actions to do (`now` in seconds)."""
         if self.ended:
             return []
         match event:
@@ -236,9 +230,7 @@ class Session:
     # -- opening ----------------------------------------------------------------------------------
 
     def _open(self, node: NodeId, role: Role, now: float) -> list[Action]:
-        """Tell a node the whole text with a new incarnation: the answer to every kind of
-        trouble.
-        """
+        """Send a node the whole text with a new incarnation: the repair of any trouble."""
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
@@ -251,8 +243,7 @@ class Session:
         return [Send(node, self.opening(role))]
 
     def _ask_for_features(self, layers: tuple[int, ...], now: float) -> list[Action]:
-        """If the drafter that joins reads hidden states of other layers, tell the target by a new
-        Open.
+        """Reopen the text on the target if a new drafter reads other layers' hidden states.
 
         Nothing was wrong with the target, so this does not count as a repair.
         """
@@ -309,8 +300,7 @@ class Session:
         return self._repair(node, fault.incarnation, now)
 
     def _repair(self, node: NodeId | None, incarnation: int, now: float) -> list[Action]:
-        """Reopen the text on a node that reported trouble in life `incarnation`, unless an Open is
-        under way.
+        """Reopen the text on a node in trouble, unless a newer Open is under way to it.
 
         If an Open with a newer incarnation was sent, it has answered the trouble already, unless so
         much time has passed that it must have been lost. A target that loses track at once after
@@ -326,9 +316,7 @@ class Session:
         return self._reopen(node, now)
 
     def _answer_limit_s(self, node: NodeId) -> float:
-        """Return for how long after an Open a node may still send messages of an older
-        incarnation.
-        """
+        """Return for how many seconds after an Open older messages may still come."""
         trip_s = self._round_trips.get(node)
         if trip_s is None:
             return ANSWER_LIMIT_S
@@ -378,9 +366,7 @@ class Session:
         return [emit] if reason is None else [emit, *self._end(Finish(reason))]
 
     def _lacks_logprobs(self, verdict: Verdict) -> bool:
-        """True if logprobs that should have come by now are missing; the target can send them
-        again.
-        """
+        """True if logprobs are missing that should have come by now."""
         if self._prompt_scores is not None and not self._prompt_scores.is_complete:
             return True
         return self.sampling.num_logprobs != OFF and verdict.logprobs is None

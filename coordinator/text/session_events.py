@@ -118,9 +118,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class EmitPrompt:
-    """Give the reader the logprobs of the prompt from its second token on; comes before any
-    Emit.
-    """
+    """Give the reader the logprobs of the prompt from its second token on, before any Emit."""
 
     logprobs: Logprobs
 

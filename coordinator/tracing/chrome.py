@@ -153,9 +153,7 @@ def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
 
 
 def _along(hop: Hop, scale: Scale) -> list[tuple[int, int]]:
-    """Return the points (process id, time) where a message leaves the coordinator and reaches a
-    node.
-    """
+    """Return the points (process id, time) of a message at the coordinator and at the node."""
     points = [] if hop.sent_ns is None else [(COORDINATOR_PID, hop.sent_ns)]
     if hop.received_ns is not None:
         points.append((scale.pids[hop.node], hop.received_ns))
@@ -170,9 +168,7 @@ def _arrow(way: Sequence[tuple[int, int]], name: str, number: int, scale: Scale)
 
 
 def instants(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """Yield instants: rejections, re-roots, stale drafts, fallbacks, faults, reopenings,
-    rollbacks.
-    """
+    """Yield instants: rejections, re-roots, stale drafts, fallbacks, faults, rollbacks."""
     told: set[tuple[int, bytes]] = set()  # (session, node) that were sent an Open
     for hop in timeline.hops:
         pid = scale.pids[hop.node]
@@ -427,9 +423,7 @@ def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
 
 
 def _in_lanes(hops: Iterable[Hop]) -> Iterator[tuple[Hop, int]]:
-    """Yield each hop with the first track (lane) that is free when it leaves, so that none
-    overlap.
-    """
+    """Yield each hop with the first track (lane) that is free, so that none overlap."""
     free: list[int] = []
     busy: list[tuple[int, int]] = []  # (busy until, lane)
     num_lanes = 0

@@ -121,9 +121,7 @@ class _Reader:
         self._on_device: list[int] | None = None  # the same, for a forward that a device computes
 
     def read(self, record: Record, ns: int) -> None:
-        """Read the next record, at `ns` of our clock. Unknown marks, of a later release, are
-        ignored.
-        """
+        """Read the next record, at `ns` of our clock; unknown marks are ignored."""
         self._now_ns = ns = max(ns, self._now_ns)
         if record.mark < len(Phase):
             self._enter(PHASES[record.mark], ns)
@@ -397,9 +395,7 @@ def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
 
 
 def fate_of(draft: Draft, text: Text) -> Fate | None:
-    """Return how many tokens of a draft were right, and by which verdict; None: the text ended
-    before.
-    """
+    """Return how much of a draft was right and which verdict decided it; None: undecided."""
     if not text.decided or not text.decided[0] <= draft.parent_len < len(text.tokens):
         return None
     decided = text.verdicts[bisect_right(text.decided, draft.parent_len) - 1]
@@ -407,8 +403,7 @@ def fate_of(draft: Draft, text: Text) -> Fate | None:
 
 
 def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
-    """Return the first verdict that could use a draft which the target read at `read_ns`; else
-    None.
+    """Return the first verdict that could use a draft which the target read at `read_ns`.
 
     None: the text was already past the draft, or no verdict followed.
     """

@@ -51,9 +51,7 @@ class Exchange:
 
     @classmethod
     def of(cls, came_ns: int, beat: Heartbeat) -> Self:
-        """Return the exchange that a node's heartbeat completes which came at `came_ns`; it has a
-        stamp.
-        """
+        """Return the exchange that a node's heartbeat, which came at `came_ns`, completes."""
         said_ns = beat.clock_us * 1000
         return cls(beat.stamp_us * 1000, said_ns - beat.held_us * 1000, said_ns, came_ns)
 
@@ -98,8 +96,7 @@ class Clock:
         return self.knots[0][1]
 
     def nearer(self, least_ns: int, most_ns: int) -> "Clock":
-        """Return this clock corrected by bounds on its error: it is `least_ns` to `most_ns` further
-        ahead.
+        """Return this clock corrected: it is `least_ns` to `most_ns` further ahead.
 
         The bounds come from messages, none of which can arrive before it was sent. If they are less
         exact than the clock is, or contradict each other, it is returned unchanged.
@@ -206,9 +203,7 @@ def _hops(recording: Recording, processes: Sequence[Process]) -> list[Hop]:
 
 
 def _aligned(process: Process, hops: Sequence[Hop], recording: Recording) -> Process:
-    """Return the process with a clock made more exact by its messages; unchanged if they add
-    nothing.
-    """
+    """Return the process with its clock corrected by the times of its messages."""
     own = [hop for hop in hops if hop.node == process.node]
     ways = [
         (hop.is_to_node, hop.received_ns - hop.sent_ns)

@@ -23,9 +23,7 @@ def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace to a file, one event a line; on an error remove the file. Raises
-    OutputError.
-    """
+    """Write a trace to a file; on an error, remove the file. Raises OutputError."""
     failed = f"the trace cannot be written to {path}"
     try:
         file = path.open("w", encoding="utf-8")

@@ -39,9 +39,7 @@ class Download:
     not_wanted: Sequence[str] = ()
 
     def run(self, say: Say | None = None) -> Path:
-        """Download the files that are missing here; return the folder. Raises ModelError if it
-        stalls.
-        """
+        """Download the missing files; return the folder. Raises ModelError if it stalls."""
         num_bytes = self._num_bytes()
         if not num_bytes:
             return Path(self._snapshot())
@@ -64,9 +62,7 @@ class Download:
             )
 
     def _num_bytes(self) -> int:
-        """Return the size of the files that are missing here; 0 also if the hub cannot be
-        reached.
-        """
+        """Return the size of the missing files; 0 also if the hub cannot be reached."""
         from huggingface_hub.errors import DryRunError
 
         try:
@@ -106,9 +102,7 @@ class Count:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)  # (time, bytes), ascending
 
     def watch(self, bar: "_Bar") -> None:
-        """Add a progress bar that counts bytes; the library has one for bytes received, one for
-        written.
-        """
+        """Add a progress bar of bytes; the library has one for received, one for written."""
         self._bars.append(bar)
 
     @property
@@ -117,9 +111,7 @@ class Count:
         return min(self.total, max((bar.n for bar in self._bars), default=0))
 
     def words(self, now: float) -> str:
-        """Return the progress in words: bytes done, the total, and the speed over the last
-        seconds.
-        """
+        """Return the progress in words: bytes done, total, speed over the last seconds."""
         self._seen.append((now, self.done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_OVER_S:
             self._seen.popleft()

@@ -64,9 +64,7 @@ class Checkpoint:
             _fetch(self.name, self.revision, wanted, say)
 
     def check_weights(self) -> None:
-        """Raise ModelError if a file of weights is missing or incomplete, or tensors are
-        missing.
-        """
+        """Raise ModelError if weights are missing, incomplete, or fewer than stated."""
         from engine.checkpoint import files as shards
         from engine.checkpoint.checkpoint import refuse_no_safetensors
         from engine.quantised.formats import read_format

@@ -50,9 +50,7 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
 
 
 def find_config(model: str, revision: str | None) -> Path | None:
-    """Return the path of a model's config.json; None: there is none, or the hub cannot be
-    reached.
-    """
+    """Return the path of a model's config.json; None: not there, or the hub is not reached."""
     if is_folder(model):
         return find_file(model, revision, CONFIG)
     path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))

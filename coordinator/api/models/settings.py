@@ -17,9 +17,7 @@ KINDS = "Medusa, EAGLE, EAGLE-3"
 
 
 def _located(model: str) -> str:
-    """Return a folder's absolute path, because nodes run in the root of the repository; names
-    stay.
-    """
+    """Return a folder's absolute path, as nodes run in another one; other names are unchanged."""
     is_name = model in ("", NGRAM) or not is_folder(model)
     return model if is_name else str(path_of(model).absolute())
 

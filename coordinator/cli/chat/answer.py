@@ -84,8 +84,9 @@ class Interrupts:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around the reading of a line: Ctrl-C raises LineInterruptedError. Raises the error of the
-        nodes.
+        """Context for reading a line, in which Ctrl-C raises LineInterruptedError.
+
+        Also raises the error that has ended the nodes.
         """
         self._pressed_at = None
         try:
@@ -98,7 +99,7 @@ class Interrupts:
 
     @contextmanager
     def answering(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Around the writing of an answer: Ctrl-C calls `stop`, which ends the answer."""
+        """Context for writing an answer, in which Ctrl-C calls `stop` to end it."""
         self._stop = stop
         try:
             if self._pressed_at is not None:
@@ -127,9 +128,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _look(self) -> None:
-        """Wake the wait for a line regularly, to handle a Ctrl-C or report that the nodes have
-        ended.
-        """
+        """Wake the wait for a line regularly, so that Ctrl-C and dead nodes are noticed."""
         while not self._ended.wait(WATCH_S):
             if self._failure is None:
                 try:
@@ -177,10 +176,10 @@ class Answer:
         self._news.put(None)
 
     def steps(self) -> Generator[Step, None, None]:
-        """Yield the steps as they come. Leaving early ends the text on both nodes; raises what
-        ended it.
+        """Yield the steps as they come. Leaving early ends the text on both nodes.
 
-        If it is stopped before its first token, there is no last step.
+        If it is stopped before its first token, there is no last step. Raises the error that ended
+        the text.
         """
         stream = self._request.start(Reader(time.monotonic(), self._news.put))
         try:

@@ -85,8 +85,7 @@ class Chat:
         self._unanswered: str | None = None  # the last message, if it was too long
 
     def run(self) -> None:
-        """Read and answer lines until there are no more. Raises SlipstreamError: the nodes have
-        ended.
+        """Read and answer lines until there are no more. Raises SlipstreamError: nodes ended.
 
         Where no person reads the notes (a pipe), an error of a message is raised as well.
         """
@@ -365,8 +364,9 @@ def template_arguments(text: str | None) -> dict[str, Any]:
 
 
 def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatTemplate:
-    """Return the target's chat template, tried out before a start. Raises ModelError,
-    ConfigurationError.
+    """Return the target's chat template, after trying it out.
+
+    Done before anything is started. Raises ModelError, ConfigurationError.
     """
     find(pair.target, pair.target_revision)  # raises the better error if there is no such model
     if find_file(pair.target, pair.target_revision, TOKENIZER) is None:

@@ -44,9 +44,7 @@ class Screen(Protocol):
     is_person: bool
 
     def read(self, *, is_more: bool) -> str | None:
-        """Return the next line; None: there are no more. On a terminal it raises
-        LineInterruptedError.
-        """
+        """Return the next line; None: no more. At a terminal: LineInterruptedError."""
 
     def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which Ctrl-C stops the answer, by calling `stop`."""
