@@ -139,7 +139,7 @@ class Model:
         return Path(self.name).name
 
     def folder(self) -> Path | None:
-        """Return the model's folder on this machine; None if it has none. Nothing is downloaded."""
+        """Return the model's folder on this machine; None if it is not here. Downloads nothing."""
         if is_folder(self.name):
             return path_of(self.name)
         try:

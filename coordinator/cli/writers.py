@@ -365,7 +365,7 @@ class TextWriter:
             self._write("\n")
 
     def end(self, whole: RequestOutput) -> None:
-        """Show the figures."""
+        """End the text's line and show its figures."""
         if not self._ends_line or not whole.outputs[-1].text:
             self._write("\n")
         found = [made.metrics for made in whole.outputs if made.metrics is not None]

@@ -284,7 +284,7 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id, adding it if it is a free place by hand; else None."""
+        """Return the node with this id; add it if a node started by hand may take that id."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -294,7 +294,7 @@ class Registry:
         return node
 
     def place_named(self, node_id: NodeId, now: float) -> Node | None:
-        """Return the place by hand of this name, taken or free, else None."""
+        """Return the node started by hand with this name, or its free place; else None."""
         role = next((one for one in Role if node_id.startswith(f"{one}-".encode())), None)
         node = None if role is None else self.place_for(node_id, role, now)
         return node if node is not None and node.is_by_hand else None
@@ -305,7 +305,7 @@ class Registry:
         return is_wanted and node_id in names_by_hand(role)
 
     def awaits_no_longer(self, now: float) -> list[Node]:
-        """Stop waiting for drafters by hand that have not joined in time; return them, once."""
+        """Stop waiting for drafters, started by hand, that have not joined; return these."""
         since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
         if not since or now - min(since) < JOIN_LIMIT_S:
             return []
@@ -387,7 +387,7 @@ class Registry:
         )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """Return a source number for a node that no other one has; None: too many drafters.
+        """Return a source number (which drafter) that no other node has; None: none is left.
 
         A number that no open text knows is preferred. Otherwise it is that of a drafter that is
         gone. That is safe: the new drafter comes with a new incarnation, so drafts are not
@@ -427,7 +427,7 @@ class Registry:
         node.detector.heard(now)
 
     def misfits(self, target: Node) -> list[tuple[Node, str]]:
-        """Return drafters by hand that do not fit a target which joined later, with reasons."""
+        """Return (drafter, reason) of drafters started by hand that do not fit this target."""
         assert target.hello is not None
         found: list[tuple[Node, str]] = []
         kept: list[tuple[NodeId, Hello]] = []
@@ -442,7 +442,7 @@ class Registry:
         return found
 
     def is_of_newcomer(self, node: Node, beat: Heartbeat) -> bool:
-        """True if a heartbeat comes from another process by hand, which was not accepted yet.
+        """True if a heartbeat is from a second process of this name, which was not accepted.
 
         That process has had no heartbeat of the coordinator yet, but the accepted one has.
         """
@@ -499,7 +499,7 @@ class Registry:
         node.health = Health.GONE
 
     def _introduced(self) -> list[Node]:
-        """Return the nodes that were accepted; without nodes by hand that are gone."""
+        """Return the nodes that were accepted, except nodes started by hand that are gone."""
         return [
             node
             for node in self.nodes
@@ -526,7 +526,7 @@ class Registry:
         return _first_difference(node.id, hello, others)
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
-        """Return why a target by hand is refused, or None; drafters are not considered."""
+        """Return why a target started by hand is refused, or None; drafters do not matter."""
         digest = hello.fingerprint.digest
         if self.tokenizer and digest != self.tokenizer:
             return (
@@ -537,7 +537,7 @@ class Registry:
 
 
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
-    """Return the names of the places that nodes of this role may take by hand."""
+    """Return the names that nodes of this role may have if they are started by hand."""
     return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
 
 

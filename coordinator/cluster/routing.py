@@ -346,7 +346,7 @@ class Router:
             self._do(Warn(f"refused {name}: {reason}; {others}"))
 
     def _turn_out(self, drafter: Node, reason: str, now: float) -> None:
-        """Send away a drafter by hand that does not fit the target, which has joined after it."""
+        """Send away a drafter, started by hand, that does not fit the new target."""
         self._do(Send(drafter.id, encode(Fault(0, 0, FaultCode.REFUSED, reason))))
         self._say_refused(drafter, reason, drafter.hello.host if drafter.hello is not None else "")
         self.registry.gone(drafter)
@@ -355,7 +355,7 @@ class Router:
     def _on_garbled(self, event: Garbled, now: float) -> None:
         """Refuse a Hello that cannot be decoded; warn of other frames and count them.
 
-        A Hello by hand that cannot be decoded is perhaps of another release, so it is answered;
+        Such a Hello of a node started by hand is perhaps of another release, so it is answered;
         other frames of nodes that were not accepted are ignored. A node that sends too many garbled
         frames has failed.
         """

@@ -371,7 +371,7 @@ class Service:
         self._handle(event, now)
 
     def _is_of_stranger(self, node: bytes, message: Message) -> bool:
-        """True for a Fault of a node by hand that was not accepted, which is ignored."""
+        """True for a Fault of a node, started by hand, that was not accepted: ignore it."""
         is_new = self.registry.worked_s(node, time.monotonic()) is None
         return is_new and isinstance(message, Fault) and self._launcher.is_by_hand
 

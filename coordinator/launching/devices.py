@@ -33,7 +33,7 @@ def num_ranks(device: str, size: int = 1) -> int:
     ]
     numbers = [(first, last or first) for first, _, last in runs]
     if not all(first.isdecimal() and last.isdecimal() for first, last in numbers):
-        return 1  # the node refuses it
+        return 1  # a wrong name, which the node refuses
     return max(1, sum(int(last) - int(first) + 1 for first, last in numbers))
 
 
@@ -56,7 +56,7 @@ def check_device(role: Role, name: str, size: int = 1) -> None:
         )
     numbers = [number for part in found for number in _numbers(role, name, part["runs"] or "")]
     if kinds == {"cuda"}:
-        extra = size - 1 if len(numbers) == 1 else 0  # those from the first one on
+        extra = size - 1 if len(numbers) == 1 else 0  # further GPUs after the first one
         _check_gpus(f"{role} device {name}", max(numbers) + extra)
     elif max(numbers, default=0) >= (count := os.cpu_count() or 1):
         raise ConfigurationError(

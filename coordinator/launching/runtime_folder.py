@@ -88,7 +88,7 @@ def is_own(folder: Path) -> bool:
 
 
 def remove_if_dead(folder: Path) -> None:
-    """Remove a folder of this user if its owner is dead. Raises OSError: the owner still lives."""
+    """Remove a folder of this user if its owner is dead. Raises OSError: it may not be dead."""
     if not is_own(folder):
         return
     lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

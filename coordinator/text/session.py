@@ -158,7 +158,7 @@ class Session:
         self.counts = SessionCounts()
         # None: no prompt logprobs are wanted.
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
-        self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
+        self.drafter_lost_at: int | None = None  # generated tokens when the drafter was lost
         self.ended = False
         self._layers: tuple[int, ...] = ()  # layers of the target whose hidden states it sends
         self._has_begun = False  # a target has been told the text

@@ -45,7 +45,7 @@ class TokenStream:
         self.cancel = cancel
         self.stop = stop
         self.result: Result | None = None  # set when the text has been read to its end
-        self._failure: SlipstreamError | None = None  # set when its failure has been read
+        self._failure: SlipstreamError | None = None  # the error of the text, once it has been read
         self._check_alive = check_alive
         self._reader = reader
         self._items: queue.SimpleQueue[Item | SlipstreamError] = queue.SimpleQueue()

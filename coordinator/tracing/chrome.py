@@ -1,4 +1,4 @@
-"""Writes a timeline as a Chrome trace, which Perfetto and chrome://tracing open (pure).
+"""Converts a timeline to a Chrome trace, which Perfetto and chrome://tracing open (pure).
 
 The format is the Trace Event Format: `X` is a span, `i` an instant. `s`, `t` and `f` are the start,
 the middle points and the end of an arrow; each belongs to the span around it. `M` names a track.

@@ -121,7 +121,7 @@ SAME = Clock()
 
 
 def clock_of(exchanges: Iterable[Exchange], *, same_host: bool) -> Clock | None:
-    """Estimate the clock of a node from its exchanges; None if there are none.
+    """Estimate the clock of a node from its exchanges; None if there is nothing to tell it.
 
     same_host  the node says that it runs on our host, where all processes have one clock; this is
                believed unless the exchanges contradict it

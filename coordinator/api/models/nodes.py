@@ -55,7 +55,7 @@ def _target(
 
 
 def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> NodeConfig:
-    """Return the drafter's config; a head keeps its checkpoint's dtype unless one is given."""
+    """Return the drafter's config. A head is not timed for the fastest dtype: it is one layer."""
     is_head = config.drafter_is_head
     dtype = config.drafter_dtype or config.dtype
     return NodeConfig(
