@@ -103,7 +103,6 @@ def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int 
     """Return the device of a node for which the user named none.
 
     is_alone         no other node runs on this machine
-
     size, peer_size  number of ranks of this node's model and of the other node's
     """
     if is_alone:
