@@ -403,7 +403,7 @@ class Drafting:
         return (*sent, *(self._finish_root(now) or self._remind(now)))
 
     def _finish_root(self, now: float) -> Sequence[SharedAction]:
-        """Tell the target, once for each root, that no more drafts come, if it may wait for them."""
+        """Tell the target, once for each root, that no more drafts come, if it may await them."""
         if self._said_done == self.tree.root:
             return ()
         # A target that decides by costs may wait for more drafts than a pass needs to start.
