@@ -1,4 +1,4 @@
-"""The drafter's process: proposes tokens with one draft model or head.
+"""The drafter's process: proposes tokens with a draft model or a head.
 
-Never sees the target's model.
+Never sees the target model.
 """

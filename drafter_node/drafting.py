@@ -147,10 +147,7 @@ class Drafting:
         return ()
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """Handle an event at `now` (seconds of a monotonic clock).
-
-        Returns the actions it asks for.
-        """
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Arrived(Verdict() as message):
                 return self._on_verdict(message, now)
@@ -230,10 +227,7 @@ class Drafting:
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The tokens to prefill next.
-
-        Empty if `expand` can feed all tokens that the cache lacks.
-        """
+        """The tokens to prefill next; empty if `expand` can feed all that the cache lacks."""
         return self._reading.chunk(self._known.chunk)
 
     def read(self) -> Part:
@@ -347,9 +341,7 @@ class Drafting:
         return (*said, self._stop(is_at_root=True))
 
     def _stop(self, *, is_at_root: bool) -> Wipe:
-        """Draft no more below this root, because a row was not finite.
-
-        Returns the wipe of its cache.
+        """Draft no more below this root, since a row was not finite; returns a wipe of the cache.
 
         is_at_root  True: the row of the root is bad, which may be because of the cache. So the text
                     is read anew; if that does not help, this life of the text has no more drafts.
@@ -369,9 +361,7 @@ class Drafting:
         return Wipe(self.lane.slots.lane, length)
 
     def _follow(self, key: int | None, followed: Sequence[Children], num_ahead: int) -> None:
-        """Attach the results of the steps that followed at once.
-
-        Each fed the child of the one before.
+        """Attach the results of the steps that followed at once, each to the child that it fed.
 
         key        the child that the first of them has fed; None: there is none
         num_ahead  number of steps that could follow; those that were not made give back their slots
@@ -414,10 +404,7 @@ class Drafting:
         return self._send_all(now, done=True)
 
     def _remind(self, now: float) -> Sequence[SharedAction]:
-        """Send all drafts again if their answer is overdue.
-
-        Else return the time until which to wait.
-        """
+        """Send all drafts again if the answer is overdue; else return until when to wait for it."""
         due_at = self._reminder.due_at()
         if due_at is None or self._numbers.are_acked:
             return ()

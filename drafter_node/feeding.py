@@ -82,9 +82,7 @@ class Given:
         return end if end > 1 else 0
 
     def take(self, start: int, end: int) -> tuple[bytes | None, ...]:
-        """Return the features before the tokens at positions [start, end).
-
-        None where none has come.
+        """Return the features before the tokens at positions [start, end); None where none came.
 
         They, and all before them, are forgotten.
         """
@@ -134,9 +132,9 @@ class Reading:
         """Handle a message with features; a model needs none."""
 
     def moved(self) -> Change:
-        """Note that the text is longer, after `SlotMap.advance`.
+        """Note that the text is longer; returns which cached rows are affected.
 
-        Returns which cached rows are affected.
+        Called after `SlotMap.advance`.
         """
         return Change.NONE
 

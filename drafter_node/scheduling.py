@@ -103,7 +103,7 @@ class Schedule:
         """Begin a forward that expands the tips which are worth most."""
         self._was_chunk = False
         chosen = tips
-        if sum(map(len, tips.values())) > 1:  # what a small drafter does on the host is felt
+        if sum(map(len, tips.values())) > 1:  # a small drafter's time on the host matters
             chosen = self._chosen(tips)
         self._left_out = [text for text in tips if text not in chosen]
         is_alone = len(tips) == 1
@@ -159,7 +159,7 @@ class Schedule:
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
         """Send the drafts of the forward that has ended, and note what the forward cost."""
-        del texts  # nothing has been closed since
+        del texts  # no text was closed since `done`
         ended, self._ended = self._ended, None
         if ended is None:
             return ()

@@ -95,10 +95,7 @@ class Numbers:
         return self._acked == self.last
 
     def heard(self, message: Verdict) -> bool:
-        """Read the acks of a verdict.
-
-        True if the target lacks drafts that it should have by now.
-        """
+        """Read a verdict's acks; True if the target lacks drafts that it should have by now."""
         if message.incarnation < self._target_life:
             return False
         reopened = 0 < self._target_life < message.incarnation
@@ -177,9 +174,6 @@ class Reminder:
         return None if self._since is None else self._due_at
 
     def reminded(self, now: float) -> None:
-        """Note that the drafts were sent again at `now`.
-
-        The next repetition waits twice as long.
-        """
+        """Note that the drafts were sent again at `now`; the next wait is twice as long."""
         self._wait_s = min(WAIT_S_MAX, 2 * self._wait_s)
         self._due_at = now + self._wait_s

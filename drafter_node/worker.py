@@ -85,15 +85,13 @@ class Worker:
     ) -> None:
         self.is_called = is_called
         self.max_candidates = config.max_candidates
-        self.num_rows = engine.loaded.vocab_size  # of the embedding
+        self.num_rows = engine.loaded.vocab_size  # rows of the embedding
         self.head = engine.loaded if isinstance(engine.loaded, LoadedHead) else None
         self.forwards = forwards
         self.vocab_size = vocab_size
 
     def launch(self, action: Compute) -> Launched[Proposed]:
-        """Start the forward and choose the children that it is asked for.
-
-        Makes the further steps too.
+        """Run the forward and its further steps, and choose the children; returns the result.
 
         With further steps, all but the last step have ended when this returns.
         """
@@ -136,10 +134,7 @@ class Worker:
         return Proposed(action.ticket, (tuple(chain),), model_us, num_steps)
 
     def _steps(self, part: Part, feeds: Sequence[Feed]) -> tuple[list[Children], int]:
-        """Make the next of these steps, or several at once if possible.
-
-        Returns results, microseconds.
-        """
+        """Make the next step, or several at once if possible; returns results and microseconds."""
         count = next((n for n in CHAINS if n <= len(feeds)), 1)
         made = None
         if count > 1 and part.sampled_in is None:
@@ -150,10 +145,7 @@ class Worker:
         return made, self.forwards.done()
 
     def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
-        """Make these steps in one recorded graph.
-
-        Returns None if the engine has no graph for them.
-        """
+        """Make these steps in one recorded graph; None if the engine has recorded none for them."""
         spec = part.opened.sampling
         choice, inputs = chain_choice(
             sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
@@ -234,10 +226,7 @@ class Worker:
         return Children((token,), (score,), (proposal,))
 
     def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Choose drafts with the target's own noise, and their scores, for each row.
-
-        Logits [n, V].
-        """
+        """Choose drafts for each row with the target's own noise, and score them; logits [n, V]."""
         spec = part.opened.sampling
         ids, scores = rank_scored(
             logits,

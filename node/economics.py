@@ -63,10 +63,7 @@ NOTHING_KNOWN: Measured = MappingProxyType({})
 
 
 class Mean:
-    """A running mean: the plain mean of the first ten values, then exponential.
-
-    0 without values.
-    """
+    """A running mean: plain for the first ten values, then exponential; 0 without values."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -107,7 +104,7 @@ class Replies:
 
     @property
     def slow_s(self) -> float:
-        """Upper quartile of the newest replies in seconds: three of four take no longer; 0: none.
+        """Upper quartile of the newest replies (seconds): three of four are faster; 0: none.
 
         The few replies that are late because a message was lost and sent again do not count so.
         """
@@ -190,7 +187,7 @@ class Costs:
         self.num_skipped = 0  # passes that began without a possible wait, since the last wait
         self._measured = measured
         self._usual = Mean()  # seconds of a pass, whatever its rows and texts
-        self._passes = {1: Passes(measured)}  # by `crowd`
+        self._passes = {1: Passes(measured)}  # by the `crowd` of texts in a pass
 
     @property
     def pass_s(self) -> float:
@@ -229,10 +226,7 @@ class Costs:
 
 
 def crowd(num_texts: int) -> int:
-    """Return the least power of 2 that is at least num_texts.
-
-    Such passes are taken to cost alike.
-    """
+    """Return num_texts rounded up to a power of 2; passes of such numbers of texts cost alike."""
     return 1 << (num_texts - 1).bit_length()
 
 
@@ -272,10 +266,7 @@ def kind_of_earlier(match_len: int, share: float) -> Kind:
 
 @dataclass(slots=True)
 class Rate:
-    """An acceptance rate: `hits` of `tries`, which begin with those of a prior.
-
-    Hits > 0, <= tries.
-    """
+    """An acceptance rate: `hits` of `tries`, both with those of a prior; 0 < hits <= tries."""
 
     hits: float
     tries: float = PRIOR_TRIES
@@ -324,7 +315,7 @@ def _prior(kind: Kind) -> float:
         return (share + 1) / NUM_SHARES * match_len / (match_len + 1)
     if rank == 0:
         return PRIOR_OF_MODEL
-    return exp(-(rank - 0.5) / SCORES_PER_NAT)  # as the score says
+    return exp(-(rank - 0.5) / SCORES_PER_NAT)  # the middle of the score's range
 
 
 # -- prices ----------------------------------------------------------------------------------------
@@ -448,7 +439,7 @@ def _rate(first: _Chain, most: _Chain, wait_s: float) -> float:
     wait_s       seconds of the wait before the former
     """
     enters = first.all_right
-    share = enters / (enters + 1 - most.all_right)  # of the passes that find drafts at hand
+    share = enters / (enters + 1 - most.all_right)  # share of passes that find drafts at hand
     tokens = (1 - share) * first.num_tokens + share * most.num_tokens
     return tokens / ((1 - share) * (first.pass_s + wait_s) + share * most.pass_s)
 
@@ -482,9 +473,9 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
 
 
 def num_expected(p: float, num_drafts: int) -> float:
-    """Return the expected tokens of a pass that verifies a chain: 1 + p + p^2 + ...
+    """Return the expected tokens of a pass with a chain of `num_drafts` drafts.
 
-    + p^num_drafts.
+    They are 1 + p + p^2 + ... + p^num_drafts, if each is right with chance p.
     """
     return sum(p**i for i in range(num_drafts + 1))
 
@@ -548,7 +539,7 @@ def rows_worth(
     by_chance = sorted(
         [(chance, which) for which, drafts in enumerate(chances) for chance in drafts],
         key=itemgetter(0),
-        reverse=True,  # equal ones stay in their order
+        reverse=True,  # equal chances keep their order
     )
     gains, of = accumulate([chance for chance, _ in by_chance], initial=0.0), passes.of
     values = [gain - of(num_fixed + k) / each_s for k, gain in enumerate(gains)]

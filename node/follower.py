@@ -107,7 +107,7 @@ class Allocate:
 class MoveRows:
     """Move cache rows, after every Compute that was asked for before.
 
-    At most one move for each lane.
+    One move at most for a lane.
     """
 
     moves: tuple[Move, ...]
@@ -272,9 +272,7 @@ class Lanes:
         self._lanes.append(lane)
 
     def copy_for(self, lane: Lane, tokens: Sequence[int]) -> CopyPrefix | None:
-        """Return a copy action if another lane has cached enough more of the text than `lane`.
-
-        Else None.
+        """Return a copy to `lane` if another lane has cached enough more of a text; else None.
 
         The slots of `lane` count as filled from now on.
         """
@@ -326,10 +324,7 @@ class Machine(Protocol):
         """Return the actions with which the life begins."""
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """Handle an event at `now` (seconds of a monotonic clock).
-
-        Returns the actions it asks for.
-        """
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
 
     def check(self) -> None:
         """Assert every invariant."""
@@ -379,10 +374,7 @@ class Follower(Generic[Text, Result, Action]):
     def handle(
         self, event: Arrived | Tick | Afterwards | Result, now: float
     ) -> Sequence[SharedAction | Action]:
-        """Handle an event at `now` (seconds of a monotonic clock).
-
-        Returns the actions it asks for.
-        """
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Tick():
                 return self._schedule.tick(self._texts, now)
@@ -426,9 +418,7 @@ class Follower(Generic[Text, Result, Action]):
         return tuple(map(_mark, self._texts.values()))
 
     def story(self, session: int | None = None) -> str:
-        """Return the last events of an open text, or of all texts, in one line.
-
-        "" if there are none.
+        """Return the last events of an open text, or of all texts, in one line; "": no events.
 
         Each event is shown with its number of tokens, and its time in seconds relative to the last
         one.
@@ -493,7 +483,7 @@ class Follower(Generic[Text, Result, Action]):
     def _on_marks(self, marks: Sequence[SessionMark], now: float) -> Sequence[SharedAction]:
         """Compare the coordinator's list of texts with the texts here; returns actions."""
         for session in self._texts.keys() - {mark.session for mark in marks}:
-            # This heartbeat may be older than an Open that overtook it; the next one is not.
+            # An Open may have overtaken this heartbeat; it cannot overtake the next one.
             if now - self._opened_at[session] >= HEARTBEAT_INTERVAL_S:
                 self._close(session)
         actions: list[SharedAction] = []
@@ -526,10 +516,7 @@ class Follower(Generic[Text, Result, Action]):
 
 
 def is_open(text: Machine, texts: Mapping[int, Machine]) -> bool:
-    """True if a text is open in this same life.
-
-    If not, results that were computed for it are void.
-    """
+    """True if the text is open in this same life; else results computed for it are void."""
     return texts.get(text.opened.session) is text
 
 

@@ -80,10 +80,7 @@ class SimulatedDevice:
         return max(end, self._clock()), self.late_s(end, num_rows)
 
     def late_s(self, end: float, num_rows: int) -> float:
-        """Return how many seconds late a forward is now that should end at `end`.
-
-        Small delays are 0.
-        """
+        """Return the seconds by which a forward that should end at `end` is late; small ones: 0."""
         late_s, forward_s = self._clock() - end, self.forward_s(num_rows)
         little_s = min(forward_s, max(LATE_S, LATE_SHARE * forward_s))
         return late_s if late_s > little_s else 0.0
@@ -136,7 +133,7 @@ class Forwards:
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
-        if self._device.is_simulated:  # it begins when it is given the rows
+        if self._device.is_simulated:  # the device begins when it gets the rows
             self._started = time.perf_counter()
             self._heart.watch.device_begins()
             self._has_begun = True
@@ -165,7 +162,7 @@ class Forwards:
         running.begin()
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)
-        self._heart.watch.enter(Phase.PREPARE)  # so that a trace tells it from the step before
+        self._heart.watch.enter(Phase.PREPARE)  # so that a trace separates it from the last step
         for _ in feeds:
             self._heart.watch.forward(1, 1)
         self._heart.watch.enter(Phase.MODEL)
@@ -212,7 +209,7 @@ class Forwards:
         return line
 
     def done(self) -> int:
-        """End the forward, after the choice of tokens; returns its microseconds since `run` began.
+        """End the forward after the choice of tokens; returns microseconds since `run` began.
 
         On a simulated device the end may lie in the future.
         """

@@ -115,10 +115,7 @@ SimulateMsPerRow = Annotated[
 
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
-    """Run a node that was started by hand; returns its exit status.
-
-    Errors are printed as one line.
-    """
+    """Run a node that was started by hand; returns its exit status; prints errors as one line."""
 
     def join(
         endpoint: Endpoint,

@@ -142,7 +142,7 @@ def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
 
 
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
-    if config.role is Role.DRAFTER and config.target:  # it is a head
+    if config.role is Role.DRAFTER and config.target:  # the model is a head
         return load_head_engine(
             config.model,
             revision=config.revision,
@@ -375,7 +375,7 @@ class Loop(Generic[Compute, Result]):
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:
                 raise ClosedError(message.detail)
             if isinstance(message, Fault) and message.code is FaultCode.UNUSABLE:
-                raise ConfigurationError(message.detail)  # another process has its name
+                raise ConfigurationError(message.detail)  # another process has this node's name
             if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
                 raise RefusedError(f"refused by the coordinator: {message.detail}")
 

@@ -65,7 +65,7 @@ class Heart:
     """Sends heartbeats from a thread that never touches the model, so also during long forwards."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self.state = "starting"  # shown to people while the node loads
+        self.state = "starting"  # what the node is doing, for people
         self.progress = 0  # forwards finished
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
         self.num_overruns = 0  # forwards that took longer than on the simulated device
@@ -125,18 +125,12 @@ class Heart:
         self._news.set()
 
     def trouble(self, line: str) -> None:
-        """Report that the node goes on with less than it has.
-
-        Every heartbeat from now on repeats it.
-        """
+        """Report in every heartbeat from now on that the node goes on with less than it has."""
         self.state = f"{READY_BUT}{line}"
         self._news.set()
 
     def heard(self, beat: Heartbeat) -> None:
-        """Note the coordinator's heartbeat, which ours acknowledge.
-
-        The first one is answered at once.
-        """
+        """Note a heartbeat of the coordinator, which ours acknowledge (the first one at once)."""
         is_first = self._stamp is None
         self._stamp = beat.stamp_us, time.monotonic_ns()
         if is_first:

@@ -80,7 +80,7 @@ def text(limit: int) -> Field:
     def check(value: Any) -> str:
         if type(value) is not str or len(value) > limit:
             raise ValueError(f"expected a text of at most {limit} characters, got {value!r:.40}")
-        value.encode()  # raises UnicodeEncodeError, a ValueError, for half a character
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
         return value
 
     return checked(check)
@@ -189,7 +189,7 @@ def record(kind: type[Any], *schema: Field) -> Field:
     def write(value: Any) -> list[Wire]:
         body, name = [], ""
         try:
-            for name, write_one in writers:  # the error says which one it was
+            for name, write_one in writers:  # for the error message
                 body.append(write_one(getattr(value, name)))
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{name}: {error}") from error
@@ -304,7 +304,7 @@ def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
 
 # -- codec -----------------------------------------------------------------------------------------
 
-LONGEST_TEXT = 2000  # in characters, of at most four bytes each
+LONGEST_TEXT = 2000  # characters, of at most four bytes each
 
 _HASH = integer(0, U64)
 _SESSION = _ATTEMPT = integer(0, U63)

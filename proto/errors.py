@@ -84,7 +84,7 @@ def shown(value: object) -> str:
     """Return a value's repr for an error message: one line of at most MAX_SHOWN characters."""
     try:
         line = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits, for one
+    except (ValueError, RecursionError):  # for example an integer of thousands of digits
         line = f"a value of type {type(value).__name__}"
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
 

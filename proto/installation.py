@@ -20,9 +20,7 @@ EXIT_UNUSABLE = 2
 
 
 def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" = VERSION) -> str:
-    """Return one line that says why this Python cannot run the program and what to do.
-
-    "" if it can.
+    """Return one line why this Python cannot run the program and what to do; "" if it can.
 
     program  as it is typed behind `python -m`; "": it is not a program of ours
     needed   names of the packages that must be installed
@@ -48,10 +46,7 @@ def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" 
 
 
 def may_run(program: str, needed: "tuple[str, ...]") -> bool:
-    """True if this Python can run the program.
-
-    If it cannot, prints why to stderr and returns False.
-    """
+    """True if this Python can run the program; if not, the reason is printed to stderr."""
     line = refusal(program, needed)
     if line:
         sys.stderr.write(f"error: {line}\n")

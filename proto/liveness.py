@@ -14,7 +14,7 @@ class FaultDetector:
 
     def __init__(self, now: float, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
         self.silence_limit_s = silence_limit_s
-        self._last_heard = now  # never in the future of any `now` passed in
+        self._last_heard = now  # seconds; never later than a `now` that was passed in
 
     def heard(self, now: float) -> None:
         """Note that a message of any kind came from the peer at `now` (seconds)."""

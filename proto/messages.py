@@ -30,7 +30,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What two nodes' tokenizers must agree on; the digest is empty for a model without one."""
+    """The facts about a tokenizer in which two nodes must agree.
+
+    The digest is empty without one.
+    """
 
     vocab_size: int
     digest: str
@@ -166,7 +169,7 @@ SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_STOP_IDS = 256
-MAX_LOGPROBS = 20  # alternatives per token
+MAX_LOGPROBS = 20  # alternatives for each token
 MAX_LOGPROB_VALUES = 1 << 17  # in one message
 TRACE_RECORD_BYTES, MAX_TRACE_RECORDS = 16, 1 << 15  # of `proto.stopwatch`; most in one message
 
@@ -283,7 +286,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Coordinator -> node: the whole text so far; it starts, restarts and repairs a session alike.
+    """Coordinator -> node: the whole text so far; it starts, restarts or repairs a session.
 
     incarnation  grows with every Open of the session, to whichever node; messages of older ones are
                  ignored

@@ -13,7 +13,7 @@ NO_CONFIG = (
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
 READY_BUT = "ready, but "  # a node's state that begins so is shown to people
-FETCHING = "fetching the model"  # a node's state while no limit for its start runs
+FETCHING = "fetching the model"  # a node's state in which its start has no time limit
 MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
 # Means the same as FaultCode.UNUSABLE: the process may end before its Fault message has arrived.

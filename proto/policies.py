@@ -88,7 +88,7 @@ class PolicyRow:
         adaptive: bool = True,
         options: Mapping[str, float] = NO_OPTIONS,
     ) -> Policy:
-        """Return the `Policy` that the nodes get.
+        """Return the `Policy` that the nodes get, with this K and window (None: the row's own).
 
         k         most drafted tokens in one pass
         window    most tokens that a drafter which runs ahead may be ahead of the last verdict

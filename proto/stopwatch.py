@@ -75,7 +75,7 @@ class Recorder:
 
     def __init__(self, most: int = MAX_TRACE_RECORDS) -> None:
         self._most_bytes = most * TRACE_RECORD_BYTES
-        self._packed = bytearray()  # appended to and cut in single steps of the interpreter
+        self._packed = bytearray()  # appending and cutting are atomic steps
         self.num_dropped = 0
 
     def add(self, ns: int, mark: int, kind: int = 0, extra: int = 0, detail: int = 0) -> None:
@@ -105,7 +105,7 @@ class Stopwatch:
         self._clock = clock
         self._exposed = [0] * len(Phase)
         self._beside = [0] * len(Phase)  # the same phases while a device was at work
-        self._sums = self._exposed  # the one of the two that the current moment belongs to
+        self._sums = self._exposed  # that of the two to which time is added now
         self._phase = Phase.WAIT
         self._since = clock()
         # When the device's forward ends; NEVER: there is none, or the time is unknown.
@@ -184,16 +184,13 @@ class Stopwatch:
 
     @property
     def totals_us(self) -> tuple[int, ...]:
-        """Microseconds in each phase while no device was at work; the running phase counts partly.
+        """Microseconds in each phase while no device was at work, as far as they were added.
 
-        Of the phase that is going on it includes only what was added already.
+        Of the phase that is going on, only what was added already.
         """
         return tuple(total // 1000 for total in self._exposed)
 
     @property
     def beside_us(self) -> tuple[int, ...]:
-        """Microseconds in each phase while a device was at work.
-
-        Their sum is its forwards' time.
-        """
+        """Microseconds in each phase while a device was at work (in sum: its forwards' time)."""
         return tuple(total // 1000 for total in self._beside)

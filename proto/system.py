@@ -51,10 +51,7 @@ def cannot_write(error: OSError) -> str:
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """Return advice for a process or folder that cannot be made.
-
-    `otherwise` if the error has none.
-    """
+    """Return advice for a process or folder that cannot be made; else return `otherwise`."""
     number = error.errno or 0
     return _ALWAYS.get(number) or _WRITE.get(number) or otherwise
 
@@ -82,18 +79,12 @@ def _told(error: OSError, by_number: dict[int, str]) -> str:
 
 
 def path_of(name: str) -> Path:
-    """Return the name as a path.
-
-    A leading `~` becomes the user's home folder if that user exists.
-    """
+    """Return the name as a path; a leading `~` becomes a home folder, if there is such a user."""
     return Path(os.path.expanduser(name))
 
 
 def is_folder(name: str) -> bool:
-    """True if there is a folder of this name that can be seen.
-
-    False also for an impossible name.
-    """
+    """True if a folder of this name can be seen; False also for an impossible name."""
     try:
         return path_of(name).is_dir()
     except (OSError, ValueError):
@@ -139,5 +130,5 @@ def check_spare() -> None:
 def _num_open(limit: int) -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
-    except OSError:  # not even this one could be opened
+    except OSError:  # no descriptor is left, not even for this folder
         return limit

@@ -224,10 +224,7 @@ class SpeculationTree:
         return exp(node.score) * (1.0 + most)
 
     def rows_of(self, nodes: Iterable[Node]) -> list[tuple[int, int | None, int, int]]:
-        """Return (key, parent's key, token, position) of each node.
-
-        The parent is None: the root.
-        """
+        """Return (key, parent's key or None: the root, token, position) of each node."""
         root = self.root
         return [
             (node.key, None if node.parent == root else node.parent, node.token, node.position)
@@ -280,7 +277,7 @@ class SpeculationTree:
         if not self._orphans:
             return 0
         before = len(self.nodes)
-        # A parent is shorter than its child: one look at each is enough, at the shortest first.
+        # A parent's path is shorter: with the shortest first, each graft is looked at only once.
         for graft in sorted(self._orphans, key=lambda graft: graft.parent_len):
             if self._is_known(graft):
                 self._attach_known(graft)
@@ -307,9 +304,9 @@ class SpeculationTree:
         return len(self.nodes) - before
 
     def _place(self, length: int, parent: int, graft: Graft, index: int) -> tuple[int, int] | None:
-        """Place node `index` after the known path.
+        """Place node `index` after the known path; returns where it is, or None if dropped.
 
-        Returns length and hash of the path that ends with the node; None if the node was dropped.
+        Where it is: length and hash of the path that ends with the node.
         """
         token, committed = graft.tokens[index], self.text.tokens
         if length < len(committed):
@@ -350,11 +347,11 @@ class SpeculationTree:
         source: int,
         proposal: Proposal | None,
     ) -> int | None:
-        """Return the hash of the parent's child with this token, made if needed; None: not allowed.
+        """Return the hash of the parent's child with this token, made if need be; None: refused.
 
         parent  the root or a live node
 
-        A new child is not allowed if the tree is full, or if the first child wins and there is one.
+        A new child is refused if the tree is full, or if the first child wins and there is one.
         """
         nodes, key = self.nodes, path_hash(parent, token, self.text.key)
         if key in nodes:

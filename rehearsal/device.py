@@ -127,7 +127,7 @@ class Device:
         cost_s: float,
         host_s: float = 0.0,
     ) -> Handle:
-        """Order a forward that takes `cost_s` seconds; `compute` makes its result from the digests.
+        """Order a forward of `cost_s` seconds; its result is `compute` of its rows' digests.
 
         host_s  seconds of preparation on the host before it, in which the device is idle
         """

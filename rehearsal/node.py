@@ -81,7 +81,7 @@ class Node:
         self.alive = False
         self.follower: Any = None
         self.device = Device((), world.timeline, self._ended)
-        self.deadline = float("inf")  # at which the schedule wants to be woken
+        self.deadline = float("inf")  # when the schedule wants the next Tick
         self.progress = 0  # finished forwards
         self._running: _Pass | _Step | None = None  # a forward whose result was not read yet
         self._is_called = False  # a message has arrived since the forward began
@@ -158,10 +158,7 @@ class Node:
         self.world.watcher.rested(self)
 
     def _finish(self, event: drafter.Proposed | target.Computed) -> None:
-        """Handle a result.
-
-        If the host is free, the next forward is launched before messages are sent.
-        """
+        """Handle a result; if the host is free, launch the next forward before sending messages."""
         self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
         self._handle(event)
         if not self.world.setting.blocking:

@@ -64,10 +64,7 @@ class Watcher(Protocol):
         """A node begins a Compute of its machine: one forward, or the first of a chain."""
 
     def occupied(self, node: Node, began: float, until: float) -> None:
-        """A node's device computes one forward from `began` to `until`.
-
-        Each step of a chain is one.
-        """
+        """A device computes one forward, or one step of a chain, from `began` to `until`."""
 
     def sent(self, node: Node, message: Message) -> None:
         """A node sends a message."""
@@ -90,7 +87,7 @@ class Watcher(Protocol):
 
 # -- host ------------------------------------------------------------------------------------------
 
-# The coordinator in virtual time: the real router and real sessions behind perfect sockets.
+# The coordinator in virtual time: the real router and real sessions, with perfect sockets.
 #
 # `coordinator/cluster/service.py` uses a thread, a socket and a clock; this class uses the links
 # and the timeline of a world instead. It decides nothing either.

@@ -59,7 +59,7 @@ from target_node import compute as target
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 
-TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
+TRY_AGAIN_AFTER = 32  # number of tokens without a draft of the heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +133,12 @@ class Home:
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:
-        """Return the last events of a text, or of all, at target and heads.
-
-        See `Follower.story`.
-        """
+        """Return the last events of a text, or of all, at target and heads, in one line."""
         stories = self._targets.story(session), self._heads.story(session)
         return "; at the heads ".join(filter(None, stories))
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
-        """Handle an event at `now` (seconds of a monotonic clock).
-
-        Returns the actions it asks for.
-        """
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Tick():
                 return () if self._is_busy else self._tick(now)
@@ -190,7 +184,7 @@ class Home:
         return (*actions, *self._open_for_heads(text, now))
 
     def _drafts_for(self, message: Open) -> bool:
-        """True if the heads draft for a text; under a classical rule only if no other source does.
+        """True if the heads draft for a text; by a classical rule only if no other source does.
 
         If a drafter reads other features than the heads, the target's features are sent to it
         alone.

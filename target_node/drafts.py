@@ -59,6 +59,7 @@ class _Source:
     )  # ranges of numbers beyond a gap, by their start
 
     def add(self, first: int, last: int) -> None:
+        """Note that the drafts of the numbers first..last have arrived."""
         self.ahead.append((first, last))
         self.ahead.sort()
         while self.ahead and self.ahead[0][0] <= self.number + 1:
@@ -168,7 +169,7 @@ def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]
     """
     nodes = tree.nodes
     found: dict[int, float] = {}
-    open_: list[tuple[float, int, int]] = []  # minus its chance, number in order of discovery, key
+    open_: list[tuple[float, int, int]] = []  # (minus chance, order of discovery, path hash)
     children, above, number = tree.children(tree.root), 1.0, 0
     while len(found) < limit:
         for key in children:
@@ -230,7 +231,7 @@ class Drafts:
         return draft.attempt == self.attempt and len(draft.proposals) == len(draft.tokens)
 
     def are_enough(self, wanted: int) -> bool:
-        """True if a pass may start with the drafts that are here.
+        """True if a pass may start with the drafts here: `wanted` in a row, or no more will come.
 
         That is so if there are `wanted` in a row, if no more will come, or if copies are as good.
         """

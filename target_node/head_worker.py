@@ -75,7 +75,7 @@ class WithHeads:
             return HeadsFailed(was_step)
         try:
             return self._of_heads(action)
-        except AssertionError:  # a mistake of ours
+        except AssertionError:  # a bug of ours, which must not be hidden
             raise
         except Exception as error:  # noqa: BLE001 (whatever their code raises costs drafts alone)
             self._have_failed = True

@@ -186,7 +186,7 @@ class LookupSource:
         nodes: list[Node | None] = []
         for token, parent, kind in zip(copy.tokens, copy.parents, copy.kinds, strict=True):
             before = None if parent < 0 else nodes[parent]
-            is_there = parent < 0 or before is not None  # there may have been no room for it
+            is_there = parent < 0 or before is not None  # else it found no room
             node = tree.child(above if before is None else before.key, token) if is_there else None
             nodes.append(node)
             if node is not None and node.source == copy.source:

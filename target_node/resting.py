@@ -179,7 +179,7 @@ class Courses:
     """The measurements of the kinds of texts that were used last, by how many share a pass."""
 
     def __init__(self) -> None:
-        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind and crowd
+        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind of text and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
         """Return the measurements of texts like this one where `num_texts` texts share the passes.

@@ -176,10 +176,7 @@ class Schedule:
         return is_shared and self._known.costs.reply.num > 0
 
     def _start_at(self, asked: Asked, now: float) -> float:
-        """Return when a pass of these texts is to start if no message arrives before.
-
-        Inf: never.
-        """
+        """Return when a pass of these texts starts if no message comes before; inf: never."""
         waiting = [ready for ready in asked.values() if ready.cause is None]
         if not waiting:
             return now if asked else math.inf

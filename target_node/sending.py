@@ -118,10 +118,7 @@ def repeated(
     attempt: int,
     acks: tuple[Ack, ...] = (),
 ) -> Verdict:
-    """Return a Verdict with the tokens after `base_len` that repeats earlier ones.
-
-    Its times are 0.
-    """
+    """Return a Verdict that repeats the tokens after `base_len`; its times are 0."""
     nothing = (0,) * 7
     tokens = tuple(text.tokens[base_len : base_len + MAX_TOKENS_PER_VERDICT])
     base = base_len, text.path_hashes[base_len]

@@ -203,7 +203,7 @@ class Verifying:
         self.finished = opened.limits.trim(len(opened.tokens), self._missed)[1] is not None
         self.drafts = Drafts(opened, tokens, known)
         self.tree: SpeculationTree = self.drafts.tree
-        # Only a prompt that is read has logprobs.
+        # Logprobs of a prompt are only computed if the prompt is read.
         is_new = opened.sampling.scores_prompt or (known.fixed_rows and earlier is None)
         lane.begin(self.tree.text, keep=not is_new)
         self.slots = lane.slots
@@ -224,10 +224,7 @@ class Verifying:
         return (self._repeat(len(self.opened.tokens), self.ready_at),)
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """Handle an event at `now` (seconds of a monotonic clock).
-
-        Returns the actions it asks for.
-        """
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Arrived(Draft() as message):
                 return self._on_draft(message, now)
@@ -501,10 +498,7 @@ class Verifying:
         )
 
     def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
-        """Return which drafts `keys` the target accepts, and how the text goes on.
-
-        Changes nothing.
-        """
+        """Return which drafts `keys` the target accepts, and what follows; changes nothing."""
         nodes = self.tree.nodes
         verified = tuple([nodes[key] for key in keys])
         drafted = [node.token for node in verified]
@@ -548,10 +542,7 @@ class Verifying:
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
-        """Return the messages about a pass.
-
-        The next pass may be running: use nothing of that here.
-        """
+        """Return the messages about a pass; the next pass may be running already."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])

@@ -153,7 +153,7 @@ class Waiting:
         if not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
             return False
         if policy.prices_waits:
-            return True  # as many as are worth it are wanted
+            return True  # `num_wanted` has weighed the wait already
         return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
 
     def is_unheard(self, said_at: float, now: float) -> bool:
@@ -170,7 +170,7 @@ class Waiting:
     def went_along(self, now: float) -> None:
         """Note a pass that others have a reason for.
 
-        It cuts the wait short, which is not measured.
+        It cuts the wait short, so it is not measured.
         """
         self._state, self._pass_at = State.BLIND, now
 
@@ -205,7 +205,7 @@ class Waiting:
         self._heard_at = now
         if draft.tokens and draft.first_number == draft.number:  # else it is a repetition
             self._costs.draft.add(draft.model_us / 1e6 / max(1, draft.num_steps))
-        told_at = self._told_at.pop(draft.parent_hash, None)  # the first one is the answer
+        told_at = self._told_at.pop(draft.parent_hash, None)  # only the first draft is the answer
         if told_at is not None and draft.num_steps and not first_of_life:
             self._answered(told_at, now)
 

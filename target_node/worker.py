@@ -145,11 +145,9 @@ class Worker:
         return _with_features(part, outcome, again.features)
 
     def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
-        """Judge a chain that ends with the first draft whose row is bad.
+        """Judge a chain up to the first draft whose row is bad, which the row before judges.
 
-        The row before judges that.
-
-        If the draft is accepted, no token follows it here, and the next pass begins with it.
+        If that draft is accepted, no token follows it here, and the next pass begins with it.
         """
         count = again.is_good.index(False)
         wanted = replace(wanted, drafts=wanted.drafts[:count], proposals=wanted.proposals[:count])

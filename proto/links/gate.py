@@ -50,7 +50,7 @@ LIMIT_BYTES = 1 << 29  # the features of a long prompt are a fifth of it
 # For each part: header of the frame, name of the command, nonce, box and flags. Short frames have
 # less, so that a peer's backlog is estimated too low rather than too high.
 OVERHEAD_BYTES = 42
-TCP_INFO_RECEIVED = struct.Struct("128xQ")  # of `struct tcp_info`: tcpi_bytes_received
+TCP_INFO_RECEIVED = struct.Struct("128xQ")  # tcpi_bytes_received in `struct tcp_info`
 
 
 @dataclass(slots=True)
@@ -257,10 +257,7 @@ class Gate:
         return claim
 
     def owner(self, frame: "zmq.Frame") -> bytes:
-        """Return the name of the node whose key the frame's connection has shown.
-
-        B"" if of none.
-        """
+        """Return the name of the node whose key the frame's connection has shown; else b""."""
         return self._keys.name_of(property_of(frame, "User-Id")) or b""
 
     def _of_older_release(self, key: str) -> Claim | None:

@@ -22,7 +22,7 @@ from proto.system import cannot_read, cannot_write
 COORDINATOR = "coordinator"
 MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 PUBLIC, SECRET = ".key", ".key_secret"
-KEY_CHARS = 40  # of a key in Z85
+KEY_CHARS = 40  # length of a key in Z85
 Z85 = frozenset(map(chr, Z85CHARS))
 HOW = "make keys with `python -m coordinator keys new DIR`"
 
@@ -123,9 +123,7 @@ def file_of(name: str) -> str:
 
 
 def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
-    """Make a folder with a key pair for the coordinator, the target and each drafter.
-
-    Returns the files.
+    """Make a folder with key pairs for coordinator, target and drafters; returns the files.
 
     Raises ConfigurationError if such a file exists already or the folder cannot be written.
     """
@@ -182,10 +180,7 @@ def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
 
 
 def own_name(folder: Path | None, role: Role) -> str:
-    """Return the name of the node of this role whose secret key is in the folder.
-
-    Else the first name.
-    """
+    """Return the name of the node whose secret key is in the folder; else the role's first."""
     names = names_of(role)
     if folder is None:
         return names[0]

@@ -195,9 +195,7 @@ class _Peer:
 
 
 class Listener:
-    """The coordinator's socket, to which all nodes connect. One thread uses it.
-
-    Any may call `wake`.
+    """The coordinator's socket, to which all nodes connect; for one thread (any may call `wake`).
 
     endpoint  address for the nodes of this host, with the port that was chosen for ":*"; "": none
     outside   address for the nodes of other hosts; "": none
@@ -323,14 +321,11 @@ class Listener:
             return None
         if not peer.claim.life:  # of an older release: its frames say which connection it reads
             self._names.introduce(connection, peer.claim)
-        # A connection begins with an empty frame.
+        # The first frame of a connection is empty; it is not for the caller.
         return (peer.claim.name, frames[0]) if len(frames) == 1 and frames[0] else None
 
     def _introduced(self, connection: bytes, frame: "zmq.Frame") -> _Peer:
-        """Find out who has opened a new connection, remember and return it.
-
-        `frame` is its first.
-        """
+        """Find out who has opened a new connection from its first frame; remember and return it."""
         while len(self._peers) >= PEERS_KNOWN:
             del self._peers[next(iter(self._peers))]
         words, number = property_of(frame, PROPERTY), None
@@ -439,7 +434,7 @@ class Connection:
         self._frames = zmq.Poller()
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
-        self._num_unfinished = 0  # handshakes since one was completed
+        self._num_unfinished = 0  # failed handshakes since the last one that succeeded
 
     def _lock_with(self, keys: NodeKeys) -> None:
         self._socket.curve_publickey = keys.own.public.encode()
