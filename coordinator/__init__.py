@@ -1,4 +1,4 @@
-"""Owns sessions: the committed text, the processes, and the person in front. Never imports torch.
+"""The frontend: owns the texts and the node processes, and serves the user. Never imports torch.
 
 The Python API is loaded when it is first used:
 

@@ -1,7 +1,7 @@
-"""`python -m coordinator`: the composition root, the only file here that knows `deploy` and `lab`.
+"""`python -m coordinator`: the composition root, the only file that imports `deploy` and `lab`.
 
-What takes time to import is imported when it is needed: until then a signal, or too little memory,
-already ends with a line.
+Slow imports are made only when they are needed. So from the beginning a signal, or lack of memory,
+ends the process with one line.
 """
 
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def connect_ray(wanted: "Wanted") -> "NodeLauncher":
-    """A launcher on a Ray cluster. Only here is Ray loaded.
+    """Return a launcher on a Ray cluster; Ray is imported only here.
 
     Raises ConfigurationError, TransportError.
     """
@@ -38,7 +38,7 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """The commands of the lab: proofs, measurements, what is measured, predictions, traces."""
+    """Return the lab's commands: proofs, experiments, profiles, testbeds, plans, traces."""
     from lab.experiments.command import experiment
     from lab.lossless.command import verify_lossless
     from lab.measure.profile import profile
@@ -50,9 +50,9 @@ def measurements() -> "tuple[Command, ...]":
 
 
 def main(program: str = "coordinator") -> int:
-    """Run the command line in a process of its own; returns the exit status.
+    """Run the command line in its own process; return the exit status.
 
-    program  what was typed behind `python -m`
+    program  the name after `python -m`, or of the command
     """
     process.end_at_once_on_signals()
     with process.lack_of_memory_said():

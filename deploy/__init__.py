@@ -1,1 +1,1 @@
-"""Machines: where node processes run, how they are brought up there, and what is measured."""
+"""Starts node processes on a Ray cluster."""

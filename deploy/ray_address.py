@@ -1,6 +1,7 @@
-"""Whether a Ray cluster can be at an address, asked before Ray is loaded: that takes seconds.
+"""Checks that a Ray cluster may be at an address before Ray is imported, which takes seconds.
 
-What listens there may still be no cluster, or one that wants a token: `ray_launcher.py` says that.
+The process that listens there may still be no cluster, or one that needs a token: `ray_launcher.py`
+reports that.
 """
 
 import os
@@ -18,9 +19,9 @@ _STARTED_WITH = re.compile(rb"--gcs[-_]address=([^\s\0]+:\d+)")
 
 
 def check(address: str) -> None:
-    """Raises TransportError if nobody listens there.
+    """Raise TransportError if no process listens at the address.
 
-    address  HOST:PORT, or auto: of RAY_ADDRESS, or of the cluster that this machine is part of
+    address  HOST:PORT, or auto: the address in RAY_ADDRESS, or the cluster that this machine is in
     """
     if address != AUTO:
         _connect(address)
@@ -42,13 +43,13 @@ def _connect(address: str) -> None:
 
 
 def _was_started() -> bool:
-    """Whether `ray start` has left the address of a cluster here."""
+    """True if `ray start` has left the address of a cluster on this machine."""
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
     return (folder / "ray_current_cluster").exists()
 
 
 def _running() -> Iterator[str]:
-    """Addresses that processes of Ray on this machine were started with."""
+    """Yield the cluster addresses that processes of Ray on this machine were started with."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found = _STARTED_WITH.search(path.read_bytes())

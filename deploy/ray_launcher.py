@@ -1,10 +1,10 @@
-"""Node processes on a Ray cluster: one supervising actor per node. The only file that imports ray.
+"""Starts node processes on a Ray cluster, with one supervising actor per node; imports ray.
 
-Ray reserves a host for each role (a placement group; the roles are custom resources of the Ray
-nodes), starts the actor there, and ends it with the coordinator's job, however the coordinator
-ends. The actor starts the node process as the local launcher does and holds its lifeline: when the
-actor goes, the node goes. Tokens and secret keys never pass through Ray: nodes connect to the
-coordinator.
+No other file imports ray. Ray reserves a host for each role (a placement group; the roles are
+custom resources of the Ray nodes), starts the actor there, and ends it with the coordinator's job,
+however the coordinator ends. The actor starts the node process as the local launcher does and holds
+the pipe to it: when the actor ends, the node ends. Tokens and secret keys never pass through Ray:
+nodes connect to the coordinator.
 """
 
 import atexit
@@ -53,36 +53,36 @@ logger = logging.getLogger(__name__)
 CONNECT_LIMIT_S = 10.0
 PLACEMENT_LIMIT_S = 10.0
 START_LIMIT_S = 60.0  # Ray starts a Python process for the actor; the node loads its model later
-CLOSE_LIMIT_S = 5.0  # the local launcher insists after one and after two seconds
-LOOK_EVERY_S = 5.0  # for hosts, while a node has none
-# What Ray says where an actor's process has ended, and not its host.
+CLOSE_LIMIT_S = 5.0  # the local launcher sends SIGTERM after one second, SIGKILL after two
+LOOK_EVERY_S = 5.0  # how often new hosts are looked for while a node has none
+# Words in Ray's message if an actor's process has ended, but not its host.
 ACTOR_DIED = ("its worker process has died", "it was killed by `ray.kill`")
 
-# The supervisor's code is sent to the cluster, not its name: it must run before anything of the
-# project can be imported there, to say that the project is not there.
+# The supervisor's code is sent to the cluster, not its module name: it must run before the project
+# can be imported there, so that it can report that the project is missing.
 ray.cloudpickle.register_pickle_by_value(supervisor)
 
 
 class Lookout:
-    """Looks for hosts that come, in a thread of its own: to ask may take long.
+    """Looks for new hosts of the cluster, in a thread of its own because that may take long.
 
-    look  the hosts that are there now, by id, and what they offer
+    look  returns the hosts that are there now, by id, with the resources that they offer
     """
 
     def __init__(self, look: Callable[[], dict[str, frozenset[str]]]) -> None:
         self._look = look
-        self._known: frozenset[str] | None = None  # that offered it; None: not looked for
+        self._known: frozenset[str] | None = None  # that offer it; None: not looked yet
         self._found: queue.SimpleQueue[dict[str, frozenset[str]]] = queue.SimpleQueue()
         self._next_look = 0.0
         self._is_looking = False
 
     def has_news(self, wanted: set[str]) -> bool:
-        """Whether a host has come that offers one of these. Never waits, and looks now and then."""
+        """True if a new host offers one of the wanted resources. Never waits."""
         if not wanted:
             self._known = None
             return False
         if not self._is_looking and time.monotonic() >= self._next_look:
-            with contextlib.suppress(RuntimeError):  # no room for a thread: later
+            with contextlib.suppress(RuntimeError):  # no room for a thread: try later
                 threading.Thread(target=self._go, name="lookout", daemon=True).start()
                 self._is_looking = True
         with contextlib.suppress(queue.Empty):
@@ -106,11 +106,11 @@ def _hosts() -> dict[str, frozenset[str]]:
 
 
 class RayLauncher:
-    """Starts nodes on a Ray cluster, a host for each role where there are two.
+    """Starts nodes on a Ray cluster, each on a host of its own where there are two.
 
-    A node on the coordinator's own host is spoken to as without Ray. For the others the coordinator
-    listens at its host's address in the cluster; every link has fresh keys, and no secret one
-    leaves the process that has made it.
+    A node on the coordinator's own host connects as without Ray. For the others the coordinator
+    listens at its host's address in the cluster; every link has new keys, and no secret key leaves
+    the process that has made it.
 
     Raises TransportError if there is no such cluster, NodeError if it has no room for the roles or
     a host is not ready.
@@ -124,9 +124,9 @@ class RayLauncher:
         self.outside = ""
         self.keys: CoordinatorKeys | None = None
         self._roles = tuple(wanted.devices)
-        self._lost: set[Role] = set()  # whose actor has gone with its host
+        self._lost: set[Role] = set()  # roles whose actor or host is lost
         self._is_closed = False
-        self._lock = threading.Lock()  # nothing is held once it is closed
+        self._lock = threading.Lock()  # no actor is started once it is closed
         self._owner = os.getpid()
         self._lookout = Lookout(_hosts)
         self._actors: dict[Role, Any] = {}
@@ -153,7 +153,7 @@ class RayLauncher:
             self.keys = CoordinatorKeys(KeyPair.new())
 
     def _arrive(self, roles: tuple[Role, ...]) -> dict[Role, Place]:
-        """Start supervisors; where they are. Raises NodeError."""
+        """Start supervisor actors; return where each one runs. Raises NodeError."""
         asked = {}
         for role in roles:
             index = self._roles.index(role)
@@ -166,7 +166,10 @@ class RayLauncher:
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
-        """Both nodes may be on one GPU. A service for that is the host's: an actor may end."""
+        """Warn if both nodes are on one GPU.
+
+        No MPS is started there: it would belong to an actor, which may end before the other node.
+        """
         seen = [(place.network, gpu) for place in self._places.values() for gpu in place.gpus]
         if len(set(seen)) < len(seen):
             logger.warning(
@@ -184,7 +187,7 @@ class RayLauncher:
         try:
             self._start(config)
         except (RayError, KeyError, RuntimeError, ValueError) as error:
-            # Ray has all kinds for what it cannot do while it is shut down.
+            # While Ray is shut down, its calls raise errors of all these kinds.
             raise NodeError(f"cannot start the {config.role}: {_line(error)}") from error
 
     def _start(self, config: NodeConfig) -> None:
@@ -192,7 +195,7 @@ class RayLauncher:
         if role in self._lost:
             ray.kill(self._actors[role])
             self._places |= self._arrive((role,))
-        self._lost.add(role)  # unless it answers
+        self._lost.add(role)  # until the actor has answered
         place = self._places[role]
         if not self._is_near(role):
             if self.keys is None:
@@ -207,7 +210,7 @@ class RayLauncher:
         self._lost.discard(role)
 
     def ended(self) -> list[Obituary]:
-        """The nodes that have ended since the last call."""
+        """Return how each node ended that has ended since the last call."""
         found = [(role, death) for role, death in list(self._deaths.items()) if death.done()]
         for role, _ in found:
             del self._deaths[role]
@@ -223,15 +226,15 @@ class RayLauncher:
             return Obituary(self._identities[role], line, status=None)
 
     def has_room_again(self) -> bool:
-        """Whether a host has come that offers what a lost one had."""
+        """True if a new host has come that offers the role of a lost node."""
         return self._lookout.has_news({str(role) for role in self._lost.copy()})
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role, for people and tests."""
+        """Return the process ids of the nodes by role, for people and tests."""
         return {str(role): pid for role, pid in self._pids.items()}
 
     def close(self) -> None:
-        """End the nodes and their actors, give the place back, leave the cluster."""
+        """End the nodes and their actors, free the reserved places and leave the cluster."""
         if os.getpid() != self._owner:
             return  # a forked child's copy
         with self._lock:
@@ -245,14 +248,17 @@ class RayLauncher:
 
 
 def _lost_with(error: RayError, host: str) -> str:
-    """What has gone, and the node with it. Ray says that in words alone."""
+    """Return what was lost with the node, by Ray's words: its actor or its host."""
     if isinstance(error, ActorDiedError) and any(words in str(error) for words in ACTOR_DIED):
         return f"the Ray actor that held it on {host}"
     return f"its host {host}"
 
 
 def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
-    """Ray waits a minute for a cluster that is gone, and then ends this process."""
+    """Leave the cluster, within CLOSE_LIMIT_S.
+
+    If a cluster is gone, Ray waits a minute for it and then ends this process.
+    """
     if not ray.is_initialized():
         return
     leaving = threading.Thread(target=_leave, args=(actors, group), daemon=True)
@@ -264,32 +270,32 @@ def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
 
 def _leave(actors: list[Any], group: PlacementGroup | None) -> None:
     with contextlib.suppress(RayError):
-        # One that is not there yet does not answer.
+        # An actor that has not started yet does not answer.
         closing = [actor.close.remote() for actor in actors]
         ray.wait(closing, num_returns=len(actors), timeout=CLOSE_LIMIT_S / 2)
         for actor in actors:
             ray.kill(actor)
-        if group is not None:  # else it goes with the job
+        if group is not None:  # otherwise it is removed with the job
             remove_placement_group(group)
     ray.shutdown()
 
 
 def _end_without_ray() -> None:
-    """See that the end of this process does not wait for Ray again, nor crash in its threads.
+    """Prevent that the end of this process waits for Ray again or crashes in its threads.
 
-    The exit status is that of the program, which only the C library is told.
+    The process ends through a handler of the C library, which gets the program's exit status.
     """
     atexit.unregister(worker.shutdown)
-    if sys.excepthook is worker.custom_excepthook:  # it tells the cluster
+    if sys.excepthook is worker.custom_excepthook:  # Ray's hook would report to the cluster
         sys.excepthook = worker.normal_excepthook
     library = ctypes.CDLL(None)
     library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
 def _check_reachable(address: str) -> None:
-    """Raises TransportError. Asks in a process of its own.
+    """Raise TransportError if no cluster answers at the address. Asks in a subprocess.
 
-    At an address that does not answer, Ray tries for minutes, prints, and ends the process.
+    If an address does not answer, Ray itself tries for minutes, prints, and ends its process.
     """
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
@@ -313,8 +319,8 @@ def _check_reachable(address: str) -> None:
 
 def _connect(address: str) -> None:
     """Join the cluster, silently. Raises TransportError."""
-    # `log_to_driver` leaves out that Ray prints on stdout, among the text, when a host is gone.
-    # The end of a node is said in the project's words.
+    # Despite `log_to_driver=False` Ray prints on stdout, among the text, when a host is gone. The
+    # end of a node is reported in the project's own words.
     worker.print_to_stdstream = _say_nothing
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
@@ -324,7 +330,7 @@ def _connect(address: str) -> None:
         raise TransportError(f"cannot join the Ray cluster at {address}: {_line(error)}") from error
     finally:
         if in_main_thread:
-            signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
+            signal.signal(signal.SIGTERM, handler)  # Ray has set its own handler
 
 
 def _say_nothing(*_: object, **__: object) -> None:
@@ -332,10 +338,10 @@ def _say_nothing(*_: object, **__: object) -> None:
 
 
 def _bundles(wanted: Wanted) -> list[dict[str, float]]:
-    """What is asked for each role: the role, and a GPU a rank or the cores of its Ray node.
+    """Return the resources to ask for, by role: the role and its GPUs or CPUs.
 
-    A target on a CPU takes all of them, but for one if the drafter needs it. Raises
-    ConfigurationError: nobody offers a role.
+    A target on a CPU takes all CPUs of its node, except one if the drafter may need it. Raises
+    ConfigurationError: no node of the cluster offers a role.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     bundles = []
@@ -363,7 +369,7 @@ def _bundles(wanted: Wanted) -> list[dict[str, float]]:
 def _reserve(
     roles: tuple[Role, ...], bundles: list[dict[str, float]], *, is_packed: bool
 ) -> PlacementGroup:
-    """A place for each bundle. Raises NodeError."""
+    """Reserve the resources of each bundle in the cluster; return the group. Raises NodeError."""
     num_nodes = sum(
         any(node["Resources"].get(str(role), 0) for role in roles)
         for node in ray.nodes()
@@ -382,7 +388,7 @@ def _reserve(
 
 
 def _supervisor(group: PlacementGroup, index: int, bundle: dict[str, float]) -> Any:
-    """An actor in its place; `cuda:0` is there the GPU that Ray gives it."""
+    """Start an actor in a reserved place; there `cuda:0` is the GPU that Ray gives to the actor."""
     actor = ray.remote(Supervisor).options(
         num_cpus=0,
         num_gpus=bundle.get("GPU", 0),
@@ -394,7 +400,7 @@ def _supervisor(group: PlacementGroup, index: int, bundle: dict[str, float]) -> 
 
 
 def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
-    """What the supervisor returned. Raises NodeError, or the project's error it raised."""
+    """Return a supervisor's answer. Raises NodeError, or the project's error that it raised."""
     try:
         return ray.get(started, timeout=START_LIMIT_S)
     except RayTaskError as error:
@@ -418,5 +424,5 @@ def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of Ray's explanations."""
+    """Return the first line of one of Ray's error messages."""
     return str(error).strip().split("\n", 1)[0][:300]

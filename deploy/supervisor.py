@@ -1,6 +1,6 @@
-"""What holds a node process on a host of a Ray cluster; an actor, but nothing here is of Ray.
+"""The actor that holds a node process on a host of a Ray cluster; this file imports no ray.
 
-It is sent to the host as code and runs before anything of the project can be imported there.
+Its code is sent to the host and runs before the project can be imported there.
 """
 
 import os
@@ -19,12 +19,12 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an actor has come to be.
+    """The host where an actor runs, as the actor reports it.
 
-    network     what its 127.0.0.1 is (`loopback_network`)
-    can_enter   whether it can reach the coordinator's socket in its folder
-    public_key  of the pair that it has made for its node; the secret one stays there
-    gpus        that Ray gives it, by UUID where that is known (`devices.visible_gpus`)
+    network     a name for its loopback network (`loopback_network`)
+    can_enter   the actor can enter the folder of the coordinator's socket
+    public_key  of the key pair that it has made for its node; the secret key stays there
+    gpus        the GPUs that Ray gives it, by UUID where that is known (`devices.visible_gpus`)
     """
 
     host: str
@@ -35,13 +35,13 @@ class Place:
 
 
 class Supervisor:
-    """The actor: starts one node process on its host and holds it. Runs two methods at once."""
+    """The actor: starts a node process on its host and holds it. Runs two methods at once."""
 
     _launcher: "Launcher"
-    _is_alone: bool  # how the launcher was made
+    _is_alone: bool  # the setting that the launcher was made with
 
     def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
-        """Make a key pair; the fields of a `Place`. Raises RuntimeError: the host is not ready."""
+        """Make a key pair; return the fields of a `Place`. Raises RuntimeError."""
         host = socket.gethostname()
         if not Path(root, "coordinator", "launching", "launcher.py").is_file():
             raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
@@ -58,13 +58,13 @@ class Supervisor:
         from coordinator.launching.launcher import Launcher
         from proto.node_config import NodeConfig
 
-        # Its environment is its own: no launcher here knows which GPUs the other node has.
+        # The launcher here does not know the other node's GPUs, so it must not start MPS for both.
         read = replace(NodeConfig.from_json(config), peer_device=None)
         if read.coordinator_key:
             read = replace(read, public_key=self._keys.public, secret_key=self._keys.secret)
         forget_thread_limit()
-        # One launcher for all nodes of this place, one after another: each has a run of its own in
-        # the logs, of which the latest are kept.
+        # One launcher for all nodes of this place, one after another: each launcher makes a run in
+        # the logs, and only the latest runs are kept.
         is_same = hasattr(self, "_launcher") and self._is_alone == is_alone
         if not is_same or self._launcher.pids():
             self.close()
@@ -73,8 +73,8 @@ class Supervisor:
         (pid,) = self._launcher.pids().values()
         return pid
 
-    def wait(self) -> "Obituary":  # in quotes: where this runs, the name may not be there yet
-        """Return when the node has ended, and how it did. What it prints is in Ray's logs."""
+    def wait(self) -> "Obituary":  # in quotes: not imported here
+        """Print the node's output until the node has ended; return how it ended."""
         while True:
             lines = self._launcher.new_lines()
             ended = self._launcher.ended()
@@ -92,13 +92,13 @@ class Supervisor:
 
 
 def loopback_network() -> str:
-    """A name for what 127.0.0.1 reaches from this process: the boot and the network namespace."""
+    """Return a name for the network behind 127.0.0.1: the host's boot and the network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 def forget_thread_limit() -> None:
-    """Undo what Ray does to an actor without CPUs: one thread, also for a node on all cores."""
+    """Remove Ray's limit of one thread for an actor without CPUs; the node may use all cores."""
     raylet = Path(f"/proc/{os.getppid()}/environ").read_bytes()
     if b"OMP_NUM_THREADS=" not in raylet:
         os.environ.pop("OMP_NUM_THREADS", None)

@@ -1,1 +1,4 @@
-"""The draft model's process. Knows one model and its texts; never sees the target."""
+"""The drafter's process: proposes tokens with a draft model or a head.
+
+Never sees the target model.
+"""

@@ -1,4 +1,4 @@
-"""What the machines of the drafter ask of its model, a Compute, and what it says (pure)."""
+"""What the drafter's state machine asks of its model (Compute), and the answer (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +13,18 @@ from proto.messages import Open, Proposal
 class Part:
     """One text's part of a forward: run `feed`, and choose children at its last `num_asked` rows.
 
-    number      of the forward in this life of the text
-    committed   the text so far, prompt included; as it is, not a copy
-    sampled_in  classical rules: sample the child from the drafter's own distribution, with luck of
-                this life (an incarnation) and this number; None: choose by the coupled noise
-    drafted     per row that is asked, the tokens between the committed text and the choice, if
-                logits processors look at them
-    ahead       of a chain: the feeds of steps that may follow at once, each of the token that is
-                chosen before it, unless a message comes
-    least       they end where the chosen scores add up to less
-    feature_dtype  of a head: of the features that the feed carries
+    number      number of the forward in this life of the text (a life lasts from one Open to the
+                next)
+    committed   the text so far, prompt included; the list itself, not a copy
+    sampled_in  classical rules: sample the child from the drafter's own distribution, with noise
+                made from this incarnation and `number`; None: choose with the noise shared with the
+                target
+    drafted     for each row that is asked, the tokens between the committed text and the choice, if
+                logits processors need them
+    ahead       of a chain: the feeds of further steps that may follow at once, each for the token
+                that is chosen by the step before, unless a message arrives
+    least       the further steps end when the sum of the chosen scores is less than this
+    feature_dtype  of a head: type of the features (target's hidden states) that the feed carries
     """
 
     opened: Open
@@ -37,9 +39,9 @@ class Part:
     feature_dtype: str = ""
 
     def after(self, chosen: "Sequence[Children]") -> Self | None:
-        """The step that follows these at once; None: none does.
+        """Return the next of the further steps (`ahead`); None if there is none to make.
 
-        chosen  what this step has chosen, and what each of those after it has
+        chosen  the children that this step has chosen, and those of each further step so far
         """
         if len(chosen) > len(self.ahead) or not chosen[-1].tokens:
             return None
@@ -52,14 +54,14 @@ class Part:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """What the rows that are asked predict."""
+        """The position of the token that each asked row predicts."""
         first = len(self.feed.positions) - self.num_asked
         return tuple(position + 1 for position in self.feed.positions[first:])
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a forward. Its parts are of different lanes; a chunk of a prefill comes alone."""
+    """Run one forward. Its parts are of different lanes; a chunk of a prefill comes alone."""
 
     ticket: int
     parts: tuple[Part, ...]
@@ -67,10 +69,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """`tokens`, `scores`: the children chosen at one row, the likeliest first; none if the logits
-    are not finite.
+    """The child tokens that were chosen after one row, the likeliest first, and their scores.
 
-    proposals  under the classical rules: what each of them was sampled from
+    tokens, scores  equally many; both empty if the logits were not finite; a score is the natural
+                    log of the estimated chance that the target chooses the token
+    proposals       classical rules: the distribution from which each token was sampled
     """
 
     tokens: tuple[int, ...]
@@ -83,13 +86,13 @@ NOTHING = Children((), ())
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A forward is done; for each of its parts, children at every row that was asked.
+    """The result of a Compute: for each of its parts, the children after every asked row.
 
-    Of a part with steps ahead: of its only row, and then of each of those steps that were made.
-
-    num_steps  forwards that were made
-    model_us   that they took, together
-    has_failed  memory was missing: nothing was computed, and there are no children
+    children    of a part with further steps: those of its only row, and then those of each further
+                step that was made
+    num_steps   number of forwards that were made
+    model_us    microseconds that they took together
+    has_failed  True: there was not enough memory; nothing was computed, and there are no children
     """
 
     ticket: int

@@ -2,48 +2,52 @@
 
 Theory of operation
 -------------------
-The drafter holds a copy of the speculation tree and runs ahead of the last verdict that it knows.
-When it computes, and for which texts, `scheduling.py` decides; here is what a text has to say:
+A `Drafting` holds a copy of the speculation tree and runs ahead of the last verdict that it knows.
+`scheduling.py` decides when the drafter computes, and for which texts. For that it calls:
 
     tips              the nodes that could be expanded next, if there are any
-    chunk, read       the prompt, or what is missing of a text, to be prefilled first   -> Part
-    expand            feed such nodes, and what the text lacks                          -> Part
-    proposed          the model's choices become their children: drafts
-    send              those of them that the target can do something with    -> Send(Draft)
-    idle              nothing to expand, and no answer: say it again, in time -> WaitUntil
-    Arrived(Verdict)  move the root along the committed tokens; all else dies -> MoveRows
+    chunk, read       prefill the prompt, or tokens that the cache lacks, first         -> Part
+    expand            feed such nodes, and the committed tokens that the cache lacks    -> Part
+    proposed          the tokens that the model has chosen become children: drafts
+    send              the drafts that the target can use already              -> Send(Draft)
+    idle              nothing to expand, and no answer: send again after a time -> WaitUntil
+    Arrived(Verdict)  move the root along the committed tokens; other nodes die -> MoveRows
 
-It is made with the Open that begins a life of the text; of others nothing comes this far.
+A `Drafting` is made with the Open that begins a life of the text, and gets only messages of that
+life (`node/follower.py`).
 
-It never waits for an answer. It stops at `window` tokens ahead of its root, where a verdict is the
-credit to go on, and below a token that ends the text. While verdicts say so it rests (RESTING) and
-says nothing: the target takes its first draft after a rest as the sign that it has caught up.
-Which nodes come next, so that a tree grows or a chain, says `frontier.py`.
+It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
+token) until the next verdict, and below a token that ends the text. While verdicts have the cause
+RESTING, the drafter rests: it drafts and sends nothing. The target takes its first draft after a
+rest as the sign that it has caught up. `frontier.py` chooses the next nodes, and so whether a tree
+or a chain grows.
 
-Several queued verdicts are handled before tips are asked for, so only the last is expanded.
-Steps of a chain whose drafts would not be sent yet are asked for in one go, which ends when a
-message comes: what is decided between them takes a third of a small model's step.
+Several queued verdicts are handled before tips are asked for, so only the last root is expanded.
+Draft steps of a chain whose drafts would not be sent yet are requested in one Compute, which ends
+when a message arrives: the decisions between them would take a third of a small model's step.
 
-Every source numbers its drafts and every verdict echoes the highest number that came without a gap.
-What two verdicts in a row lack is taken for lost, and all that is alive is sent again as one
-message, which stands for every number so far; so is what no verdict answers (`sending.py`). A
-target that was opened anew has lost its tree: the first verdict of a new life is answered likewise.
+Every source numbers its drafts, and every verdict states the highest number up to which all have
+arrived. Drafts that two verdicts in a row do not acknowledge are taken for lost, and all live nodes
+are sent again as one message, which stands for every number so far. The same is done if no verdict
+answers (`sending.py`), and after the first verdict of a new life of the target, which has lost its
+tree.
 
-A row that is not finite spoils all others of its forward. What that means for a text is its state:
+A row whose logits are not finite spoils all other rows of its forward. A text has one of these
+states:
 
-    SOUND      a draft's row is bad -> STOPPED; the root's -> REREADING
+    SOUND      a draft's row is bad -> STOPPED; the root's row is bad -> REREADING
     STOPPED    the root moves -> SOUND
     REREADING  the root moves -> DOUBTED
     DOUBTED    as SOUND, but the root's row is bad -> GIVEN_UP; a forward is finite -> SOUND
     GIVEN_UP   for the rest of this life
 
-Tips are offered in SOUND and in DOUBTED. A bad row of the root may be the fault of what is cached.
-So the text is read anew, and has nothing copied from another lane before a forward is finite. A
-forward that finds no memory counts as a bad row of the root.
+Tips are offered in SOUND and in DOUBTED. The reason for a bad row of the root may be in the cache.
+So the text is read anew, and nothing is copied to it from another lane before a forward is finite.
+A forward that finds no memory counts as a bad row of the root.
 
-Under the classical rules every draft is sampled and carries the distribution that it was sampled
-from. A verdict that begins a new attempt (see `target_node/verifying.py`) ends all drafts, also
-those on a path that came back: they may have been judged.
+Under the classical rules every draft is sampled, and carries the distribution from which it was
+sampled. A verdict that begins a new attempt (see `target_node/verifying.py`) removes all drafts,
+also those on its path: they may have been judged already.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -70,11 +74,11 @@ from node.follower import (
 from proto.messages import MAX_NODES_PER_DRAFT, Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Node, SpeculationTree
 
-MAX_NODES = MAX_NODES_PER_DRAFT  # most that lives; the target holds more
+MAX_NODES = MAX_NODES_PER_DRAFT  # most live nodes of the drafter's tree; the target's has more
 
 
 class State(Enum):
-    """What rows that are not finite have come to; the table is above."""
+    """How a text has been affected by rows that are not finite; the table is above."""
 
     SOUND = auto()
     STOPPED = auto()
@@ -91,10 +95,10 @@ ONCE_MOVED: Mapping[State, State] = {
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The forward that is running.
+    """The nodes that the running forward expands, and how many steps may follow it.
 
-    expands    nodes whose children it chooses; none if it only reads
-    num_ahead  steps that may follow it at once
+    expands    path hashes of the nodes whose children it chooses; empty if it only prefills
+    num_ahead  number of further steps that may follow it at once
     """
 
     expands: tuple[int, ...] = ()
@@ -102,10 +106,10 @@ class _Running:
 
 
 class Drafting:
-    """One life of a text at the drafter, from `opened` on.
+    """The state machine that drafts one text, for one life: from `opened` to the next Open.
 
-    rests   the target is faster alone, by the newest verdict
-    served  when it was last computed for, by the schedule's count
+    rests   True: plain decoding is faster by the newest verdict, so this text is not drafted
+    served  number of the last forward that computed for this text, as the schedule counts them
     """
 
     def __init__(self, opened: Open, lane: Lane, known: Known) -> None:
@@ -128,22 +132,22 @@ class Drafting:
         self._pace = Pace(self.slots.num_tree_slots)
         self._state = State.SOUND
         self._running = _Running()
-        self._forwards = 0  # made in this life
-        self._unsent: list[int] = []  # live nodes not yet in any draft, parents first
-        self._has_drafted = False  # and said so, in this life
+        self._forwards = 0  # number of forwards in this life
+        self._unsent: list[int] = []  # live nodes not yet in any Draft message, parents first
+        self._has_drafted = False  # a Draft message with nodes was sent in this life
         self._numbers = Numbers(known.source, opened.incarnation)
-        self._said_done = 0  # root under which the target knows that nothing more will come
-        self._num_steps, self._model_us = 0, 0  # since the last draft
-        self._attempt = opened.attempt  # of the newest verdict
-        self._is_hit = False  # all drafts that it was about were accepted
+        self._said_done = 0  # root for which the target was told that no more drafts will come
+        self._num_steps, self._model_us = 0, 0  # since the last Draft message
+        self._attempt = opened.attempt  # that of the newest verdict
+        self._is_hit = False  # the newest verdict accepted all drafts of its pass
         self._reminder = Reminder(known.answers)
 
     def begin(self) -> Sequence[SharedAction]:
-        """Nothing is said before there is a draft."""
+        """Return no actions: there is nothing to send before there is a draft."""
         return ()
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Arrived(Verdict() as message):
                 return self._on_verdict(message, now)
@@ -177,7 +181,7 @@ class Drafting:
             self.frontier.moved()
         move = self.slots.advance(path, self._fed)
         if is_new_attempt:
-            # The last token may have been fed already, but nothing below it is left to go on from.
+            # The last token may be cached already; it is fed again to choose new children of it.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
         match self._reading.moved():
             case Change.ROOT if opened.rule is Rule.COUPLED:
@@ -196,7 +200,7 @@ class Drafting:
 
     @property
     def _fed(self) -> Container[int]:
-        """The nodes that live, and the steps that the running forward may be followed by."""
+        """Names of live nodes, and of the steps that may follow the running forward."""
         nodes, running = self.tree.nodes, self._running
         if not running.num_ahead or running.expands[0] not in (self.tree.root, *nodes):
             return nodes
@@ -206,7 +210,7 @@ class Drafting:
 
     @property
     def tips(self) -> Sequence[Tip]:
-        """The nodes to expand next, the likeliest first; empty if there is nothing to offer."""
+        """The nodes to expand next, the likeliest first; empty if none can be expanded."""
         if self._state not in (State.SOUND, State.DOUBTED):
             return ()
         found = self.frontier.tips()
@@ -218,24 +222,25 @@ class Drafting:
 
     @property
     def may_copy(self) -> bool:
-        """Whether its lane may have what another has computed."""
+        """True if tokens that are cached in another lane may be copied to this text's lane."""
         return self._state is State.SOUND
 
     @property
     def chunk(self) -> Sequence[int]:
-        """What is to be prefilled next; empty if a forward can take what is missing."""
+        """The tokens to prefill next; empty if `expand` can feed all that the cache lacks."""
         return self._reading.chunk(self._known.chunk)
 
     def read(self) -> Part:
-        """Prefill the next chunk; the last one expands the root."""
+        """Return the Part that prefills the next chunk; the last chunk also expands the root."""
         feed = self._reading.feed_chunk(self.chunk)
         is_last = self.slots.prefix_len == len(self.tree.text)
         return self._begin(feed, (self.tree.root,) if is_last else ())
 
     def expand(self, tips: Sequence[Tip], *, is_alone: bool = False) -> Part:
-        """Feed what the cache lacks of the text, and these nodes; choose what follows them.
+        """Return the Part that feeds missing committed tokens and these nodes to get children.
 
-        is_alone  no other text waits for the drafter: what would not be sent yet may be drafted on
+        is_alone  True: no other text waits for the drafter, so steps whose drafts would not be sent
+                  yet may follow at once
         """
         keys = tuple(tip.key for tip in tips)
         nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
@@ -245,10 +250,11 @@ class Drafting:
         return self._begin(feed, keys, self._feed_ahead(keys[0]))
 
     def _feed_ahead(self, key: int) -> tuple[Feed, ...]:
-        """Feed the steps below this node, which is being expanded, up to one whose draft is sent.
+        """Return feeds for the steps below this node that may follow at once, in a chain.
 
-        Nothing that the target could use before is held up by them. They have places in the cache,
-        by the names -1, -2 ... until their tokens are known.
+        They end with the step whose draft is sent, so that no draft is held up that the target
+        could use before. They have slots in the cache by the names -1, -2 ... until their tokens
+        are known.
         """
         root = self.tree.root
         position = len(self.tree.text) - 1 if key == root else self.tree.nodes[key].position
@@ -262,7 +268,7 @@ class Drafting:
         return tuple(feeds)
 
     def _num_held_back(self) -> int:
-        """How many drafts in a row, after all that are there, would not be sent yet."""
+        """Return how many more drafts in a row, after those that exist, would not be sent yet."""
         if self._sends_at_once or self.opened.sampling.has_processors:
             return 0
         num_there, wanted = len(self._first_chain()), self._num_wanted()
@@ -291,7 +297,7 @@ class Drafting:
         )
 
     def _path_to(self, key: int) -> tuple[int, ...]:
-        """The tokens from the root to a node."""
+        """Return the tokens on the path from the root to a node, the node's included."""
         if key == self.tree.root:
             return ()
         return tuple(self.tree.path_to(self.tree.nodes[key].position + 1, key) or ())
@@ -299,9 +305,10 @@ class Drafting:
     def proposed(
         self, children: Sequence[Children], model_us: int, now: float
     ) -> Sequence[SharedAction]:
-        """What the forward that was running has chosen, node by node; it took so long.
+        """Handle the result of the running forward: attach the children as drafts.
 
-        children  of more nodes than were expanded: of the steps that followed at once, too
+        children  for each expanded node, and then for each step that followed at once
+        model_us  microseconds that the forward and these steps took
         """
         running, self._running = self._running, _Running()
         expanded = running.expands
@@ -323,9 +330,10 @@ class Drafting:
         return (*said, self._stop(is_at_root=at is not None and not at.tokens))
 
     def failed(self, now: float) -> Sequence[SharedAction]:
-        """The forward that was running found no memory, and was not made.
+        """Handle a forward that found no memory and was not made.
 
-        What it was to feed is not cached, so the text is read anew as after a bad row of the root.
+        The tokens that it was to feed are not cached, so the text is read anew as after a bad row
+        of the root.
         """
         running, self._running = self._running, _Running()
         self._follow(None, (), running.num_ahead)
@@ -333,10 +341,11 @@ class Drafting:
         return (*said, self._stop(is_at_root=True))
 
     def _stop(self, *, is_at_root: bool) -> Wipe:
-        """Some row was not finite, and spoils all others: draft no more below this root.
+        """Draft no more below this root, since a row was not finite; returns a wipe of the cache.
 
-        At a draft that is the draft's fault. At the root it may be what is cached: the text is
-        read anew, and if that does not help, this life of the text has no more drafts.
+        is_at_root  True: the row of the root is bad, which may be because of the cache. So the text
+                    is read anew; if that does not help, this life of the text has no more drafts.
+                    False: a draft's row is bad, which has no consequences beyond this root
         """
         if not is_at_root:
             self._state = State.STOPPED
@@ -352,7 +361,11 @@ class Drafting:
         return Wipe(self.lane.slots.lane, length)
 
     def _follow(self, key: int | None, followed: Sequence[Children], num_ahead: int) -> None:
-        """Each step that followed at once has fed the child of the one before, `key` the first."""
+        """Attach the results of the steps that followed at once, each to the child that it fed.
+
+        key        the child that the first of them has fed; None: there is none
+        num_ahead  number of steps that could follow; those that were not made give back their slots
+        """
         for index in range(num_ahead):
             chosen = followed[index] if index < len(followed) else None
             if chosen is None or key is None:
@@ -363,7 +376,7 @@ class Drafting:
                 key = self._attach(key, chosen)
 
     def _attach(self, parent: int, chosen: Children) -> int | None:
-        """A node gets its children; returns the first of them, if it may have any."""
+        """Attach children to a node; returns the first new one, None if there is none."""
         if parent != self.tree.root and parent not in self.tree.nodes:
             return None
         new = self.tree.grow(
@@ -375,15 +388,15 @@ class Drafting:
         return new[0] if new else None
 
     def idle(self, now: float) -> Sequence[SharedAction]:
-        """There is nothing to expand."""
-        sent = self.send(now)  # it may not have been, if the last forward has ended just now
+        """Send what should be sent or sent again if there is no node to expand; returns actions."""
+        sent = self.send(now)  # new drafts are unsent if the last forward has ended just now
         return (*sent, *(self._finish_root(now) or self._remind(now)))
 
     def _finish_root(self, now: float) -> Sequence[SharedAction]:
-        """Say once per root that nothing more will come, if the target may be waiting for more."""
+        """Tell the target, once for each root, that no more drafts come, if it may await them."""
         if self._said_done == self.tree.root:
             return ()
-        # Who prices its waits may be waiting for more than it takes to start.
+        # A target that decides by costs may wait for more drafts than a pass needs to start.
         is_launch_met = len(self._first_chain()) == self._num_wanted()
         is_waited_for = self.opened.policy.prices_waits or not is_launch_met
         if not is_waited_for and not self._unsent:
@@ -391,7 +404,7 @@ class Drafting:
         return self._send_all(now, done=True)
 
     def _remind(self, now: float) -> Sequence[SharedAction]:
-        """Say again what should have been answered by now, or wait until it should."""
+        """Send all drafts again if the answer is overdue; else return until when to wait for it."""
         due_at = self._reminder.due_at()
         if due_at is None or self._numbers.are_acked:
             return ()
@@ -401,19 +414,19 @@ class Drafting:
         return self._send_all(now, done=self._said_done == self.tree.root)
 
     def _num_wanted(self) -> int:
-        """With how many drafts the target starts a pass."""
+        """Return with how many drafts in a row the target starts a pass."""
         policy, limits = self.opened.policy, self.opened.limits
         wanted = policy.launch_hit if self._is_hit else policy.launch_min
         return min(wanted, limits.max_drafts(len(self.tree.text)))
 
     def _first_chain(self) -> list[Node]:
-        """Those of them that are there."""
+        """Return the best chain below the root, of at most as many nodes as the target wants."""
         return self.tree.best_chain(self._num_wanted())
 
     # -- sending ----------------------------------------------------------------------------------
 
     def send(self, now: float) -> Sequence[SharedAction]:
-        """Send new drafts, unless they had better wait for more."""
+        """Send new drafts, unless they are held back until there are more."""
         if not self._unsent or self._holds_back():
             return ()
         return (
@@ -422,19 +435,20 @@ class Drafting:
 
     @property
     def _sends_at_once(self) -> bool:
-        """Whether every draft is sent when it is made.
+        """True if every draft is sent as soon as it is made.
 
-        The first of a life is: the target waits only for a drafter that it hears. Where waits are
-        priced all are: one may be all that is waited for. So they are under the classical rules:
-        the end of drafting, which sends what was held back, depends on what was drafted, and then
-        so would which drafts are judged (docs/adr/0003).
+        The first draft of a life is: the target waits only for a drafter that it hears. If the
+        target decides by costs how long it waits, all are: it may be waiting for just one. Under
+        the classical rules all are, too: the end of drafting, which sends the drafts that were held
+        back, depends on what was drafted, and so would the choice of the drafts that are judged
+        (docs/adr/0003).
         """
         opened = self.opened
         is_judged = opened.rule is not Rule.COUPLED
         return not self._has_drafted or is_judged or opened.policy.prices_waits
 
     def _holds_back(self) -> bool:
-        """Whether the target can do nothing with the unsent drafts yet, or writes alone."""
+        """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""
         if self.rests or self._sends_at_once:
             return self.rests
         chain = self._first_chain()
@@ -443,12 +457,13 @@ class Drafting:
         return len(self._unsent) < self.opened.policy.group
 
     def _send_all(self, now: float, *, done: bool) -> Sequence[SharedAction]:
-        """One message of every live node, in place of all that was sent before."""
+        """Send every live node in one message, which replaces all that were sent before."""
         if done:
             self._said_done = self.tree.root
         return (self._draft(now, all_of(self.tree), 1, done=done),)
 
     def _draft(self, now: float, said: Said, first_number: int, *, done: bool) -> Send:
+        """Make a Draft message of these nodes; returns the action that sends it."""
         self._reminder.said(now)
         self._numbers.last += 1
         self._has_drafted |= bool(said.nodes)

@@ -1,4 +1,4 @@
-"""What of the committed text goes into the cache, and how: of a model, and of a head (pure)."""
+"""How the committed text goes into the drafter's cache: for a model, and for a head (pure)."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,31 +11,32 @@ from proto.tree import CommittedText
 
 # -- given -----------------------------------------------------------------------------------------
 
-# The target's features, which a drafter that is a head reads beside the tokens.
+# The target's features (hidden states), which a head reads beside the tokens.
 #
 # Theory of operation
 # -------------------
-# Such a drafter has no model of the text of its own: at each token it reads the token and the
-# target's *feature* before it (`proto.messages.Features`). Those of committed tokens come from the
-# target, a message ahead of the verdict that has the tokens, and those of drafts the head predicts
-# by itself. So
+# A head has no full model of its own: at each token it reads the token and the target's *feature*
+# before it (`proto.messages.Features`). The features of committed tokens come from the target, in a
+# message ahead of the verdict with these tokens. Those of drafts are predicted by the head. So
 #
-#     the prompt     is read as far as its features have come
-#     the root       is expanded once its feature is there: all else would be guessed
-#     a lost one     leaves a row that nobody sees; drafting goes on from the next verdict on
+#     the prompt         is read as far as its features have come
+#     the root           is expanded once its feature has come: before, it could only be guessed
+#     a lost feature     leaves a row that no other row sees; drafting goes on with the next verdict
 #
-# What a message says is of a path, by its hash: what is not, or not yet, the text here is kept for
-# a while or dropped, so late and repeated messages, and those of other lives, do no harm.
+# A message names the path of its tokens by a hash. If that path is not, or not yet, the text here,
+# the message is dropped, or kept for a while; so late and repeated messages, and those of other
+# lives, do no harm.
 
 MAX_EARLY = 64  # messages about tokens that are not known yet; one at a time is usual
-PREDICTED = b""  # of a row: read the head's own prediction
+PREDICTED = b""  # in the place of a row's feature: the head reads its own prediction
 
 
 class Given:
-    """Features of one life of a text that have come and were not read yet.
+    """The target's features of one life of a text that have come and were not read yet.
 
-    dtype        of their numbers; "": none has come
-    has_verdict  one has come: nothing about the tokens before it is still on its way
+    dtype        type of their numbers; "": none have come
+    has_verdict  True: a verdict has come, so that no features of the tokens before it are still on
+                 their way
     """
 
     def __init__(self, text: CommittedText) -> None:
@@ -46,7 +47,7 @@ class Given:
         self.has_verdict = False
 
     def heard(self, message: Features) -> None:
-        """A message has come."""
+        """Keep the features of a message, if they are of this text or may be later."""
         if message.end_len > len(self._text):
             self._early.append(message)
         elif self._text.is_prefix(message.end_len, message.end_hash):
@@ -60,17 +61,17 @@ class Given:
             self._rows[first + index] = message.data[index * size : (index + 1) * size]
 
     def moved(self) -> None:
-        """A verdict has come, and the text may be longer."""
+        """Note that a verdict has come; features that came early may now be of this text."""
         self.has_verdict = True
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for message in early:
             self.heard(message)
 
     def readable_len(self, start: int) -> int:
-        """How much of the text may be read now, if that before `start` was.
+        """Return how many tokens of the text may be read now, if those before `start` were read.
 
-        Before the first verdict as far as features have come without a gap; afterwards all of it,
-        but for a last token without one. The first token of a text has none.
+        Before the first verdict: as far as features have come without a gap. Afterwards: the whole
+        text, but not a last token without a feature. The first token of a text has no feature.
         """
         length = len(self._text)
         if self.has_verdict:
@@ -81,7 +82,7 @@ class Given:
         return end if end > 1 else 0
 
     def take(self, start: int, end: int) -> tuple[bytes | None, ...]:
-        """The features before the tokens at these positions; None where none has come.
+        """Return the features before the tokens at positions [start, end); None where none came.
 
         They, and all before them, are forgotten.
         """
@@ -97,22 +98,22 @@ class Given:
 
 # -- reading ---------------------------------------------------------------------------------------
 
-Rows = Sequence[tuple[int, int | None, int, int]]  # of nodes, as `SpeculationTree.rows_of` has them
+Rows = Sequence[tuple[int, int | None, int, int]]  # nodes, as `SpeculationTree.rows_of` returns
 
 
 class Change(Enum):
-    """What a verdict makes of rows that are cached."""
+    """What a verdict changes about rows that are cached already."""
 
     NONE = auto()
-    ROOT = auto()  # more is known of the root: it is worth expanding once more
-    ALL = auto()  # too much is to be read again for any draft to stay
+    ROOT = auto()  # a head has a better feature for the root: the root is expanded once more
+    ALL = auto()  # so many tokens must be read again that no draft can stay
 
 
 class Reading:
-    """An ordinary model reads tokens: what is cached stays true.
+    """How an ordinary draft model reads a text: by its tokens, so that cached rows stay valid.
 
-    dtype     of the features that feeds carry; "": they carry none
-    is_ready  whether what is known of the root is enough to draft behind it
+    dtype     type of the features that feeds carry; "": they carry none
+    is_ready  True if enough of the root is known to draft after it
     """
 
     def __init__(self, slots: SlotMap[int], text: CommittedText) -> None:
@@ -128,22 +129,25 @@ class Reading:
         return True
 
     def heard(self, message: Features) -> None:
-        """Features have come."""
+        """Handle a message with features; a model needs none."""
 
     def moved(self) -> Change:
-        """The text is longer, and `SlotMap.advance` has been told."""
+        """Note that the text is longer; returns which cached rows are affected.
+
+        Called after `SlotMap.advance`.
+        """
         return Change.NONE
 
     def chunk(self, limit: int) -> Sequence[int]:
-        """What is to be prefilled next, at most so much; empty if a forward can take it."""
+        """Return the tokens to prefill next, at most `limit`; empty if `feed` can take them all."""
         return self._slots.next_chunk(self._text.tokens, len(self._text), limit)
 
     def feed_chunk(self, chunk: Sequence[int]) -> Feed:
-        """Prefill it."""
+        """Return the Feed that prefills this chunk."""
         return self._slots.feed_prefix(chunk)
 
     def feed(self, rows: Rows) -> Feed:
-        """What the cache lacks of the text, and these nodes."""
+        """Return the Feed of the committed tokens that the cache lacks, and of these nodes."""
         return self._slots.feed(self._text.tokens[self._slots.prefix_len :], rows)
 
     def check(self) -> None:
@@ -151,10 +155,11 @@ class Reading:
 
 
 class HeadReading(Reading):
-    """A head reads tokens and features (`Given`).
+    """How a head reads a text: by its tokens and the target's features (`Given`).
 
-    What was drafted and is now committed was cached with predicted features. It is fed once more
-    with the target's, in its place, when the root is expanded; the tree below stays as it is.
+    Drafts that are now committed were cached with features that the head had predicted. When the
+    root is expanded, these tokens are fed once more to the same slots, with the target's features;
+    the tree below stays as it is.
     """
 
     def __init__(self, slots: SlotMap[int], text: CommittedText) -> None:

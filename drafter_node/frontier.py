@@ -1,19 +1,19 @@
-"""Which nodes of the drafter's tree to expand next: best first (pure).
+"""Chooses which nodes of the drafter's tree to expand next: the likeliest first (pure).
 
 Theory of operation
 -------------------
 A node is expanded once: a forward feeds it and chooses its children, which are drafts from then on.
-The *frontier* is the nodes that have not been expanded, or the root if it has not. Among them the
-likeliest come first: those that the text will most probably come to, by the product of the chances
-along the path. So a chain is drafted where one child is kept of each node, and otherwise a tree
-that is deep where the drafter is sure and broad where it is not.
+The *frontier* is the set of nodes that have not been expanded, or the root if it has not. The
+likeliest of them come first: the chance of a node is the product of the estimated chances along its
+path. So a chain is drafted if one child is kept of each node, and otherwise a tree that is deep
+where the drafter is sure and broad where it is not.
 
-What nothing may follow is never expanded: a token that ends the text, the end of the window, of the
-text or of the model.
+A node that no draft may follow is never expanded: a token that ends the text, or a node at the end
+of the window, of the text's greatest length or of the model's.
 
-A step is not made where the text hardly ever comes to one of its nodes: it would bring nothing, and
-a verdict that comes meanwhile would have to wait for its end. Of a tree what counts is the sum of
-their chances. Nodes that are each unlikely may be worth a step that they share.
+A draft step is not made if the text will hardly ever reach one of its nodes: it would be of no use,
+and a verdict that arrives meanwhile would have to wait for its end. In a tree the sum of the nodes'
+chances counts: unlikely nodes may together be worth a step.
 """
 
 from collections.abc import Sequence
@@ -23,37 +23,37 @@ from math import exp
 from proto.messages import MAX_WINDOW, Open
 from proto.tree import SpeculationTree
 
-WIDTH_MIN = 8  # nodes of a step, however many steps are made: narrower ones miss too much
-NEWEST = 0.15  # weight of the newest number of steps among all so far
+WIDTH_MIN = 8  # least limit of a step's nodes, however many steps are made: less misses too much
+NEWEST = 0.15  # weight of the newest number of steps in the running mean
 
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """A node to expand, and the estimated chance that the text comes to it."""
+    """A node to expand, and the estimated chance that the text will reach it."""
 
     key: int
     chance: float
 
 
 class Pace:
-    """How many nodes one step may expand, by how many steps are made between two verdicts.
+    """Limits how many nodes one step may expand, by how many steps are made between two verdicts.
 
-    An expanded node takes a place in the cache, and there are few. If they are all taken the
-    drafter stands still until the next verdict, and narrower steps would have come deeper. So the
-    places are shared out among the steps that usually come between two verdicts.
+    An expanded node takes one of few tree slots in the cache. If all are taken, the drafter has to
+    wait for the next verdict, and narrower steps would have gone deeper. So the slots are divided
+    among the steps that are usually made between two verdicts.
     """
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
-        self._num_steps = 0  # since the last verdict
-        self._usual: float | None = None  # between two verdicts; None: nothing is known
+        self._num_steps = 0  # steps since the last verdict
+        self._usual: float | None = None  # mean steps between two verdicts; None: unknown yet
 
     def stepped(self) -> None:
-        """A step is done."""
+        """Count a step."""
         self._num_steps += 1
 
     def heard(self) -> None:
-        """A verdict has come."""
+        """Note that a verdict has come: the steps since the last one enter the mean."""
         number, self._num_steps = self._num_steps, 0
         if self._usual is not None:
             self._usual += (number - self._usual) * NEWEST
@@ -61,17 +61,17 @@ class Pace:
             self._usual = float(number)
 
     def num_nodes(self, width: int) -> int:
-        """Most nodes of the next step, of a policy that expands at most `width`."""
+        """Return the most nodes that the next step may expand; never more than `width`."""
         if self._usual is None:
             return width
         return min(width, max(WIDTH_MIN, int(self._num_places / max(1.0, self._usual))))
 
 
 class Frontier:
-    """The unexpanded nodes of one life of a text.
+    """The unexpanded nodes of one life of a text, with their chances.
 
     max_len  most tokens that the drafter's model can read
-    depth    most tokens in a row that it can draft
+    depth    most tokens in a row that the model can draft
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Frontier:
         self._tree = tree
         self._max_len = max_len
         self._window = min(opened.policy.window, depth)
-        # Of the root and every live node: log of the chance that the text comes to it, and how many
-        # later children are on its path; both with those of what is committed.
+        # For the root and every live node: log of the chance of its path, and how many nodes on the
+        # path are not first children (detours). Both include nodes that are committed by now.
         self._paths: dict[int, tuple[float, int]] = {tree.root: (0.0, 0)}
         self._expanded: set[int] = set()
-        # Of live nodes that have not been expanded and do not end the text: position, and the same.
+        # For live nodes that were not expanded and do not end the text: position, chance, detours.
         self._open: dict[int, tuple[int, float, int]] = {}
 
     # -- questions --------------------------------------------------------------------------------
 
     def tips(self) -> list[Tip]:
-        """The nodes to expand next, the likeliest first; empty if nothing is left to offer."""
+        """Return the nodes to expand next, the likeliest first; empty if no step should be made."""
         tree, policy = self._tree, self._opened.policy
         text = tree.text
         end = self.end
@@ -111,31 +111,34 @@ class Frontier:
         if len(open_) > 1:
             open_.sort(reverse=True)
         tips = [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
-        # The first few alone: what is added for the sake of breadth is no reason for a step.
+        # Only the first few count: nodes that merely add breadth are no reason for a step.
         chance = sum(tip.chance for tip in tips[:WIDTH_MIN])
         return tips if chance >= exp(policy.min_score) else []
 
     @property
     def end(self) -> int:
-        """A draft may follow a path of fewer tokens than that."""
+        """Drafts may only follow paths that have fewer tokens than this."""
         num_text = len(self._tree.text)
         most = min(self._window, self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)
 
     def least_below(self, key: int) -> float:
-        """Below a live node, or the root: what is no likelier than so much is not expanded."""
+        """Return the least sum of scores below this node at which a node is still expanded.
+
+        key  path hash of the root or of a live node; scores are natural logs of chances
+        """
         origin = self._paths[self._tree.root][0]
         return origin + self._opened.policy.min_score - self._paths[key][0]
 
     # -- facts ------------------------------------------------------------------------------------
 
     def expanded(self, key: int) -> None:
-        """The children of a live node, or of the root, have been chosen."""
+        """Note that the children of the root or of a live node have been chosen."""
         self._expanded.add(key)
         self._open.pop(key, None)
 
     def grew(self, parent: int, children: Sequence[int]) -> None:
-        """A node has new children, the likeliest first."""
+        """Add the new children of a node, the likeliest first."""
         nodes, stop_ids = self._tree.nodes, self._opened.limits.stop_ids
         above, detours = self._paths[parent]
         for key in children:
@@ -145,10 +148,10 @@ class Frontier:
             if node.token not in stop_ids:
                 self._open[key] = node.position, score, detours
             if key == children[0]:
-                detours += 1  # of all that are less likely
+                detours += 1  # every later child is a detour
 
     def moved(self) -> None:
-        """The root has moved, and with it what lives."""
+        """Drop the nodes that died when the root moved."""
         root, nodes, paths = self._tree.root, self._tree.nodes, self._paths
         self._paths = {key: paths[key] for key in nodes}
         self._paths[root] = paths.get(root, (0.0, 0))
@@ -156,11 +159,11 @@ class Frontier:
         self._open = {key: tip for key, tip in self._open.items() if key in nodes}
 
     def ask_again(self) -> None:
-        """More is known of the root: it is expanded once more."""
+        """Let the root be expanded once more, because a better feature of it is known."""
         self._expanded.discard(self._tree.root)
 
     def forget(self) -> None:
-        """Every node is gone, and the root is to be expanded again."""
+        """Forget all nodes, since the tree was cleared; the root is to be expanded again."""
         self._expanded.clear()
         self._open.clear()
         self._paths = {self._tree.root: (0.0, 0)}

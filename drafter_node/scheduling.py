@@ -1,21 +1,20 @@
-"""Which texts the drafter's next forward serves (pure).
+"""Decides which texts the drafter's next forward serves (pure).
 
 Theory of operation
 -------------------
     Tick, no forward running
-        a text to read, unless the forward before read one too   -> Compute, one chunk
-        texts with something to expand                           -> Compute, rows of each
-        a text without                                           -> Send(Draft) | WaitUntil
-    Proposed    each text that is still in that life has its children
-    Afterwards  and sends them                                              -> Send(Draft) ...
+        a text to prefill, unless the last forward was a prefill    -> Compute, one chunk
+        texts with nodes to expand                                  -> Compute, rows of each
+        a text without                                              -> Send(Draft) | WaitUntil
+    Proposed    each text that is still in the same life gets its children
+    Afterwards  each of these texts sends its new drafts            -> Send(Draft) ...
 
-A forward reads the weights once for all its rows, but a row more is not always free. The rows go
-where they are worth most: to the nodes that texts will likeliest come to, as many as make the most
-useful drafts a second (`num_rows_worth`), of whichever texts. A text that was left out comes
-first the next time.
+A forward reads the weights once for all its rows, but one more row is not always free. So a forward
+takes the nodes of all texts that are likeliest to be reached, as many as make the most useful
+drafts a second (`num_rows_worth`). A text that was left out comes first the next time.
 
-Chunks of texts to be read take turns with forwards of the others. Texts that begin alike are read
-once and copied.
+Prefill chunks take turns with forwards of the other texts. Texts that begin alike are read once and
+copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +29,16 @@ from node.follower import Lane, Lanes, SharedAction, is_open, next_reader
 from proto.messages import Open
 
 Texts = Mapping[int, Drafting]
-Tips = Mapping[Drafting, Sequence[Tip]]  # of texts, by turn
+Tips = Mapping[Drafting, Sequence[Tip]]  # tips of each text; the text whose turn it is comes first
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A forward whose drafts have not been sent yet.
+    """A forward that has ended, and whose drafts have not been sent yet.
 
-    texts   that are still in that life
-    num_rows, step_s  what each of its steps has cost; 0 rows: it read a text
+    texts     those of its texts that are still in the same life
+    num_rows  rows of each of its steps; 0: it was a prefill
+    step_s    seconds of each of its steps
     """
 
     texts: Sequence[Drafting]
@@ -47,9 +47,9 @@ class _Ended:
 
 
 class Schedule:
-    """The forwards of one drafter.
+    """Schedules the forwards of one drafter over all its texts.
 
-    num_per_pass  most texts that share one
+    num_per_pass  most texts that share a forward
     """
 
     def __init__(self, lanes: Lanes, known: Known, *, num_per_pass: int) -> None:
@@ -57,20 +57,20 @@ class Schedule:
         self._known = known
         self._num_per_pass = num_per_pass
         self._running: tuple[Drafting, ...] = ()
-        self._num_rows = 0  # of the running forward; 0: it reads a text
-        self._started = 0.0  # the running forward
-        self._ticket = 0  # of the last forward
-        self._was_chunk = False  # it read a text
-        self._left_out: Sequence[Drafting] = ()  # of it
+        self._num_rows = 0  # rows of the running forward; 0: it is a prefill
+        self._started = 0.0  # when the running forward began (seconds)
+        self._ticket = 0  # number of the last forward
+        self._was_chunk = False  # the last forward was a prefill
+        self._left_out: Sequence[Drafting] = ()  # texts that had no part in the last forward
         self._ended: _Ended | None = None
 
     def make(self, message: Open, lane: Lane, earlier: Drafting | None, now: float) -> Drafting:
-        """The machine of a text."""
+        """Return the machine of a text that was opened."""
         del earlier, now  # the lane knows what is cached
         return Drafting(message, lane, self._known)
 
     def tick(self, texts: Texts, now: float) -> Sequence[Action]:
-        """Begin a forward, if there is something to draft."""
+        """Begin a forward if there are nodes to expand or tokens to prefill; returns actions."""
         if self._running:
             return ()
         said: list[SharedAction] = []
@@ -85,14 +85,14 @@ class Schedule:
         return (*said, *self._begin(tips, now))
 
     def _begin(self, tips: Tips, now: float) -> Sequence[Action]:
-        """A forward for these texts, or for some of them."""
+        """Begin a prefill of one of these texts, or a forward that expands their nodes."""
         readers = [text for text in tips if text.chunk]
         reader = next_reader(readers)
         writers = {text: found for text, found in tips.items() if text not in readers}
         if reader is None or (writers and self._was_chunk):
             return self._expand(writers, now) if writers else ()
         if copy := self._lanes.copy_for(reader.lane, reader.tree.text.tokens):
-            # What it lacks may be so little now that it waits for the features of its root.
+            # After the copy the text may lack so little that its tips change, or are none.
             anew = {text: text.tips if text is reader else tips[text] for text in tips}
             return (copy, *self._begin({text: found for text, found in anew.items() if found}, now))
         self._was_chunk = True
@@ -100,10 +100,10 @@ class Schedule:
         return (self._launched((reader,), (reader.read(),), now),)
 
     def _expand(self, tips: Tips, now: float) -> Sequence[Action]:
-        """Expand those tips that are worth most."""
+        """Begin a forward that expands the tips which are worth most."""
         self._was_chunk = False
         chosen = tips
-        if sum(map(len, tips.values())) > 1:  # what a small drafter does on the host is felt
+        if sum(map(len, tips.values())) > 1:  # a small drafter's time on the host matters
             chosen = self._chosen(tips)
         self._left_out = [text for text in tips if text not in chosen]
         is_alone = len(tips) == 1
@@ -112,7 +112,7 @@ class Schedule:
         return (self._launched(tuple(chosen), parts, now),)
 
     def _chosen(self, tips: Tips) -> Tips:
-        """As many of the likeliest as are worth their rows, and one of whoever was left out."""
+        """Return the likeliest tips, as many as are worth it, and one of each left-out text."""
         if len(tips) == 1:
             ((text, found),) = tips.items()
             return {text: found[: num_rows_worth([tip.chance for tip in found], self._known.steps)]}
@@ -139,7 +139,7 @@ class Schedule:
         return Compute(self._ticket, parts)
 
     def done(self, result: Proposed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Tell every text of the forward that is still in the same life."""
+        """Handle the result of the forward: give children to every text still in the same life."""
         assert result.ticket == self._ticket
         assert self._ended is None, "drafts of the forward before have not been sent"
         running, self._running = self._running, ()
@@ -153,13 +153,13 @@ class Schedule:
                 else:
                     actions += text.proposed(children, result.model_us, now)
         step_s = (now - self._started) / result.num_steps
-        num_rows = 0 if result.has_failed else self._num_rows  # it says nothing of costs
+        num_rows = 0 if result.has_failed else self._num_rows  # a failure tells nothing of costs
         self._ended = _Ended(still_open, num_rows, step_s)
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Send what the forward that has ended last has drafted, and learn what it cost."""
-        del texts  # nothing has been closed since
+        """Send the drafts of the forward that has ended, and note what the forward cost."""
+        del texts  # no text was closed since `done`
         ended, self._ended = self._ended, None
         if ended is None:
             return ()

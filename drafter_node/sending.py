@@ -1,12 +1,12 @@
-"""Which drafts are sent together, how they are numbered, and when they are said again (pure).
+"""Which drafts go into one message, how messages are numbered, and when they are repeated (pure).
 
 Theory of operation
 -------------------
-A lost draft is usually missed by the verdicts that follow, and sent again then. But a target that
-waits for that very draft says nothing until its own limit, which is long where answers have been
-slow. So a drafter that has said all it can, and hears nothing for much longer than an answer has
-taken before, says it again by itself: the target knows what it has already, so a reminder that was
-not needed costs one message. Each further one waits twice as long.
+The verdicts that follow a lost draft do not acknowledge it, and then it is sent again. But a target
+that waits for this draft sends no verdict until its own time limit, which is long if answers have
+been slow. So a drafter that has sent all its drafts, and gets no verdict for much longer than
+answers have taken before, sends them again by itself. The target recognises drafts that it has, so
+an unnecessary repetition costs only one message. Each further repetition waits twice as long.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from proto.tree import Node, SpeculationTree
 
 # -- saying ----------------------------------------------------------------------------------------
 
-# How drafts are said: the nodes of a message, and what they hang on.
+# The nodes of a Draft message, and the paths below which they hang.
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Nodes that are sent together, each behind the one that it hangs on.
+    """The nodes of one Draft message, parents before children.
 
-    parent  path hash of what those hang on whose parent is not among them
-    length  tokens on that path
+    parent  path hash of the parent of those nodes whose parent is not in the message
+    length  number of tokens on that path
     """
 
     parent: int
@@ -35,7 +35,7 @@ class Said:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """The index of the node that each hangs on; -1: `parent`."""
+        """For each node, the index of its parent within the message; -1 if that is `parent`."""
         where = {node.key: index for index, node in enumerate(self.nodes)}
         where[self.parent] = -1
         assert where.keys() >= {node.parent for node in self.nodes}, "a node hangs elsewhere"
@@ -43,14 +43,15 @@ class Said:
 
 
 def all_of(tree: SpeculationTree) -> Said:
-    """Every live node."""
+    """Return all live nodes, for one message."""
     return Said(tree.root, len(tree.text), tree.below(tree.root))
 
 
 def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:
-    """These live nodes, parents first.
+    """Return these live nodes (parents first) for one message, with more nodes above if needed.
 
-    What hangs on several nodes is sent with the paths to them, which the target has already.
+    If they have several parents outside the message, the paths from the root to them are included,
+    which the target has already.
     """
     nodes, chosen = [tree.nodes[key] for key in keys], set(keys)
     first = nodes[0]
@@ -69,30 +70,32 @@ def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:
 
 # -- numbers ---------------------------------------------------------------------------------------
 
-# Which of the numbered drafts the target has; it counts in `Received` (`target_node/drafts.py`).
+# Which numbered Draft messages the target has; `Received` in `target_node/drafts.py` counts there.
 
 
 class Numbers:
-    """The numbers of the drafts that one life of a text has sent.
+    """Numbers the Draft messages of one life of a text, and notices which are lost.
 
-    last  of the newest; 0: none was sent
+    source  the drafter's number as a source
+    life    incarnation of this life at the drafter
+    last    number of the newest message; 0: none was sent
     """
 
     def __init__(self, source: int, life: int) -> None:
         self._source = source
         self._life = life
         self.last = 0
-        self._acked = 0  # <= last; every draft up to it has arrived
-        self._suspect = 0  # <= last; lost, if the next verdict does not acknowledge it
-        self._target_life = 0  # newest incarnation of the target in a verdict; 0: none heard yet
+        self._acked = 0  # <= last; every draft up to this number has arrived
+        self._suspect = 0  # <= last; lost if the next verdict does not acknowledge this number
+        self._target_life = 0  # newest incarnation of the target in a verdict; 0: no verdict yet
 
     @property
     def are_acked(self) -> bool:
-        """Whether all have arrived."""
+        """True if all messages have arrived."""
         return self._acked == self.last
 
     def heard(self, message: Verdict) -> bool:
-        """A verdict has come. Returns whether the target lacks what it should have by now."""
+        """Read a verdict's acks; True if the target lacks drafts that it should have by now."""
         if message.incarnation < self._target_life:
             return False
         reopened = 0 < self._target_life < message.incarnation
@@ -105,11 +108,11 @@ class Numbers:
         return self._acked < (self.last if reopened else self._suspect)
 
     def suspect(self) -> None:
-        """The next verdict has to acknowledge all that was sent."""
+        """Expect the next verdict to acknowledge all messages sent so far."""
         self._suspect = self.last
 
     def trust(self) -> None:
-        """All is sent again: the next verdict comes too early to say that it was lost."""
+        """Expect no acks of the next verdict: all drafts are sent again, too late for it."""
         self._suspect = 0
 
     def check(self) -> None:
@@ -124,52 +127,53 @@ WAIT_S_MIN, WAIT_S_FIRST, WAIT_S_MAX = 0.02, 0.5, 2.0
 
 
 class Answers:
-    """How long answers have taken, over all texts."""
+    """How long the target has taken to answer drafts, over all texts."""
 
     def __init__(self) -> None:
         self._replies = Replies()
 
     def add(self, seconds: float) -> None:
-        """One more has come."""
+        """Add one answer that took so many seconds."""
         self._replies.add(seconds)
 
     @property
     def limit_s(self) -> float:
-        """Much longer than one takes."""
+        """Seconds after which an answer is overdue: much longer than answers take."""
         if not self._replies.num:
             return WAIT_S_FIRST
-        # The quickest is what link and pass take: many things make an answer late.
+        # The quickest answer shows what link and pass take; others were late for other reasons too.
         limit_s = overdue_s(self._replies.quickest_s, self._replies.slow_s)
         return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
 
 class Reminder:
-    """How long the newest drafts of one life of a text have been unanswered."""
+    """Decides when the unanswered drafts of one life of a text are sent again."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._since: float | None = None  # when the first draft after a verdict was sent
-        self._due_at = 0.0  # means something while _since does
-        self._wait_s = 0.0  # of the next reminder, likewise
+        # When the first draft after a verdict was sent; None: no draft is unanswered.
+        self._since: float | None = None
+        self._due_at = 0.0  # when to send again; valid while _since is not None
+        self._wait_s = 0.0  # seconds that the next repetition waits; likewise
 
     def said(self, now: float) -> None:
-        """A draft is sent."""
+        """Note that a draft is sent at `now`."""
         if self._since is None:
             self._since = now
             self._wait_s = self._answers.limit_s
             self._due_at = now + self._wait_s
 
     def answered(self, now: float) -> None:
-        """A verdict has come."""
+        """Note that a verdict has come at `now`."""
         if self._since is not None:
             self._answers.add(now - self._since)
             self._since = None
 
     def due_at(self) -> float | None:
-        """When to say it again; None: nothing is unanswered."""
+        """Return when to send the drafts again (seconds); None if no draft is unanswered."""
         return None if self._since is None else self._due_at
 
     def reminded(self, now: float) -> None:
-        """It was said again."""
+        """Note that the drafts were sent again at `now`; the next wait is twice as long."""
         self._wait_s = min(WAIT_S_MAX, 2 * self._wait_s)
         self._due_at = now + self._wait_s

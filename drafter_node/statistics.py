@@ -1,4 +1,4 @@
-"""What a drafter knows and has learnt, over all its texts."""
+"""What a drafter knows about its model, and has measured, over all its texts."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,15 @@ from proto.messages import MAX_WINDOW
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Figures of the node.
+    """Properties of the drafter's model, and figures that it measures.
 
     max_len  most tokens of a text that the model can read
-    source   number of this source in drafts and acks
-    steps    what its forwards take
-    chunk    most tokens of a text that are read at once
+    source   number of this drafter as a source, in drafts and acks
+    steps    measured seconds of its forwards, by their rows
+    answers  measured times until the target answers
+    chunk    most tokens that one forward prefills
     depth    most tokens in a row that it can draft
-    is_head  it reads the target's features (`feeding.py`)
+    is_head  True: it is a head, which reads the target's features (`feeding.py`)
     """
 
     max_len: int

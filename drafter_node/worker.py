@@ -1,4 +1,4 @@
-"""What a Compute means to the drafter: one forward, and drafts that are chosen from its logits."""
+"""Runs the Computes of a drafter: one forward each, and a choice of drafts from its logits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def serve(
     *,
     has_lifeline: bool = True,
 ) -> NoReturn:
-    """Draft for the coordinator that has said Welcome (`Loop.run`)."""
+    """Draft for the coordinator that has sent this Welcome; never returns (see `Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
     steps = Passes(device.at_least(engine.pass_s))
     known = Known(
@@ -56,7 +56,7 @@ def serve(
 
 
 def about_head(engine: Engine) -> dict[str, Any]:
-    """What `Known` says of a head; of a model nothing."""
+    """Return the fields of `Known` that describe a head; {} for an ordinary model."""
     loaded = engine.loaded
     if not isinstance(loaded, LoadedHead):
         return {}
@@ -64,15 +64,15 @@ def about_head(engine: Engine) -> dict[str, Any]:
 
 
 def layers_of(engine: Engine) -> tuple[int, ...]:
-    """Whose features a head reads."""
+    """Return the target's layers whose features the head reads; () for an ordinary model."""
     return engine.loaded.layers if isinstance(engine.loaded, LoadedHead) else ()
 
 
 class Worker:
-    """One drafter.
+    """Computes for one drafter: runs forwards, and chooses drafts from their logits.
 
-    vocab_size  ids from here on are never drafted
-    is_called   whether a message has come
+    vocab_size  token ids from this number on are never drafted
+    is_called   returns True if a message has arrived
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class Worker:
     ) -> None:
         self.is_called = is_called
         self.max_candidates = config.max_candidates
-        self.num_rows = engine.loaded.vocab_size  # of the embedding
+        self.num_rows = engine.loaded.vocab_size  # rows of the embedding
         self.head = engine.loaded if isinstance(engine.loaded, LoadedHead) else None
         self.forwards = forwards
         self.vocab_size = vocab_size
 
     def launch(self, action: Compute) -> Launched[Proposed]:
-        """Start a forward and choose the children that it is asked for, and go on if it may.
+        """Run the forward and its further steps, and choose the children; returns the result.
 
-        Where it goes on, all but the last step have ended when this returns.
+        With further steps, all but the last step have ended when this returns.
         """
         done = self.compute(action)
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Proposed:
-        """The same; what it says is true when the device has ended it."""
+        """Run the Compute and return its result, valid once a simulated device has ended it."""
         try:
             made = self._forward(action)
         except (RuntimeError, MemoryError) as error:
@@ -128,13 +128,13 @@ class Worker:
             num_steps += len(made)
             model_us += step_us
             for following in made:
-                # Of steps that were made at once, those behind an end of the text say nothing.
+                # Of steps that were made at once, those behind an end of the text are dropped.
                 if first.after(chain) is not None:
                     chain.append(following)
         return Proposed(action.ticket, (tuple(chain),), model_us, num_steps)
 
     def _steps(self, part: Part, feeds: Sequence[Feed]) -> tuple[list[Children], int]:
-        """The next of these steps, or several at once where the engine can; and microseconds."""
+        """Make the next step, or several at once if possible; returns results and microseconds."""
         count = next((n for n in CHAINS if n <= len(feeds)), 1)
         made = None
         if count > 1 and part.sampled_in is None:
@@ -145,7 +145,7 @@ class Worker:
         return made, self.forwards.done()
 
     def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
-        """What these steps choose, of which the engine makes one; None: it has not recorded it."""
+        """Make these steps in one recorded graph; None if the engine has recorded none for them."""
         spec = part.opened.sampling
         choice, inputs = chain_choice(
             sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
@@ -164,7 +164,7 @@ class Worker:
         return [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
 
     def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
-        """One forward: the children of each part, and its microseconds."""
+        """Make one forward; returns the children of each part, and its microseconds."""
         feeds = [self._readable(part.feed) for part in parts]
         if self.head is not None and (dtype := next((p.feature_dtype for p in parts), "")):
             self.head.feature_dtype = dtype
@@ -180,9 +180,9 @@ class Worker:
         return children, self.forwards.done()
 
     def _readable(self, feed: Feed) -> Feed:
-        """The feed with ids that the embedding has.
+        """Return the feed with token ids that the model's embedding has.
 
-        The target's vocabulary may have a longer padded tail, which means nothing here.
+        The target's vocabulary may have a longer padded tail; its ids have no meaning here.
         """
         if max(feed.tokens) < self.num_rows:
             return feed
@@ -190,9 +190,9 @@ class Worker:
         return replace(feed, tokens=known)
 
     def _children(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """What follows each row of a text that is asked, by its logits [n, V].
+        """Return the children after each asked row of a text, by the logits [n, V] of these rows.
 
-        Where they are not finite, nothing follows any of them: one bad row spoils the others.
+        If a row is not finite, there are no children after any row: one bad row spoils the others.
         """
         try:
             return self._chosen(logits, part)
@@ -200,9 +200,9 @@ class Worker:
             return (NOTHING,) * part.num_asked
 
     def _chosen(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """The same. Raises NotFinite."""
+        """Return the children as `_children`. Raises NotFinite."""
         if part.opened.sampling.has_processors:
-            # The target's, on our own logits.
+            # The same processors as the target's, on the drafter's logits.
             logits = self.forwards.processed(
                 logits[:, : self.vocab_size], part.opened, part.committed, part.drafted
             )
@@ -211,7 +211,7 @@ class Worker:
         return (self._sampled(logits, part, part.sampled_in),)
 
     def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> Children:
-        """A draft of the classical rules, its score and what it was sampled from; logits [1, V]."""
+        """Sample a draft of the classical rules, with its score and distribution; logits [1, V]."""
         spec = part.opened.sampling
         token, score, ids, weights = sample_draft(
             logits,
@@ -226,7 +226,7 @@ class Worker:
         return Children((token,), (score,), (proposal,))
 
     def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Drafts that are chosen with the target's own noise, row by row, and their scores."""
+        """Choose drafts for each row with the target's own noise, and score them; logits [n, V]."""
         spec = part.opened.sampling
         ids, scores = rank_scored(
             logits,

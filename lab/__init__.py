@@ -1,1 +1,1 @@
-"""Measures, trains and explains; the product never imports it."""
+"""The lab: experiments, measurements, plans, traces and training; the product never imports it."""

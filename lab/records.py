@@ -1,21 +1,21 @@
-"""Reads back JSON lines and files as the frozen dataclasses that wrote them (pure).
+"""Reads JSON back into the frozen dataclasses that it was written from (pure).
 
-A file may have been damaged, or edited by hand. What does not fit is found when it is read: a
-number that is a text would end an experiment hours later, when its tables are made.
+A file may have been damaged, or edited by hand. Wrong values are found when it is read; otherwise a
+string in the place of a number would end an experiment hours later, when its tables are made.
 """
 
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-# The value of `__pydantic_config__` of such a class: a field that it lacks is refused.
+# The value of `__pydantic_config__` of such a class: unknown fields are refused.
 NO_OTHERS = ConfigDict(extra="forbid")
 Record = TypeVar("Record")
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # to make one takes as long as many lines
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # kept, because they are slow to make
 
 
 def from_json(kind: type[Record], text: str) -> Record:
-    """The record, every field of the type that its class states. Raises ValueError."""
+    """Parse JSON into an instance of `kind`, with strict types. Raises ValueError."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     found: Record = _ADAPTERS[kind].validate_json(text, strict=True)

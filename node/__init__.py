@@ -1,1 +1,1 @@
-"""What both nodes share: the process, the loop, and the entrance of their machines."""
+"""Shared by both nodes: the process, its loop, where messages enter, and the measured costs."""

@@ -1,13 +1,14 @@
-"""How a signal ends a node that was started by hand: at once, with a line and status 0.
+"""Lets a signal end a node that was started by hand: at once, with a line and exit status 0.
 
-Not by an exception. One that is raised inside an import may be swallowed there (an import has
-callbacks whose errors nobody hears), and then the node would go on for ever. Nothing has to be
-tidied up: the system closes the node's connections, which its coordinator notices, and the pipes
-to the other ranks of its model, which end with it. And not only in the main thread: it may be in a
-library that waits for a rank that does not answer, and then Python runs no handler.
+The node does not end by an exception: one that is raised inside an import may be swallowed there
+(errors in an import's callbacks are ignored), and the node would go on for ever. Nothing has to be
+tidied up: the system closes the node's connections, which its coordinator notices, and the pipes to
+the other ranks of its model, which then end too. A second thread handles signals as well: the main
+thread may be in a library that waits for a rank that does not answer, and then Python runs no
+handler.
 
 This file is loaded before all others, so it imports nothing that takes time. Pythons that are too
-old for the rest read it too (`proto/installation.py`).
+old for the rest load it too (`proto/installation.py`).
 """
 
 import atexit
@@ -23,17 +24,17 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once_on_signals(role: str) -> None:
-    """From now on a signal ends the process at once, with its line.
+    """End the process at once on SIGINT, SIGTERM or SIGHUP from now on, with a line on stderr.
 
-    One that is ignored, as under nohup, stays ignored.
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
     """
 
     ending = threading.Lock()
 
     def end(number: int, _frame: "FrameType | None") -> None:
         if not ending.acquire(blocking=False):
-            return  # the other thread is at it
-        # Not through sys.stderr: this may have interrupted whoever writes to it.
+            return  # the other thread is ending the process
+        # Not through sys.stderr: the handler may have interrupted code that writes to it.
         with contextlib.suppress(OSError):
             os.write(2, f"{role}: {_how(number)}\n".encode())
         leftovers.remove()
@@ -41,7 +42,7 @@ def end_at_once_on_signals(role: str) -> None:
         os._exit(0)
 
     def watch() -> None:
-        """End the process also where the main thread does not come back to Python."""
+        """End the process on a signal even if the main thread never comes back to Python."""
         number = 0
         while number not in ENDING:
             number = os.read(reading, 1)[0]
@@ -54,7 +55,8 @@ def end_at_once_on_signals(role: str) -> None:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="signals", daemon=True).start()
-    # Where the node ends by itself, it has said why; Python takes its handlers away before it ends.
+    # A node that ends by itself has said why. Python removes its handlers before it ends, and then
+    # a signal would end the process with another status.
     atexit.register(_ignore_signals)
 
 

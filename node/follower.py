@@ -1,39 +1,43 @@
-"""The one entrance of a node's machine: which texts it follows, and in which life (pure).
+"""Where all messages enter a node: it passes on those of open texts and their present life (pure).
 
 Theory of operation
 -------------------
-Every message of the coordinator comes through here, and nobody behind it asks again whose it is:
+Words of ours: a *life* of a text is the time from one Open of it to the next; the Opens are counted
+by the *incarnation*. The *machine* of a text is the state machine that drafts or verifies it in one
+life. A *lane* is the part of the KV cache that one text uses.
 
-    Open            closed for good, or not newer than the newest of its text  -> nothing
-                    no room for it (below)                                     -> nothing
-                    else its machine begins a life with it
-    Draft, Verdict, Features  of a text that is open here                      -> its machine
+Every message of the coordinator comes through here, and the code behind does not check again to
+which text or life it belongs:
+
+    Open            its text is closed for good, or has had this or a newer Open -> ignored
+                    there is no room for it (below)                              -> ignored
+                    else a new life begins, with a new machine
+    Draft, Verdict, Features  if their text is open here                         -> its machine
     Close           its machine is told; the text is closed for good, also if it was never open
-    Heartbeat       open here and not listed: closed, until there is a newer Open; unless it was
-                    opened less than a heartbeat ago
-                    listed and not open here, with another text, or with a newer
-                    Open, which may be lost                                    -> Send(Fault(gap))
-                    listed with a beginning of ours             -> Confirmed, to its machine
-    Welcome         a coordinator's first word: all that was before means nothing
+    Heartbeat       a text is open here and not listed: it is closed until there is a newer Open;
+                    but not if it was opened less than a heartbeat ago
+                    a text is listed and not open here, differs from ours, or is listed with
+                    a newer Open, which may be lost                 -> Send(Fault(gap))
+                    a text is listed with a prefix of our tokens    -> Confirmed, to its machine
+    Welcome         the first message of a coordinator: everything before it is forgotten
 
-Incarnations are compared within a text. A text that a heartbeat leaves out is not closed for good:
-the heartbeat may be older than the Open that it seems to deny. What a machine is told is therefore
-always of its present life. Results of the node's own forwards go to its schedule.
+Incarnations are compared within a text. A text that a heartbeat does not list is not closed for
+good: the heartbeat may be older than the Open that it seems to contradict. So a machine only gets
+messages of its present life. Results of the node's own forwards go to its schedule.
 
-A result is handled in two halves, because a device that waits for its next forward is the dearest
-thing here. With the result itself text, tree and cache go on, so that a Tick can launch the next
-forward; with Afterwards the rest follows. Nothing but a Tick ever comes between the two.
+A result is handled in two halves, because it costs most if a device waits for its next forward. The
+event with the result updates text, tree and cache, so that a Tick can launch the next forward; the
+event Afterwards does the rest. Only a Tick ever comes between the two.
 
-A text has a machine for each of its lives, made with the Open that began it, and a lane of the
-cache. There is room for as many texts as there are lanes. One more is not opened: one of ours must
-be closed, and the next heartbeat says which.
+There is room for as many texts as there are lanes. If they are all in use, an Open of another text
+is ignored: one of ours must have been closed, and the next heartbeat shows which.
 
-A lane outlives its texts: what is cached of the last one is kept, and the next text that begins
-alike goes on from there, or takes a copy of it. The device works in order, so that holds also for a
-lane whose last pass is still running.
+A lane keeps what it has cached after its text is closed. The next text with the same beginning goes
+on from there, or gets a copy of it. The device works in order, so this is also right for a lane
+whose last pass is still running.
 
-Of each open text the last events are kept for people who look for a mistake: their kinds and
-lengths, and no token (`story`).
+The last events of each open text are kept for debugging: their kinds and lengths, and no tokens
+(`story`).
 """
 
 from collections import deque
@@ -62,7 +66,7 @@ from proto.tree import CommittedText, SpeculationTree
 
 # -- events and actions ----------------------------------------------------------------------------
 
-# What a node's machines are told, facts, and what they ask for, imperatives.
+# Events tell a node's machines facts; actions are what the machines ask the loop to do.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +85,37 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All messages that were there have been handled."""
+    """All messages that had arrived have been handled; a forward may be launched now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Afterwards:
-    """The result of a forward has been handled, and the next one launched if it could be.
+    """The result of a forward was handled, and the next forward launched if possible.
 
-    What nobody waits for as the device does comes now: messages, and what is learnt.
+    Now follows the work for which no device waits: sending messages, and learning from the result.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A new text begins, in the only lane: the cache must hold `max_len` tokens."""
+    """A new text begins in the only lane: the cache must have room for `max_len` tokens."""
 
     max_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRows:
-    """Move cache rows, after every Compute that was asked for before; one move of a lane."""
+    """Move cache rows, after every Compute that was asked for before.
+
+    One move at most for a lane.
+    """
 
     moves: tuple[Move, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPrefix:
-    """Copy the first `length` slots of a lane to another, likewise."""
+    """Copy the first `length` slots of lane `source` to `target`, after every earlier Compute."""
 
     source: int
     target: int
@@ -117,7 +124,7 @@ class CopyPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """Write zeros to all slots of a lane from `start` on, likewise: some hold NaN or infinity."""
+    """Zero the slots of a lane from `start` on, which hold NaN, after every earlier Compute."""
 
     lane: int
     start: int
@@ -125,7 +132,7 @@ class Wipe:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to the coordinator."""
+    """Send this message to the coordinator."""
 
     message: Message
 
@@ -137,13 +144,13 @@ class WaitUntil:
     deadline: float
 
 
-TextEvent = Arrived | Confirmed  # what the machine of a text is told
-# What every machine may ask for, besides its own Compute.
+TextEvent = Arrived | Confirmed  # the events that the machine of a text gets
+# The actions that every machine may ask for, besides its own Compute.
 SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil | Wipe
 
 
 def gap(session: int, incarnation: int, length: int) -> Send:
-    """Ask to be told the text anew, by an Open.
+    """Return a message to the coordinator that asks for an Open of the text.
 
     incarnation, length  of the text that is here; zeros if there is none
     """
@@ -153,33 +160,34 @@ def gap(session: int, incarnation: int, length: int) -> Send:
 
 # -- lanes -----------------------------------------------------------------------------------------
 
-# Where the texts of a node lie in its cache: a lane each.
+# The lanes of a node's KV cache: each text uses one.
 
-MIN_COPIED = 32  # tokens; fewer are read again as quickly
+MIN_COPIED = 32  # tokens; to read fewer again takes no longer than to copy them
 
 
 class Lane:
-    """One lane.
+    """The part of the KV cache that one text uses: which tokens are cached in it, and where.
 
-    slots  its layout
-    text   whose first `slots.prefix_len` tokens are cached; that of the text that is open in it
+    slots  which slot holds which token
+    text   the text whose first `slots.prefix_len` tokens are cached; while a text is open in this
+           lane, that text
     """
 
     def __init__(self, number: int, num_slots: int, *, is_head: bool = False) -> None:
-        # A head reads tokens once more beside its tree.
+        # A head reads some committed tokens a second time; they need slots beside its tree.
         num_tree_slots = NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
         self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number)
         self._is_head = is_head
         self.text = CommittedText(bytes(SESSION_KEY_BYTES))
 
     def num_cached_of(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a text are cached here."""
-        # What a head drafted itself it has read without the target's features.
+        """Return how many tokens at the beginning of a text are cached in this lane."""
+        # A head has read its own drafts without the target's features, so those do not count.
         num_cached = self.slots.fed_len if self._is_head else self.slots.prefix_len
         return min(num_cached, self.text.common_len(tokens))
 
     def begin(self, text: CommittedText, *, keep: bool = True) -> None:
-        """A text begins here, or begins anew. keep: with what is cached of it."""
+        """Begin a text in this lane, or begin it anew; keep=False drops what is cached of it."""
         # The last token is always fed again.
         kept = min(self.num_cached_of(text.tokens), len(text) - 1) if keep else 0
         self.slots.truncate(kept)
@@ -187,9 +195,9 @@ class Lane:
 
 
 class Reader(Protocol):
-    """A text that is not all in its lane yet.
+    """A text of which some tokens are not in its lane yet.
 
-    may_copy  its lane may have what another has computed
+    may_copy  True: tokens that are cached in another lane may be copied into its lane
     """
 
     opened: Open
@@ -203,9 +211,9 @@ AnyReader = TypeVar("AnyReader", bound=Reader)
 
 
 def next_reader(readers: Sequence[AnyReader]) -> AnyReader | None:
-    """The first that has something to read by itself.
+    """Return the first text that has to read tokens itself; None if there is none.
 
-    One that begins as an older one does waits until that one is read, and takes a copy.
+    A text that begins like an older one waits until the older one is read, and then copies it.
     """
     return next((one for one in readers if not _has_elder(one, readers)), None)
 
@@ -222,9 +230,9 @@ def _has_elder(reader: Reader, readers: Sequence[Reader]) -> bool:
 
 
 class Lanes:
-    """All lanes of a node.
+    """All lanes of a node, and which of them are in use.
 
-    is_head  what runs in them reads a target's features
+    is_head  True: the model in them is a head, which reads a target's features
     """
 
     def __init__(self, count: int, num_slots: int, *, is_head: bool = False) -> None:
@@ -236,16 +244,20 @@ class Lanes:
 
     @property
     def num_free(self) -> int:
-        """Texts that can still be opened."""
+        """Number of lanes that are free: as many more texts can be opened."""
         return len(self._lanes) - len(self._taken)
 
     def take(self, tokens: Sequence[int], key: bytes) -> Lane:
-        """The free lane that the text of this key was in, or else the one that has most of it; of
-        several, or if none has much, the one that was free for longest."""
+        """Return a free lane for a text, and mark it as in use.
+
+        It is the lane in which the text with this key was before; else the one that has cached most
+        of its tokens; of several, or if none has cached much, the one that has been free for
+        longest.
+        """
 
         def suits(lane: Lane) -> tuple[bool, int]:
             num_cached = lane.num_cached_of(tokens)
-            # All texts begin with the same few tokens: for those no lane is worth taking.
+            # All texts begin with the same few tokens: those alone are no reason to take a lane.
             return lane.text.key == key, num_cached if num_cached >= MIN_COPIED else 0
 
         lane = max((lane for lane in self._lanes if lane not in self._taken), key=suits)
@@ -253,14 +265,17 @@ class Lanes:
         return lane
 
     def give_back(self, lane: Lane) -> None:
-        """Its text is closed."""
+        """Mark a lane as free: its text is closed."""
         self._taken.remove(lane)
-        # The next text without a beginning here takes what was not used for longest.
+        # To the end: a text of which nothing is cached takes the lane that was unused for longest.
         self._lanes.remove(lane)
         self._lanes.append(lane)
 
     def copy_for(self, lane: Lane, tokens: Sequence[int]) -> CopyPrefix | None:
-        """What another lane has of a text and its own has not; from now on it has it."""
+        """Return a copy to `lane` if another lane has cached enough more of a text; else None.
+
+        The slots of `lane` count as filled from now on.
+        """
         # The last token is always fed again.
         best = max(self._lanes, key=lambda other: other.num_cached_of(tokens))
         length = min(best.num_cached_of(tokens), len(tokens) - 1)
@@ -279,14 +294,14 @@ class Lanes:
 
 # -- texts -----------------------------------------------------------------------------------------
 
-CLOSED = 1 << 32  # above every incarnation
-MAX_PAST = 32  # events of a text that are kept
-MAX_REMEMBERED = 1024  # texts; at most `messages.MAX_SESSIONS` are open at a time
+CLOSED = 1 << 32  # greater than every incarnation
+MAX_PAST = 32  # events that are kept of a text
+MAX_REMEMBERED = 1024  # texts whose newest incarnation is kept; at most MAX_SESSIONS are open
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """An event of a text: when it came, what it was, and how many tokens it had."""
+    """A past event of a text: when it came (seconds), its kind, and how many tokens it had."""
 
     at: float
     kind: str
@@ -294,9 +309,11 @@ class Past:
 
 
 class Machine(Protocol):
-    """The machine of one text in one of its lives.
+    """The state machine of one text in one life: it drafts or verifies that text.
 
-    opened  the Open that it was made with
+    opened  the Open with which this life began
+    lane    the lane of the text
+    tree    the committed text, and the drafts beyond it
     """
 
     opened: Open
@@ -304,10 +321,10 @@ class Machine(Protocol):
     tree: SpeculationTree
 
     def begin(self) -> Sequence[SharedAction]:
-        """What it says at once."""
+        """Return the actions with which the life begins."""
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
 
     def check(self) -> None:
         """Assert every invariant."""
@@ -321,43 +338,43 @@ Action_co = TypeVar("Action_co", covariant=True)
 
 
 class Schedule(Protocol[Text, Result_contra, Action_co]):
-    """What is computed next, and for which texts."""
+    """Decides what is computed next, and for which of the node's texts."""
 
     def make(self, message: Open, lane: Lane, earlier: Text | None, now: float) -> Text:
-        """The machine of a text; `earlier`: of its life before."""
+        """Return the machine for a text that was opened; `earlier` is that of its last life."""
 
     def tick(self, texts: Mapping[int, Text], now: float) -> Sequence[SharedAction | Action_co]:
-        """All messages that were there have been handled."""
+        """Return the next actions; all messages that had arrived have been handled."""
 
     def done(
         self, result: Result_contra, texts: Mapping[int, Text], now: float
     ) -> Sequence[SharedAction | Action_co]:
-        """What was asked for has been computed; some of its texts may be closed."""
+        """Handle the result of a Compute; some of its texts may be closed. Returns actions."""
 
     def afterwards(
         self, texts: Mapping[int, Text], now: float
     ) -> Sequence[SharedAction | Action_co]:
-        """What of it could wait until the next forward was launched; see `Afterwards`."""
+        """Handle the rest of the last result, for which no device waits (see `Afterwards`)."""
 
 
 class Follower(Generic[Text, Result, Action]):
-    """The texts of one node, a machine and a lane for each, and the schedule of them all."""
+    """Gives each open text of a node a machine and a lane, and passes messages to the machines."""
 
     def __init__(self, lanes: Lanes, schedule: Schedule[Text, Result, Action]) -> None:
         self._lanes = lanes
         self._schedule = schedule
         self._texts: dict[int, Text] = {}  # by session, in the order in which they were opened
-        # By session: incarnation of the newest Open that was obeyed, or CLOSED. Of the newest
-        # texts: should one of the others come to life again, a heartbeat ends it.
+        # By session: incarnation of the newest Open that was accepted, or CLOSED. Only the newest
+        # MAX_REMEMBERED texts: if an older one is opened by a late Open, a heartbeat closes it.
         self._newest: dict[int, int] = {}
-        self._opened_at: dict[int, float] = {}  # of the open ones, by session
-        self._past: dict[int, deque[Past]] = {}  # of the open ones, by session; MAX_PAST at most
+        self._opened_at: dict[int, float] = {}  # of the open texts, by session
+        self._past: dict[int, deque[Past]] = {}  # of the open texts, by session; MAX_PAST at most
         self._last: dict[Lane, Text] = {}  # the newest machine of each lane; its text may be closed
 
     def handle(
         self, event: Arrived | Tick | Afterwards | Result, now: float
     ) -> Sequence[SharedAction | Action]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Tick():
                 return self._schedule.tick(self._texts, now)
@@ -392,18 +409,19 @@ class Follower(Generic[Text, Result, Action]):
 
     @property
     def texts(self) -> Mapping[int, Text]:
-        """Those that are open, by session, the oldest first."""
+        """The machines of the open texts, by session, the oldest first."""
         return MappingProxyType(self._texts)
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far every open text is here."""
+        """How far each open text has come here, for a heartbeat."""
         return tuple(map(_mark, self._texts.values()))
 
     def story(self, session: int | None = None) -> str:
-        """The last events of an open text, or of all, in one line; "": there are none.
+        """Return the last events of an open text, or of all texts, in one line; "": no events.
 
-        Each with its number of tokens, and how many seconds it came before the last one.
+        Each event is shown with its number of tokens, and its time in seconds relative to the last
+        one.
         """
         texts = self._past.values() if session is None else (self._past.get(session, ()),)
         events = sorted((one for past in texts for one in past), key=lambda one: one.at)
@@ -441,7 +459,10 @@ class Follower(Generic[Text, Result, Action]):
         return session in self._texts or self._lanes.num_free > 0
 
     def _close(self, session: int) -> None:
-        """Its machine is nobody's any more; only `_newest` says whether it may come back."""
+        """Drop the machine of a text and free its lane.
+
+        `_newest` decides whether it may come back.
+        """
         text = self._texts.pop(session, None)
         if text is not None:
             del self._opened_at[session], self._past[session]
@@ -460,9 +481,9 @@ class Follower(Generic[Text, Result, Action]):
     # -- heartbeats -------------------------------------------------------------------------------
 
     def _on_marks(self, marks: Sequence[SessionMark], now: float) -> Sequence[SharedAction]:
-        """Compare the coordinator's texts with ours."""
+        """Compare the coordinator's list of texts with the texts here; returns actions."""
         for session in self._texts.keys() - {mark.session for mark in marks}:
-            # This heartbeat may be older than an Open that overtook it; the next one is not.
+            # An Open may have overtaken this heartbeat; it cannot overtake the next one.
             if now - self._opened_at[session] >= HEARTBEAT_INTERVAL_S:
                 self._close(session)
         actions: list[SharedAction] = []
@@ -476,7 +497,7 @@ class Follower(Generic[Text, Result, Action]):
         if text is None:
             return (gap(mark.session, 0, 0),)
         is_ours = text.tree.text.is_prefix(mark.length, mark.path_hash)
-        # Of a newer Open that is still on its way, the coordinator knows that it may be.
+        # A newer Open may still be on its way rather than lost; the coordinator allows for that.
         if not is_ours or mark.incarnation > text.opened.incarnation:
             return (gap(mark.session, text.opened.incarnation, len(text.tree.text)),)
         self._past[mark.session].append(Past(now, Confirmed.__name__, mark.length))
@@ -495,7 +516,7 @@ class Follower(Generic[Text, Result, Action]):
 
 
 def is_open(text: Machine, texts: Mapping[int, Machine]) -> bool:
-    """Whether a text is open, in this very life; else what was computed for it means nothing."""
+    """True if the text is open in this same life; else results computed for it are void."""
     return texts.get(text.opened.session) is text
 
 

@@ -1,4 +1,4 @@
-"""The forwards of a node: where their time goes, how long they take, what changes their logits."""
+"""Runs the forwards of a node: times them, simulates slower devices, and processes their logits."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,23 +21,24 @@ from proto.stopwatch import Phase
 
 # -- simulated device ------------------------------------------------------------------------------
 
-# A device that is played: a forward ends when it would have ended on the device that is meant.
+# Delays each forward so that it takes as long as on the device that is simulated.
 #
-# The node computes with the model that it has, which must take less than that. For the rest of the
-# time the host is free, as beside a GPU: the loop hears messages, and shows its machine the result
-# when the forward ends. Where a forward follows another within one call, the node waits: it sleeps
-# through most of it, so that two such nodes on two cores leave each other alone, and is awake
-# shortly before the end, because no sleep ends in time.
+# The node computes with its own model, which must take less time than that. For the rest of the
+# time the host is free, as beside a GPU: the loop receives messages, and gives its machine the
+# result when the simulated forward ends. Where one call makes several forwards, the node waits for
+# each: it sleeps for most of the time, so that two such nodes on two cores do not disturb each
+# other, and polls the clock shortly before the end, because a sleep never ends exactly in time.
 
 AWAKE_S = 0.0002
-# So late an end, or by so much of the forward, is in time; but never by a whole forward.
+# A forward counts as in time if it is late by no more than this, or by this share of its time; but
+# never if it is late by its whole time.
 LATE_S, LATE_SHARE = 0.0002, 0.01
 
 
 class SimulatedDevice:
-    """What a forward takes: so long, and so much more for each of its rows.
+    """The device that a node simulates: a forward takes `forward_s`, plus `row_s` for each row.
 
-    clock, sleep  seconds
+    clock, sleep  in seconds
     """
 
     def __init__(
@@ -53,41 +54,41 @@ class SimulatedDevice:
 
     @classmethod
     def of(cls, config: NodeConfig) -> "SimulatedDevice":
-        """The device of a node."""
+        """Return the simulated device of a node's config."""
         return cls(config.simulated_ms / 1e3, config.simulated_ms_per_row / 1e3)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether there is any; else forwards take as long as they take here."""
+        """True if a device is simulated; else forwards take as long as they take here."""
         return self._base_s > 0 or self._row_s > 0
 
     def forward_s(self, num_rows: int) -> float:
-        """Seconds of a forward of so many rows, the choice of its tokens included."""
+        """Return the seconds of a forward of `num_rows` rows, the choice of its tokens included."""
         return self._base_s + num_rows * self._row_s
 
     def at_least(self, measured: Mapping[int, float]) -> dict[int, float]:
-        """Seconds of forwards by their rows, where the model takes longer as it does."""
+        """Return seconds of forwards by rows: the simulated time, or `measured` if longer."""
         return {rows: max(self.forward_s(rows), took) for rows, took in measured.items()}
 
     def end_of(self, started: float, num_rows: int) -> tuple[float, float]:
-        """When a forward ends that began at `started`, and by how many seconds that is too late.
+        """Return when a forward that began at `started` ends, and how many seconds late that is.
 
-        It is asked when the forward was computed, which may have taken too long here; a little
-        too long is in time.
+        Called when the forward was computed, which may have taken too long here; then the end is
+        now. A small delay counts as none.
         """
         end = started + self.forward_s(num_rows)
         return max(end, self._clock()), self.late_s(end, num_rows)
 
     def late_s(self, end: float, num_rows: int) -> float:
-        """By how many seconds a forward that should end at `end` is late now; a little is 0."""
+        """Return the seconds by which a forward that should end at `end` is late; small ones: 0."""
         late_s, forward_s = self._clock() - end, self.forward_s(num_rows)
         little_s = min(forward_s, max(LATE_S, LATE_SHARE * forward_s))
         return late_s if late_s > little_s else 0.0
 
     def wait_until(self, end: float) -> bool:
-        """Return when the clock says so: asleep at first, awake at the end.
+        """Wait until the clock says `end`: first asleep, then polling.
 
-        False: there was nothing to wait for any more.
+        Returns False if `end` had passed already.
         """
         left_s = end - self._clock()
         if left_s > AWAKE_S:
@@ -101,7 +102,7 @@ class SimulatedDevice:
 
 
 class Forwards:
-    """Runs one forward after another: `run`, whatever is chosen from its logits, `done`."""
+    """Runs one forward at a time: call `run`, choose tokens from its logits, then call `done`."""
 
     def __init__(self, executor: Executor, heart: Heart, device: SimulatedDevice) -> None:
         self._executor = executor
@@ -109,19 +110,20 @@ class Forwards:
         self._device = device
         self._started = 0.0
         self._num_rows = 0
-        self._num_forwards = 0  # since `run`, or `run_chain`, began
-        self._has_begun = False  # the device beside the host has; nobody has waited for its end
-        # The last one that is done, on a device beside the host, by `time.perf_counter`.
+        self._num_forwards = 0  # forwards of the last call of `run` or `run_chain`
+        self._has_begun = False  # a simulated forward has begun, and its end was not awaited yet
+        # When the last forward ends on the simulated device, by `time.perf_counter`.
         self.ends_at: float | None = None
         self._processors = ProcessorsByText()
 
     def run(
         self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]], layers: Layers = ()
     ) -> Output:
-        """Run a forward; what it returns is on the device, feed by feed.
+        """Run a forward; returns its output on the device, in the order of the feeds.
 
-        asks    for each feed the rows whose logits are wanted: [sum of their lengths, V]
-        layers  whose hidden states are wanted, of all rows (`Executor.forward`)
+        asks    for each feed the rows whose logits are wanted; the logits are [sum of their
+                lengths, V]
+        layers  layers whose hidden states are wanted, of all rows (`Executor.forward`)
         """
         running.begin()
         self._started = time.perf_counter()
@@ -131,7 +133,7 @@ class Forwards:
         self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
-        if self._device.is_simulated:  # it begins when it is given the rows
+        if self._device.is_simulated:  # the device begins when it gets the rows
             self._started = time.perf_counter()
             self._heart.watch.device_begins()
             self._has_begun = True
@@ -140,24 +142,27 @@ class Forwards:
         return out
 
     def run_again(self, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
-        """Within the pass that runs: make one lane's part of it again, row by row."""
+        """Within the running pass, compute one lane's part of it again, row by row."""
         self._heart.watch.enter(Phase.MODEL)
         out = run_again(self._executor, feed, num_asked, layers)
         self._heart.watch.enter(Phase.CHOOSE)
         return out
 
     def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
-        """Whether `run_chain` may be called."""
+        """True if `run_chain` can run these draft steps in one recorded graph."""
         return not self._device.is_simulated and self._executor.can_chain(feeds, choice)
 
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
-        """Run `Executor.run_chain`; returns what every step has chosen, and its score."""
+        """Run several draft steps in one go (`Executor.run_chain`).
+
+        Returns the tokens that every step has chosen, and their scores.
+        """
         running.begin()
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)
-        self._heart.watch.enter(Phase.PREPARE)  # so that a trace tells it from the step before
+        self._heart.watch.enter(Phase.PREPARE)  # so that a trace separates it from the last step
         for _ in feeds:
             self._heart.watch.forward(1, 1)
         self._heart.watch.enter(Phase.MODEL)
@@ -172,24 +177,24 @@ class Forwards:
         committed: Sequence[int],
         drafted: Sequence[Sequence[int]],
     ) -> torch.Tensor:
-        """The logits [n, V] after the processors of a text.
+        """Return the logits [n, V] after penalties, biases and bans of a text were applied.
 
-        committed  the text so far; the same list each time
-        drafted    per row, the tokens between it and the choice
+        committed  the text so far; the same list object each time
+        drafted    for each row, the drafted tokens between the committed text and the choice
         """
         processors = self._processors.of(opened, committed, logits.shape[1])
         return processors.apply(logits, drafted)
 
     def trouble(self, line: str) -> None:
-        """Let people hear of it (`Heart.trouble`)."""
+        """Report a problem to people (`Heart.trouble`)."""
         self._heart.trouble(line)
 
     def without_memory(self, error: RuntimeError | MemoryError) -> str:
-        """A pass has found no memory, and was not made. Returns what to say of it, in a line.
+        """Handle a pass that failed for lack of memory; returns a line that says so.
 
         Raises:
-            EngineError: ranks of a model cannot go on without a pass that others are in.
-            RuntimeError: it is another error.
+            EngineError: the model has several ranks, which cannot go on if one has left a pass.
+            RuntimeError: the error is another one than lack of memory; it is raised as it came.
         """
         if not lacks_memory(error):
             raise error
@@ -198,15 +203,15 @@ class Forwards:
         loaded = getattr(self._executor, "loaded", None)
         if loaded is not None and loaded.rank is not None:
             raise EngineError(line) from error
-        if torch.cuda.is_available():  # what is kept for later may be of other sizes
+        if torch.cuda.is_available():  # memory that torch keeps for later may be of other sizes
             torch.cuda.empty_cache()
         self.trouble(line)
         return line
 
     def done(self) -> int:
-        """The choice is made; returns the microseconds from the beginning of `run` to its end.
+        """End the forward after the choice of tokens; returns microseconds since `run` began.
 
-        On a device that is simulated that may lie ahead.
+        On a simulated device the end may lie in the future.
         """
         running.end()
         self._heart.progress += self._num_forwards
@@ -219,7 +224,7 @@ class Forwards:
         return round((ended - self._started) * 1e6)
 
     def woke(self) -> None:
-        """Whoever slept until that end has woken: too late, if others had the core then."""
+        """Note that the loop has woken for the end of the forward; counts how late it woke."""
         if self.ends_at is not None:
             self._overran(self._device.late_s(self.ends_at, self._num_rows))
 
@@ -228,11 +233,11 @@ class Forwards:
             self._heart.overran(late_s)
 
     def wait(self) -> None:
-        """Until the device has ended the last forward that is done."""
+        """Wait until the simulated device has ended the last forward that is done."""
         if self._has_begun and self.ends_at is not None:
             self._heart.watch.enter(Phase.WAIT)
             if self._device.wait_until(self.ends_at):
                 self.woke()
-        if self._has_begun:  # also where it has failed, and no end is known
+        if self._has_begun:  # also if the forward has failed, and its end is unknown
             self._heart.watch.device_ended()
             self._has_begun = False

@@ -1,12 +1,13 @@
-"""A node that was started by hand: `python -m target_node --join tcp://HOST:PORT --keys DIR`.
+"""Runs a node that was started by hand: `python -m target_node --join tcp://HOST:PORT --keys DIR`.
 
-It reads its weights once, and then serves one coordinator after another: it introduces itself until
-one answers, works until that one says that it ends, or is silent, and introduces itself again. If
-one answers that the node does not fit, the node says why and ends. A signal ends it at any time
-(`ending.py`).
+The node reads its weights once, and then serves one coordinator after another: it sends its Hello
+until a coordinator answers, works until that coordinator ends or falls silent, and sends its Hello
+again. If a coordinator answers that the node does not fit, the node says why and ends. A signal
+ends it at any time (`ending.py`).
 
-The node connects and the coordinator listens, and not the other way round: so one port of one host
-has to be open, however many nodes there are, and a coordinator's nodes are those that know its key.
+The node connects and the coordinator listens, and not the other way round: so only one port of one
+host has to be open, however many nodes there are, and only nodes that know the coordinator's key
+can be its nodes.
 """
 
 import time
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from node.loop import Serve
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-ASK_S = 5.0  # so long one connection is tried, then a new one
+ASK_S = 5.0  # a connection without an answer for so many seconds is replaced by a new one
 PAUSE_S = 0.5  # between two connections
 
 
 class Voice:
-    """Says on standard error what the node is doing, each thing once."""
+    """Prints to stderr what the node is doing; a state that is set again is not repeated."""
 
     def __init__(self, role: Role) -> None:
         self._role = role
@@ -50,7 +51,7 @@ class Voice:
 
     @property
     def state(self) -> str:
-        """The latest."""
+        """The last state that was printed."""
         return self._state
 
     @state.setter
@@ -114,7 +115,7 @@ SimulateMsPerRow = Annotated[
 
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
-    """The main of such a node: returns its exit status; an error becomes a line."""
+    """Run a node that was started by hand; returns its exit status; prints errors as one line."""
 
     def join(
         endpoint: Endpoint,
@@ -168,7 +169,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
 
 def _checked(name: str, role: Role) -> str:
-    """A name that a node of this role may have. Raises ConfigurationError."""
+    """Return the name if a node of this role may have it; else raise ConfigurationError."""
     if name not in (names := names_of(role)):
         known = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         raise ConfigurationError(f"--name: a {role} is called {known}, not {shown(name)}")
@@ -192,11 +193,13 @@ def _status_of(app: typer.Typer, name: str) -> int:
 
 
 def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
-    """One coordinator after another.
+    """Load the model, and serve one coordinator after another, for ever.
 
-    Raises NodeError, ModelError: the engine cannot go on; RefusedError: it does not fit.
+    Raises:
+        NodeError, ModelError: the engine cannot be loaded or cannot go on.
+        RefusedError: a coordinator answers that the node does not fit.
     """
-    from node.loop import load  # takes seconds: what was typed wrong has been said
+    from node.loop import load  # takes seconds; mistakes in the options were reported before
 
     engine = load(config, voice)
     while True:
@@ -205,13 +208,13 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
 
 
 def waiting(config: NodeConfig) -> str:
-    """What a node does that has no coordinator."""
+    """Return the state of a node that has no coordinator yet, as shown to people."""
     knowing = " that knows its key" if config.public_key else ""
     return f"waits for a coordinator at {config.endpoint}{knowing}"
 
 
 def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice) -> None:
-    """Ask for a coordinator for a while; where one answers, work for it until it is gone."""
+    """Wait a while for a coordinator; if one answers, work for it until it is gone."""
     from node.loop import introduce
 
     connection = connect(config)
@@ -224,9 +227,9 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
     except ClosedError as error:
         voice.state = str(error)
     except NoAnswerError:
-        pass  # nobody is there yet: it is asked again
+        pass  # no coordinator is there yet: the caller tries again
     except RefusedError:
-        raise  # it would be refused again, until somebody starts it with another model or release
+        raise  # the node would be refused again, unless it has another model or release
     except RemoteProtocolError as error:
         voice.state = str(error)
     except SlipstreamError as error:
@@ -235,5 +238,5 @@ def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice
     finally:
         heart.stop()
         connection.close()
-    # A coordinator that ends waits until its nodes are gone: do not come back to that one.
+    # A coordinator that ends waits until its nodes are gone: do not connect to it again.
     time.sleep(PAUSE_S)

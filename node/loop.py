@@ -1,7 +1,7 @@
-"""What a node does from its config to its end: load, introduce itself, and then one loop.
+"""What a node does from its config to its end: it loads, introduces itself, and runs one loop.
 
-The loop drains the messages, ticks and does what the machine asks for, for ever. It decides
-nothing, and knows of a Compute only that there is somebody who can run it.
+The loop receives all messages, sends the machine a Tick, and performs the actions that the machine
+asks for, for ever. It decides nothing, and passes a Compute on to the node's worker unread.
 """
 
 import gc
@@ -57,8 +57,8 @@ from proto.system import is_folder
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-# Of the memory for a cache. A drafter is ready first, and has less for each token: with more, its
-# target might find no room on the same GPU.
+# The part of the free memory that the cache may take. A drafter is loaded first, and needs less for
+# each token: if it took more, its target might find no room on the same GPU.
 PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 
 Compute = TypeVar("Compute")
@@ -69,13 +69,13 @@ Action_co = TypeVar("Action_co", covariant=True)
 
 
 class HasState(Protocol):
-    """What is told what a node is doing, for people: a `Heart`, or whatever shows it."""
+    """Is told what a node is doing, for people: a `Heart`, or an object that shows it."""
 
     state: str
 
 
 class Serve(Protocol):
-    """What a node does: in the module `target_node.worker` or `drafter_node.worker`."""
+    """The function that does a node's work, of `target_node.worker` or `drafter_node.worker`."""
 
     def __call__(
         self,
@@ -88,13 +88,13 @@ class Serve(Protocol):
         *,
         has_lifeline: bool = True,
     ) -> NoReturn:
-        """Work for the coordinator that has said Welcome."""
+        """Work for the coordinator that has sent this Welcome; never returns."""
 
 
 def work(
     config: NodeConfig, connection: Connection, heart: Heart, load_serve: Callable[[], Serve]
 ) -> None:
-    """Load, introduce the node, and serve until the process ends."""
+    """Load the model, introduce the node, and serve until the process ends."""
     serve = load_serve()
     gc.freeze()
     engine = load(config, heart)
@@ -102,11 +102,11 @@ def work(
 
 
 def load(config: NodeConfig, heart: HasState) -> Engine:
-    """Load, check and warm up the node's model. With fixed rows passes have no other number.
+    """Load, check and warm up the node's model; with fixed rows, for that number of rows alone.
 
     Raises:
-        NodeError: there is no memory for it now, or one of its ranks has ended.
-        ModelError: it cannot be used as it is configured.
+        NodeError: there is not enough memory now, or one of its ranks has ended.
+        ModelError: the model cannot be used as it is configured.
     """
 
     def say(state: str) -> None:
@@ -124,8 +124,8 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
         if not lacks_memory(error):
             raise
         raise NodeError(_without_room(config, error)) from error
-    # What stays until the end is not looked through again: a compiler for GPUs alone is hundreds of
-    # thousands of objects, and a text would wait for a tenth of a second, now and then.
+    # Objects that stay until the end are taken out of garbage collection: a compiler for GPUs alone
+    # has hundreds of thousands, and now and then a text would wait for a tenth of a second.
     gc.collect()
     gc.freeze()
     say("ready")
@@ -133,7 +133,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
 
 
 def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
-    """Why a model that fits cannot be run: what computes with it takes memory as well."""
+    """Return why a model that was loaded cannot run: computing takes memory as well."""
     return (
         f"{config.model}: there is no memory left beside its weights and its cache "
         f"({one_line(error)}); use a lower --max-model-len or --max-num-seqs, or end what else "
@@ -142,7 +142,7 @@ def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
 
 
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
-    if config.role is Role.DRAFTER and config.target:  # it is a head
+    if config.role is Role.DRAFTER and config.target:  # the model is a head
         return load_head_engine(
             config.model,
             revision=config.revision,
@@ -200,9 +200,10 @@ def introduce(
     heart: Heart,
     limit_s: float = HANDSHAKE_LIMIT_S,
 ) -> Welcome:
-    """Tell the coordinator what was loaded, and record from now on if it wants a trace.
+    """Send the coordinator a Hello about the loaded model; returns its Welcome.
 
-    Raises RefusedError, NoAnswerError, RemoteProtocolError.
+    If the Welcome asks for a trace, recording begins. Raises RefusedError, NoAnswerError,
+    RemoteProtocolError and ConfigurationError as `shake_hands` does.
     """
     loaded = engine.loaded
     hello = Hello(
@@ -234,29 +235,29 @@ def introduce(
 
 
 class Handles(Protocol[Result_contra, Action_co]):
-    """A `Follower`, or what takes its place."""
+    """The node's state machine as the loop sees it: a `Follower`, or a substitute for it."""
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far every open text is here."""
+        """How far each open text has come here, for a heartbeat."""
 
     def handle(
         self, event: Arrived | Tick | Afterwards | Result_contra, now: float, /
     ) -> Sequence[Action_co]:
-        """The actions that an event asks for."""
+        """Handle an event at `now` (seconds); returns the actions that it asks for."""
 
     def story(self, session: int | None = None, /) -> str:
-        """The last events of an open text, or of all; "": there are none."""
+        """Return the last events of an open text, or of all texts; "" if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched(Generic[Result_co]):
-    """A forward that a device has been given.
+    """A forward that a device was given, with its result.
 
-    result   shown to the machine when the device has ended the forward, and not before
-    ends_at  when that is, by the clock of `time.perf_counter`; None: the host itself has computed,
-             and it has ended
-    woke     told when the loop, which had nothing else to do, has woken for that end
+    result   given to the machine when the device has ended the forward, and not before
+    ends_at  when that is, by `time.perf_counter`; None: the host itself has computed the forward,
+             which has ended
+    woke     called when the loop had nothing else to do, slept, and has woken for that end
     """
 
     result: Result_co
@@ -265,19 +266,19 @@ class Launched(Generic[Result_co]):
 
     @property
     def left_s(self) -> float:
-        """How long the device will still be at it."""
+        """Seconds until the device ends the forward; 0 if the host has computed it."""
         return 0.0 if self.ends_at is None else self.ends_at - time.perf_counter()
 
 
 class Loop(Generic[Compute, Result]):
-    """Gives the machines a clock, a socket and a model.
+    """Gives a node's machine a clock, a socket and a model, and performs its actions.
 
-    While a device is at work that leaves the host free, messages are heard and the machine ticks:
-    it has everything in order when the result comes. Then the device is idle, so the next forward
-    is launched before anything is said of this one. Where the host itself computes, launching is
-    computing: what is to be said is said first, since a message waits for the whole next forward.
+    While a device computes and the host is free, messages are received and the machine ticks, so
+    that it is prepared when the result comes. Then the device is idle, so the next forward is
+    launched before any message about this one is sent. If the host itself computes, launching means
+    computing: then messages are sent first, because they would wait for the whole next forward.
 
-    launch  starts what the machine asks for; the result is an event of the machine's
+    launch  runs a Compute that the machine asks for; its result is the machine's next event
     """
 
     def __init__(
@@ -297,13 +298,13 @@ class Loop(Generic[Compute, Result]):
         self._silence: FaultDetector | None = None
 
     def run(self, *, has_lifeline: bool = True) -> NoReturn:
-        """Serve for ever; the lifeline ends the process.
+        """Serve for ever; with a lifeline (`process.py`) the process ends when that closes.
 
         Raises:
             ClosedError: the coordinator says that it ends, or is silent; only without a lifeline.
-            ConfigurationError: another process takes part under its name; likewise.
+            ConfigurationError: another process has this node's name; only without a lifeline.
             NodeError: the engine cannot go on.
-            RefusedError: a target has joined that this node does not fit; likewise.
+            RefusedError: a target has joined that this node does not fit; only without a lifeline.
             RemoteProtocolError: too many garbled frames have come.
         """
         bad_frames = BadFrames()
@@ -324,9 +325,9 @@ class Loop(Generic[Compute, Result]):
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
-        """Handle all messages that are there, then a result, then tick.
+        """Handle all messages that have arrived, then a result if one is due, then tick.
 
-        Returns how long the next turn may wait.
+        Returns the seconds that the next turn may wait for messages.
         """
         enter = self.heart.watch.enter
         running = self._running
@@ -359,7 +360,7 @@ class Loop(Generic[Compute, Result]):
         return self._handle(Tick())
 
     def _heard(self, message: Message) -> None:
-        """What a message says besides what it is for.
+        """Note a message as a sign of life, and act on what it says about this node itself.
 
         Raises:
             ClosedError, ConfigurationError, RefusedError: as `run`.
@@ -374,12 +375,12 @@ class Loop(Generic[Compute, Result]):
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:
                 raise ClosedError(message.detail)
             if isinstance(message, Fault) and message.code is FaultCode.UNUSABLE:
-                raise ConfigurationError(message.detail)  # another process has its name
+                raise ConfigurationError(message.detail)  # another process has this node's name
             if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
                 raise RefusedError(f"refused by the coordinator: {message.detail}")
 
     def _handle(self, event: Arrived | Tick | Afterwards | Result) -> float:
-        """Let the machine decide and do it; returns how long the loop may wait for messages."""
+        """Give the machine an event and perform its actions; returns seconds the loop may wait."""
         timeout_s = IDLE_S
         for action in self.follower.handle(event, time.monotonic()):
             timeout_s = min(timeout_s, self._perform(action))
@@ -405,7 +406,8 @@ class Loop(Generic[Compute, Result]):
             case WaitUntil(deadline):
                 return deadline - time.monotonic()
             case Allocate(max_len):
-                # The cache was made for the longest text, but every pass must cover as much of it.
+                # The cache has room for the longest text; with fixed rows every pass must read the
+                # same number of slots, which is set here.
                 if self.executor.fixed_rows is not None:
                     self.executor.set_total(max_len + NUM_TREE_SLOTS)
             case _:

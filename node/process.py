@@ -1,11 +1,11 @@
 """What every node process does besides its work: its lifeline, heartbeat, handshake and end.
 
-A node is started with a pipe as its standard input. One JSON line on it is the config (the secret
-in it must not show in a process list); after that the pipe is the *lifeline*: at its end of file
-whoever started the node is gone, and the node ends at once, on a CPU even in the middle of a
-forward (what a GPU was given it ends first, within a limit: `engine/running.py`). A copy of the
-other end may live on in a process that was forked there, so the node also looks whether its parent
-is the one that it had.
+A node is started with a pipe as its standard input. One JSON line on it is the config (its secret
+must not show in a list of processes). After that the pipe is the *lifeline*: its end of file means
+that the process which started the node is gone. Then the node ends at once, on a CPU even in the
+middle of a forward; a GPU first ends the work it was given, within a limit (`engine/running.py`). A
+forked process may keep a copy of the pipe's other end open, so the node also checks that its parent
+is still the same process.
 """
 
 import logging
@@ -62,19 +62,20 @@ AGAIN_S = 0.2
 
 
 class Heart:
-    """Beats in a thread of its own that never touches the model: it beats through long forwards."""
+    """Sends heartbeats from a thread that never touches the model, so also during long forwards."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self.state = "starting"  # shown to people while the node loads
+        self.state = "starting"  # what the node is doing, for people
         self.progress = 0  # forwards finished
         self.num_uncaptured = 0  # decode passes that no captured graph had room for
-        self.num_overruns = 0  # forwards that took longer than the device that is simulated
-        self.late_us = 0  # by so much, together
-        self.marks: tuple[SessionMark, ...] = ()
+        self.num_overruns = 0  # forwards that took longer than on the simulated device
+        self.late_us = 0  # microseconds by which all of them together were late
+        self.marks: tuple[SessionMark, ...] = ()  # how far each open text is here
         self.watch = Stopwatch(time.monotonic_ns)  # of the node's loop, on the heart's own clock
         self._recorder: Recorder | None = None
         self._num_parts = 0
-        self._stamp: tuple[int, int] | None = None  # the coordinator's latest, and when it came
+        # Time stamp of the coordinator's latest heartbeat, and when that came (our clock, ns).
+        self._stamp: tuple[int, int] | None = None
         self._connection = Connection(
             config.endpoint, config.identity.encode(), keys=keys_of(config), is_answered=False
         )
@@ -106,7 +107,7 @@ class Heart:
                 self._stop.wait(BETWEEN_NEWS_S)
 
     def record(self) -> None:
-        """From now on what the loop does is recorded, and said with each beat."""
+        """Record what the loop does from now on, and send the records with each heartbeat."""
         self._recorder = Recorder()
         self.watch.record(self._recorder)
 
@@ -118,25 +119,25 @@ class Heart:
         self._connection.send(encode(part))
 
     def overran(self, late_s: float) -> None:
-        """A forward took so much longer than it should have: told soon, for the text's figures."""
+        """Count a forward that took `late_s` too long, and send a heartbeat soon to report it."""
         self.num_overruns += 1
         self.late_us += round(late_s * 1e6)
         self._news.set()
 
     def trouble(self, line: str) -> None:
-        """The node goes on with less than it has: said with every beat, so it is heard once."""
+        """Report in every heartbeat from now on that the node goes on with less than it has."""
         self.state = f"{READY_BUT}{line}"
         self._news.set()
 
     def heard(self, beat: Heartbeat) -> None:
-        """The coordinator's heartbeat has come; ours says so, the first one at once."""
+        """Note a heartbeat of the coordinator, which ours acknowledge (the first one at once)."""
         is_first = self._stamp is None
         self._stamp = beat.stamp_us, time.monotonic_ns()
         if is_first:
             self._news.set()
 
     def stop(self) -> None:
-        """Stop beating."""
+        """Stop the thread and close its connection."""
         self._stop.set()
         self._news.set()
         self._thread.join(timeout=1.0)
@@ -144,7 +145,10 @@ class Heart:
 
 
 def read_config() -> NodeConfig:
-    """Read the config from standard input and make the rest of it the lifeline."""
+    """Read the config from standard input; from then on the end of that input ends the process.
+
+    Raises ConfigurationError if there is no config.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigurationError(NO_CONFIG)
     config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
@@ -156,7 +160,7 @@ def read_config() -> NodeConfig:
 
 
 def connect(config: NodeConfig) -> Connection:
-    """The node's end of its link. Raises ConfigurationError, TransportError."""
+    """Return a connection to the coordinator. Raises ConfigurationError, TransportError."""
     return Connection(
         config.endpoint,
         config.identity.encode(),
@@ -175,13 +179,13 @@ def _end_with_parent(pid: int) -> None:
 
 
 class BadFrames:
-    """Drops what cannot be decoded, and gives up on a peer that keeps sending it."""
+    """Decodes frames, drops invalid ones, and gives up on a peer that sends too many of them."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def decode(self, frame: bytes) -> Message | None:
-        """The message, or None. Raises RemoteProtocolError when too many have been bad."""
+        """Return the message, or None if invalid. Raises RemoteProtocolError after too many."""
         try:
             return decode(frame)
         except RemoteProtocolError as error:
@@ -197,14 +201,15 @@ class BadFrames:
 def shake_hands(
     connection: Connection, hello: Hello, limit_s: float = HANDSHAKE_LIMIT_S
 ) -> Welcome:
-    """Introduce this node, over TCP again and again: the coordinator may not be there yet.
+    """Introduce this node to the coordinator, and return the Welcome with which it answers.
 
+    Over TCP the Hello is sent again and again, because the coordinator may not be there yet.
 
     Raises:
-        RefusedError: the coordinator says that it does not fit.
+        RefusedError: the coordinator answers that the node does not fit.
         RemoteProtocolError: too many garbled frames have come.
-        ConfigurationError: its keys or its name are refused, so it would be in vain to go on.
-        NoAnswerError: in so long nobody has answered.
+        ConfigurationError: the node's keys or name are refused; another attempt would fail too.
+        NoAnswerError: there was no answer in `limit_s` seconds.
     """
     connection.send(encode(hello))
     bad_frames = BadFrames()
@@ -232,9 +237,9 @@ def shake_hands(
 
 
 def _stamp_logs() -> None:
-    """What is logged begins with the time, unlike what libraries print.
+    """Begin every line that is logged with the time, which tells it from the output of libraries.
 
-    It goes into a file that stays (`launching/logs.py`).
+    The lines go into a file that stays (`launching/logs.py`).
     """
     form = "%(asctime)s.%(msecs)03dZ %(name)s: %(message)s"
     bare = form.replace("%(name)s: ", "")
@@ -247,16 +252,16 @@ def _stamp_logs() -> None:
 
 
 def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
-    """The main of a node process: returns its exit status; an error becomes a Fault and a line.
+    """Run a node process; returns its exit status. An error becomes a Fault message and a line.
 
-    work  loads and serves; what takes seconds to import is imported there
+    work  loads the node and serves; slow imports are made in it
     """
     # Ctrl-C reaches the whole process group; the coordinator decides when nodes end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         check_spare()
         config = read_config()
-        _stamp_logs()  # not before: without a config, who reads it has started this by hand
+        _stamp_logs()  # not before: without a config it was started by hand, and people read it
         connection = connect(config)
         heart = Heart(config)
     except (ConfigurationError, TransportError) as error:
@@ -274,7 +279,7 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
 
 
 def tell(connection: Connection, error: SlipstreamError) -> int:
-    """Tell the coordinator why the node ends; returns its exit status."""
+    """Tell the coordinator why the node ends; returns the exit status of the process."""
     is_unusable = isinstance(error, ConfigurationError | ModelError)
     code = FaultCode.UNUSABLE if is_unusable else FaultCode.FAILED
     connection.send(encode(Fault(0, 0, code, str(error)[:2000])))

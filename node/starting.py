@@ -1,7 +1,7 @@
-"""What both nodes' programs do: signals and packages first, then whatever takes time to import.
+"""The start of both nodes' programs: first signals and a check of packages, then slow imports.
 
 This file is loaded before all others, so it imports nothing that takes time. Pythons that are too
-old for the rest read it too (`proto/installation.py`).
+old for the rest load it too (`proto/installation.py`).
 """
 
 import sys
@@ -22,7 +22,7 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     """Run `python -m target_node` or `drafter_node`; returns the exit status.
 
     role        target or drafter
-    load_serve  imports what the node does, which takes seconds
+    load_serve  imports the node's worker, which takes seconds, and returns its `Serve` function
     """
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
@@ -39,7 +39,7 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     from node.process import run_node
 
     def work(config: "NodeConfig", connection: "Connection", heart: "Heart") -> None:
-        from node import loop  # takes seconds: by now the lifeline holds
+        from node import loop  # takes seconds; the lifeline (`process.py`) is watched by now
 
         loop.work(config, connection, heart, load_serve)
 

@@ -1,10 +1,10 @@
-"""Messages <-> frames. The only file that knows msgpack.
+"""Encodes messages as frames (bytes) and decodes them. The only file that uses msgpack.
 
-A frame is one kind byte and one msgpack array of the message's fields in order. Number arrays
-travel as little-endian binary, so a forwarder passes them on unread, and a decoder checks their
-length first. Decoding checks every type, range and size and raises `RemoteProtocolError`; encoding
-runs the same checks and raises `LocalProtocolError`, so that a fault is found at the end that made
-it.
+A frame is one byte for the kind of message and one msgpack array of the message's fields in order.
+Number arrays travel as little-endian binary, so a forwarder passes them on unread, and a decoder
+checks their length first. Decoding checks every type, range and size and raises
+`RemoteProtocolError`; encoding runs the same checks and raises `LocalProtocolError`, so that the
+side that made a mistake is the one that finds it.
 """
 
 import math
@@ -24,29 +24,30 @@ from proto.stopwatch import Phase
 
 # How the fields of a message are written and read: types, ranges and sizes.
 #
-# A field turns a value into what msgpack takes, and back; both ways check it and raise ValueError.
+# A `Field` converts a value into one that msgpack can pack, and back. Both directions check the
+# value and raise ValueError.
 
 U16, U32, U63, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 I31 = (1 << 31) - 1
 
-Wire = Any  # a value as msgpack gives it, unchecked until a field has read it
+Wire = Any  # a value as msgpack returns it, unchecked until a field has read it
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How one field is written and read; both raise ValueError."""
+    """How one field of a message is encoded and decoded; both functions raise ValueError."""
 
     write: Callable[[Any], Wire]
     read: Callable[[Wire], Any]
 
 
 def checked(check: Callable[[Any], Any]) -> Field:
-    """A field whose values travel as they are."""
+    """Return a field that is packed unchanged; `check` returns the value or raises ValueError."""
     return Field(check, check)
 
 
 def integer(low: int, high: int) -> Field:
-    """Whole numbers of this range, its ends included."""
+    """Return a field for integers in low..high, both included."""
 
     def check(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -57,7 +58,7 @@ def integer(low: int, high: int) -> Field:
 
 
 def number(low: float, high: float) -> Field:
-    """Numbers of this range."""
+    """Return a field for numbers in low..high, both included; they are read as floats."""
 
     def check(value: Any) -> float:
         if type(value) not in (int, float) or not low <= value <= high:
@@ -74,19 +75,19 @@ def _flag(value: Any) -> bool:
 
 
 def text(limit: int) -> Field:
-    """Texts of at most so many characters."""
+    """Return a field for strings of at most `limit` characters."""
 
     def check(value: Any) -> str:
         if type(value) is not str or len(value) > limit:
             raise ValueError(f"expected a text of at most {limit} characters, got {value!r:.40}")
-        value.encode()  # raises UnicodeEncodeError, a ValueError, for half a character
+        value.encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
         return value
 
     return checked(check)
 
 
 def binary(size: int, least: int = 1, most: int = 1) -> Field:
-    """Bytes: from `least` to `most` times `size`."""
+    """Return a field for bytes whose length is `size` times a number in least..most."""
     lengths = range(least * size, most * size + 1, size)
 
     def check(value: Any) -> bytes:
@@ -98,7 +99,10 @@ def binary(size: int, least: int = 1, most: int = 1) -> Field:
 
 
 def array(code: str, low: float, high: float, limit: int) -> Field:
-    """A tuple of numbers as binary; `code` is the struct code of an element."""
+    """Return a field for a tuple of at most `limit` numbers in low..high, packed as binary.
+
+    code  the struct code of one number, such as "i" or "f"
+    """
     size = struct.calcsize(code)
 
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -106,7 +110,7 @@ def array(code: str, low: float, high: float, limit: int) -> Field:
             raise ValueError(f"expected at most {limit} numbers, got {len(values)}")
         if not (low <= min(values) and max(values) <= high):
             raise ValueError(f"expected numbers in {low}..{high}")
-        # A comparison with NaN says nothing, and a sum with one in it is one.
+        # Comparisons do not find NaN, but a sum that contains NaN is NaN.
         if code == "f" and math.isnan(sum(values)):
             raise ValueError("expected numbers, got NaN")
         return values
@@ -128,7 +132,7 @@ def array(code: str, low: float, high: float, limit: int) -> Field:
 
 
 def ragged(most_rows: int, most_numbers: int) -> Field:
-    """A tuple of tuples of token ids: their lengths, and all of them in a row."""
+    """Return a field for a tuple of tuples of token ids, packed as lengths and one flat array."""
     lengths = array("i", 1, most_numbers, most_rows)
     numbers = array("i", 0, I31, most_numbers)
 
@@ -149,7 +153,7 @@ def ragged(most_rows: int, most_numbers: int) -> Field:
 
 
 def optional(field: Field) -> Field:
-    """A field that may be None."""
+    """Return a field that may also be None."""
     return Field(
         lambda value: None if value is None else field.write(value),
         lambda value: None if value is None else field.read(value),
@@ -157,7 +161,7 @@ def optional(field: Field) -> Field:
 
 
 def enum(kind: type[Any]) -> Field:
-    """A member of an enumeration, by its value."""
+    """Return a field for members of an enumeration, packed by their value."""
     value_type = int if issubclass(kind, int) else str
     wires: dict[Any, Wire] = {member: value_type(member.value) for member in kind}
     members: dict[Wire, Any] = {wire: member for member, wire in wires.items()}
@@ -176,7 +180,7 @@ def enum(kind: type[Any]) -> Field:
 
 
 def record(kind: type[Any], *schema: Field) -> Field:
-    """A dataclass as an array of its fields."""
+    """Return a field for a dataclass, packed as an array; `schema` has one entry for each field."""
     names = [field.name for field in fields(kind)]
     assert len(names) == len(schema), f"{kind.__name__} has {len(names)} fields"
     writers = [(name, field.write) for name, field in zip(names, schema, strict=True)]
@@ -185,7 +189,7 @@ def record(kind: type[Any], *schema: Field) -> Field:
     def write(value: Any) -> list[Wire]:
         body, name = [], ""
         try:
-            for name, write_one in writers:  # the error says which one it was
+            for name, write_one in writers:  # for the error message
                 body.append(write_one(getattr(value, name)))
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{name}: {error}") from error
@@ -200,7 +204,7 @@ def record(kind: type[Any], *schema: Field) -> Field:
 
 
 def several(item: Field, limit: int) -> Field:
-    """A tuple of at most so many."""
+    """Return a field for a tuple of at most `limit` items."""
 
     def sized(values: Any, kind: type[Any]) -> Any:
         if type(values) is not kind or len(values) > limit:
@@ -218,11 +222,11 @@ FLAG = checked(_flag)
 
 # -- consistency -----------------------------------------------------------------------------------
 
-# Rules between the fields of one message: the encoder and the decoder both ask.
+# Rules between the fields of one message: the encoder and the decoder both check them.
 
 
 def check(message: m.Message) -> None:
-    """Rules between fields. Raises ValueError."""
+    """Raise ValueError if the fields of a message contradict each other."""
     match message:
         case m.Draft():
             count = len(message.tokens)
@@ -276,7 +280,7 @@ def check(message: m.Message) -> None:
 
 
 def _check_proposals(draft: m.Draft) -> None:
-    """A token that was sampled from its proposal has a chance in it. Raises ValueError."""
+    """Raise ValueError unless each drafted token has a probability above 0 in its own proposal."""
     if not draft.proposals:
         return
     if len(draft.proposals) != len(draft.tokens):
@@ -291,7 +295,7 @@ def _check_proposals(draft: m.Draft) -> None:
 
 
 def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
-    """Raises ValueError unless there are so many rows of equal width."""
+    """Raise ValueError unless the logprobs have `num_rows` rows of equal width."""
     width = logprobs.width
     is_even = len(logprobs.ids) == len(logprobs.values) == num_rows * width
     if len(logprobs) != num_rows or not is_even or (num_rows and width > 1 + m.MAX_LOGPROBS):
@@ -300,7 +304,7 @@ def _check_rows(logprobs: m.Logprobs, num_rows: int) -> None:
 
 # -- codec -----------------------------------------------------------------------------------------
 
-LONGEST_TEXT = 2000  # in characters, of at most four bytes each
+LONGEST_TEXT = 2000  # characters, of at most four bytes each
 
 _HASH = integer(0, U64)
 _SESSION = _ATTEMPT = integer(0, U63)
@@ -461,13 +465,14 @@ _SCHEMAS: dict[type[Any], Field] = {
     m.TracePart: record(m.TracePart, _COUNT, _COUNT, _TRACE_RECORDS),
 }
 _KINDS = list(_SCHEMAS)
-# What follows msgpack's first byte of an unsigned integer; a small one is that byte.
+# By msgpack's first byte of an unsigned integer: how the bytes behind it are read. An integer below
+# 128 is that first byte itself.
 _INTEGERS = {0xCC + index: struct.Struct(f">{code}") for index, code in enumerate("BHIQ")}
 _KIND_BYTES = {kind: bytes([index]) for index, kind in enumerate(_KINDS)}
 
 
 def encode(message: m.Message) -> bytes:
-    """The frame of a message. Raises LocalProtocolError if it breaks a limit."""
+    """Return the frame of a message. Raises LocalProtocolError if the message breaks a limit."""
     kind = type(message)
     try:
         body = _SCHEMAS[kind].write(message)
@@ -481,7 +486,7 @@ def encode(message: m.Message) -> bytes:
 
 
 def decode(frame: bytes) -> m.Message:
-    """The message of a frame. Raises RemoteProtocolError for anything that is not one."""
+    """Return the message in a frame. Raises RemoteProtocolError if the frame is not valid."""
     kind = kind_of(frame)
     if len(frame) > m.MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"{kind.__name__}: a frame of {len(frame)} bytes is too long")
@@ -505,9 +510,9 @@ def decode(frame: bytes) -> m.Message:
 
 
 def session_of(frame: bytes) -> int:
-    """The session of a message whose first field it is, without decoding the rest.
+    """Return the session id of a frame without decoding the rest; it must be the first field.
 
-    Raises RemoteProtocolError if no number stands there.
+    Raises RemoteProtocolError if there is no such number.
     """
     try:
         # An array of up to 15 items has a header of one byte, a longer one of three.
@@ -522,7 +527,10 @@ def session_of(frame: bytes) -> int:
 
 
 def kind_of(frame: bytes) -> type[Any]:
-    """The class of the message in a frame, without decoding it."""
+    """Return the class of the message in a frame, without decoding the message.
+
+    Raises RemoteProtocolError for an unknown kind.
+    """
     if not frame or frame[0] >= len(_KINDS):
         raise RemoteProtocolError("a frame of no known kind")
     return _KINDS[frame[0]]

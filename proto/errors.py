@@ -9,13 +9,13 @@ SlipstreamError
 ├── BusyError               too many texts wait already: try again later
 ├── AwayError               the target is away: try again later
 ├── TransportError          an endpoint that cannot be bound or reached
-├── OutputError             text that cannot be written
-├── ClosedError             use of something that was closed
+├── OutputError             output (of a command) that cannot be written
+├── ClosedError             use of an object that was closed
 └── ProtocolError
     ├── LocalProtocolError  we broke the protocol: a bug of ours
     └── RemoteProtocolError a peer sent something that the protocol does not allow
-        ├── NoAnswerError   it has not answered in time
-        └── RefusedError    it has answered: this node does not fit
+        ├── NoAnswerError   the peer has not answered in time
+        └── RefusedError    the coordinator has answered that this node does not fit
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from difflib import get_close_matches
 
 
 class SlipstreamError(Exception):
-    """Anything that a user of Slipstream may want to catch."""
+    """Base class of every error that a user of Slipstream may want to catch."""
 
 
 class ConfigurationError(SlipstreamError):
@@ -35,7 +35,7 @@ class ModelError(SlipstreamError):
 
 
 class IncompatibleError(SlipstreamError):
-    """Two nodes that do not fit each other."""
+    """Two nodes do not fit each other; refused at the handshake."""
 
 
 class NodeError(SlipstreamError):
@@ -43,7 +43,7 @@ class NodeError(SlipstreamError):
 
 
 class TextError(NodeError):
-    """A text that cannot be completed. Nothing is wrong with the others."""
+    """One text cannot be completed; the other texts are not affected."""
 
 
 class BusyError(SlipstreamError):
@@ -59,11 +59,11 @@ class TransportError(SlipstreamError):
 
 
 class OutputError(SlipstreamError):
-    """Text that cannot be written."""
+    """Output cannot be written."""
 
 
 class ClosedError(SlipstreamError):
-    """Use of something that was closed."""
+    """An object was used after it had been closed."""
 
 
 class ProtocolError(SlipstreamError):
@@ -91,18 +91,19 @@ MIN_BEGINNING = 3
 
 
 def shown(value: object) -> str:
-    """Any value as a part of such a line: short, and without a line break."""
+    """Return a value's repr for an error message: one line of at most MAX_SHOWN characters."""
     try:
         line = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits, for one
+    except (ValueError, RecursionError):  # for example an integer of thousands of digits
         line = f"a value of type {type(value).__name__}"
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that ends such a line; empty if none of the known words is much like this one.
+    """Return "; did you mean X?" for the known word most like this one; "" if none is similar.
 
-    A word that was cut short is like the first that begins with it.
+    Case does not matter. A word that was cut short (of at least 3 letters) is like the first known
+    word that begins with it.
     """
     by_lower, word = {one.lower(): one for one in known}, word.lower()
     near = get_close_matches(word, by_lower, n=1, cutoff=0.6)

@@ -1,10 +1,11 @@
-"""Heads: small models that draft from what their target has computed, and how they are recognised.
+"""The kinds of heads (small models that draft from their target's hidden states), and how to tell.
 
-    Medusa    some heads, each of which says what comes so many tokens later (arXiv 2401.10774)
-    EAGLE     a decoder layer that predicts the target's next feature (2401.15077, 2406.16858)
-    EAGLE-3   the same of features of three layers, with a vocabulary of its own (2503.01840)
+    Medusa    several heads; the i-th predicts the token i places further on (arXiv 2401.10774)
+    EAGLE     a decoder layer that predicts the target's next feature, which is a hidden state of
+              the target (2401.15077, 2406.16858)
+    EAGLE-3   the same with features of three layers, and a vocabulary of its own (2503.01840)
 
-Owns the names of the kinds. What a head computes is the engine's (`engine/heads`).
+Owns the names of the kinds. What a head computes is in `engine/heads`.
 """
 
 import re
@@ -13,7 +14,7 @@ from enum import StrEnum
 
 
 class HeadKind(StrEnum):
-    """What a head is: how it drafts, and of which features."""
+    """The kind of a head: it determines how the head drafts, and from which features."""
 
     MEDUSA = "medusa"
     EAGLE = "eagle"
@@ -32,10 +33,10 @@ _EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.
 
 
 def head_kind(config: Mapping[str, object]) -> HeadKind | None:
-    """Return of which kind the head is that a parsed config.json describes.
+    """Return the kind of the head that a parsed config.json describes.
 
-    None: of none, or config.json alone does not tell. Of EAGLE's first checkpoints it is that of a
-    Llama with one layer; `head_kind_of_tensors` tells those.
+    None: it describes no head, or config.json alone does not tell. The config of EAGLE's first
+    checkpoints is that of a Llama with one layer; `head_kind_of_tensors` recognises those.
     """
     speculators = config.get("speculators_model_type")
     if speculators is not None:
@@ -50,9 +51,9 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
 
 
 def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
-    """Return of which kind the head is whose tensors have these names; None: of none.
+    """Return the kind of the head whose tensors have these names; None if they are of no head.
 
-    One that lacks its first matrix is a head all the same: whoever loads it says what is missing.
+    A head that lacks its first matrix is recognised all the same: the error is raised on loading.
     """
     names = tuple(names)
 
@@ -70,13 +71,13 @@ def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
 def feature_layers(
     kind: HeadKind, config: Mapping[str, object], num_layers: int
 ) -> tuple[int, ...]:
-    """Return of which layers of its target, which has `num_layers`, a head reads the features.
+    """Return the layers of the target (of `num_layers`) whose features a head of this kind reads.
 
-    i is what enters decoder layer i, -1 the state after the last norm. What stands in config.json
-    itself is counted so, as vLLM reads it; in `eagle_config` too, but where it begins with 1 it is
-    what leaves a layer, as SGLang reads it (sgl-project/sglang#25454): nobody takes what enters the
-    second layer for the lowest feature. Empty: what stands there is no such list, or the target is
-    too small.
+    i is the input of decoder layer i, -1 the state after the last norm. A list in config.json
+    itself is read with this meaning, as vLLM does. A list in `eagle_config` is read so too, except
+    where it begins with 1: then its numbers mean the *output* of a layer, as SGLang reads it
+    (sgl-project/sglang#25454), because nobody takes the input of the second layer for the lowest
+    feature. Returns () if config.json has no valid list, or the target is too small.
     """
     if kind is not HeadKind.EAGLE3:
         return (-1,)

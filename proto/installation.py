@@ -1,6 +1,6 @@
-"""Whether this Python can run Slipstream, asked before anything else is loaded.
+"""Checks that this Python can run Slipstream, before anything else is loaded.
 
-Read by Pythons that are much too old for the rest: it has no syntax and no library of later ones.
+Also loaded by Pythons that are much too old for the rest: it uses no newer syntax or library.
 """
 
 import sys
@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST, WANTED = (3, 11), "3.11 or 3.12"
 VERSION = (sys.version_info[0], sys.version_info[1])
-SHOWN = 3  # of the packages that are missing
-# What is imported before whoever imports it could say anything itself.
+SHOWN = 3  # most missing packages that are named
+# Imported so early that the importing program could not report yet that they are missing.
 _SHARED = ("msgpack", "zmq", "typer")
 COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingface_hub")
 NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
@@ -20,10 +20,11 @@ EXIT_UNUSABLE = 2
 
 
 def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" = VERSION) -> str:
-    """Why it cannot run here and what to do, in a line; empty: it can.
+    """Return one line why this Python cannot run the program and what to do; "" if it can.
 
-    program  as it is typed behind `python -m`; empty: it is a program of somebody else
-    needed   the packages
+    program  as it is typed behind `python -m`; "": it is not a program of ours
+    needed   names of the packages that must be installed
+    version  of this Python
     """
     is_old = version < OLDEST
     missing = [] if is_old else [name for name in needed if find_spec(name) is None]
@@ -36,7 +37,7 @@ def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" 
         what = f"lacks {', '.join(missing[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
     own = ROOT / ".venv" / "bin" / "python"
     place = own.relative_to(ROOT) if Path.cwd() == ROOT else own
-    # It may be that Python itself, where the setup was cut short.
+    # If this is already the Python in .venv, the setup was cut short and must run again.
     is_set_up = own.exists() and Path(sys.prefix) != own.parents[1]
     where = "" if Path.cwd() == ROOT else f" in {ROOT}"
     setup = "" if is_set_up else f"run `make setup`{where}, then "
@@ -45,7 +46,7 @@ def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" 
 
 
 def may_run(program: str, needed: "tuple[str, ...]") -> bool:
-    """Whether it can; if not, that has been said."""
+    """True if this Python can run the program; if not, the reason is printed to stderr."""
     line = refusal(program, needed)
     if line:
         sys.stderr.write(f"error: {line}\n")
@@ -53,10 +54,10 @@ def may_run(program: str, needed: "tuple[str, ...]") -> bool:
 
 
 def check_programs(needed: "tuple[str, ...]" = ALL) -> None:
-    """End the process with that line if it is `python -m` of a program that cannot run here.
+    """End the process with an error line if it is a `python -m` program that cannot run here.
 
-    Called by packages that hold programs, where nothing else of them is imported yet. While Python
-    looks for what is behind -m, that stands for the name of the program.
+    Called by packages that hold programs, before anything else of them is imported. While Python
+    looks for the module behind -m, sys.argv[0] is "-m" in place of the program's name.
     """
     words = getattr(sys, "orig_argv", [])
     if sys.argv[:1] == ["-m"] and "-m" in words:

@@ -1,7 +1,8 @@
-"""The messages, and the rules that both ends must share. docs/protocol.md tells their story.
+"""Every message between coordinator, drafter and target, and the constants that both ends share.
 
-Lengths count tokens of the whole text (prompt included); `*_hash` is a path hash (`proto.tree`);
-durations are microseconds of the sender's own monotonic clock: two clocks are never subtracted.
+docs/protocol.md describes how they are used. Lengths count tokens of the whole text (prompt
+included); `*_hash` is a path hash, which names a whole text (`proto.tree`); durations are
+microseconds of the sender's own monotonic clock: times of two clocks are never subtracted.
 """
 
 from collections.abc import Sequence
@@ -15,13 +16,13 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # -- meeting ---------------------------------------------------------------------------------------
 
-# How nodes and coordinator meet: the roles, and what each says of itself before any work.
+# The handshake: the roles, and what each side tells about itself before any work.
 
 PROTOCOL_VERSION = 14
 
 
 class Role(StrEnum):
-    """What a node does."""
+    """The role of a node: it drafts tokens or it verifies them."""
 
     DRAFTER = "drafter"
     TARGET = "target"
@@ -29,7 +30,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What two tokenizers must agree on. `digest` is empty for a model without a tokenizer."""
+    """The facts about a tokenizer in which two nodes must agree.
+
+    The digest is empty without one.
+    """
 
     vocab_size: int
     digest: str
@@ -38,16 +42,19 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Node -> coordinator, once loaded and warm: who I am and what I can do.
+    """Node -> coordinator, once loaded and warm: describes the node, its model and its limits.
 
-    num_lanes  texts that the node has room for at once
-    host       where it runs, for people
-    backend    which forward runs there, for people
-    simulated_us, simulated_us_per_row  of its forwards, as on another device; 0: not simulated
-    layers      a drafter that is a head: whose features it reads (see `Features`)
-    hidden_size how wide they are: the target's own, or those that a head was made for
-    num_layers  of the target
-    heads       a target with heads of its own: their kind, for people
+    num_lanes   how many texts the node has room for at once
+    host        name of the host on which it runs, for people
+    backend     which implementation of the forward pass it uses, for people
+    simulated_us, simulated_us_per_row  imitated duration of a forward pass, in all and for each
+                                        row;
+                0: not simulated
+    layers      of a drafter that is a head: the target's layers whose features it reads (see
+                `Features`)
+    hidden_size width of the features: the target's own, or that for which the head was made
+    num_layers  number of the target's layers
+    heads       of a target with heads of its own: their kind, for people
     """
 
     version: int
@@ -74,11 +81,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator -> node: you are in.
+    """Coordinator -> node: the node is accepted.
 
-    vocab_size  token ids from here on are never drafted
-    source      in a drafter's drafts and their acks; the second drafter's is 2 (see MODEL_SOURCE)
-    traced      record what the loop does, and say it (`TracePart`)
+    vocab_size  token ids from this number on are never drafted
+    source      number of a drafter as a source of drafts, in its drafts and in acks; the second
+                drafter's is 2 (see MODEL_SOURCE)
+    traced      True: record what the loop does, and send it (`TracePart`)
     """
 
     vocab_size: int
@@ -88,7 +96,7 @@ class Welcome:
 
 # -- policy ----------------------------------------------------------------------------------------
 
-# The numbers that a policy is.
+# The numbers that make up a policy (the strategy that says when to draft and when to verify).
 
 MAX_WINDOW = 64
 MAX_WIDTH, MAX_BRANCHES = 16, 8
@@ -96,19 +104,21 @@ MAX_WIDTH, MAX_BRANCHES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy is a setting of these numbers (`proto.policies`); no code asks for its name.
+    """Says when to draft, how much, and when to verify; no code depends on the policy's name.
 
     num_speculative_tokens  most drafted tokens in one target pass (K)
-    launch_min, launch_hit  drafts at which a pass starts; and after one that accepted all it had
-    window                  most tokens that the drafter may be ahead of the last verdict it applied
-    group                   drafts that cannot be used before a verdict are sent so many at a time
-    rest_after              passes after which the target tries whether it is faster alone; 0: never
-    width                   nodes that one draft step expands at most (W)
-    branches                children that are kept of each, the likeliest (R); 1: a chain
-    detours                 children on a path that are not the first of theirs, at most
-    subtree                 a pass verifies the likeliest nodes, and not the best chain alone
-    min_score               least estimated chance (natural logarithm) that the text comes to one of
-                            the nodes of a draft step
+    launch_min  number of drafts at which a pass starts
+    launch_hit  the same after a pass in which all drafts were accepted
+    window      most tokens that the drafter may be ahead of the last verdict it applied
+    group       drafts that cannot be used before the next verdict are sent in groups of this size
+    rest_after  number of passes after which the target tries whether decoding without the drafter
+                is faster; 0: never
+    width       most nodes of the tree that one draft step expands (W)
+    branches    number of children, the likeliest, that are kept of each node (R); 1: a chain
+    detours     most nodes on one path that are not the first child of their parent
+    subtree     True: a pass verifies the likeliest nodes of the tree; False: the best chain alone
+    min_score   a draft step is only made if the estimated chance (its natural logarithm) that the
+                text reaches one of its nodes is at least this
     """
 
     name: str
@@ -126,17 +136,17 @@ class Policy:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether drafts come from another process."""
+        """True if drafts come from another process."""
         return self.window > 0
 
     @property
     def is_priced(self) -> bool:
-        """Whether prices decide what pays: rows, waits, the drafter as a whole."""
+        """True if measured costs decide how much to verify, how long to wait, whether to draft."""
         return self.rest_after > 0
 
     @property
     def prices_waits(self) -> bool:
-        """Whether the target decides each time how many drafts in a row it waits for."""
+        """True if measured costs decide before each pass how many drafts the target waits for."""
         return self.is_priced and self.branches > 1
 
 
@@ -149,19 +159,19 @@ MAX_NODES_PER_DRAFT = 256
 MAX_TOKENS_PER_VERDICT = 1 << 12
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
-MAX_LAYERS = 8  # of which features are wanted
+MAX_LAYERS = 8  # layers of the target whose features a head may read
 MAX_FEATURE_BYTES = 1 << 22  # in one message
 MAX_NGRAM = 16
 MAX_REFERENCE_LEN = 1 << 16
 MAX_CANDIDATES = 1 << 10
-ATTEMPT_BITS = 20  # attempts of one life of the target: more than a text has rejections
+ATTEMPT_BITS = 20  # attempts (see Verdict) after one Open: more than a text can have rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_STOP_IDS = 256
-MAX_LOGPROBS = 20  # alternatives per token
+MAX_LOGPROBS = 20  # alternatives for each token
 MAX_LOGPROB_VALUES = 1 << 17  # in one message
-TRACE_RECORD_BYTES, MAX_TRACE_RECORDS = 16, 1 << 15  # see `proto.stopwatch`; in one message
+TRACE_RECORD_BYTES, MAX_TRACE_RECORDS = 16, 1 << 15  # of `proto.stopwatch`; most in one message
 
 
 class FinishReason(StrEnum):
@@ -175,29 +185,30 @@ class Cause(IntEnum):
     """Why the target started a pass when it did."""
 
     ALONE = 0  # the policy has no drafter, or no draft could be used (one token was left)
-    READY = 1  # enough drafts had come, or the drafter had no more to offer
+    READY = 1  # enough drafts had arrived, or the drafter had no more to offer
     LATE = 2  # the deadline passed before enough drafts had come
-    QUIET = 3  # the drafter has been silent for so long that it is not waited for
-    CHEAP = 4  # to go on alone promised more than to wait for drafts
-    RESTING = 5  # the target is faster alone, as measured: the drafter rests while it reads this
+    QUIET = 3  # the drafter has been silent for so long that the target no longer waits for it
+    CHEAP = 4  # a pass without drafts promised more tokens a second than waiting for drafts
+    RESTING = 5  # plain decoding is measured to be faster: the drafter stops while it is told this
 
 
 class Hit(IntEnum):
-    """Whether the first token that a pass made had been drafted, and if not, why."""
+    """Whether the first token of a pass had been drafted and verified, and if not, why."""
 
-    NOBODY = 0  # drafted for this pass
+    NOBODY = 0  # nobody drafted for this pass
     HIT = 1
-    TIMING = 2  # nothing was there when the pass began, or the right one came during it
+    TIMING = 2  # no draft was there when the pass began, or the right one came during it
     CONTENT = 3  # drafts were there, and none was right
-    WIDTH = 4  # the right one was there and not verified
+    WIDTH = 4  # the right draft was there, and was not verified
 
 
 class Rule(IntEnum):
-    """How drafts are verified.
+    """How drafts are judged.
 
-    COUPLED  a draft is right if the target chooses it; both choose with the same noise
-    TOKEN    by the ratio of the two distributions, one token after the other (2211.17192)
-    BLOCK    by the ratio, a whole block at once (2403.10444)
+    COUPLED  a draft is accepted if the target chooses the same token; both choose with the same
+             noise
+    TOKEN    by the ratio p/q of the two distributions, one token after the other (2211.17192)
+    BLOCK    by the ratio p/q, all drafts of a pass together (2403.10444)
     """
 
     COUPLED = 0
@@ -205,20 +216,20 @@ class Rule(IntEnum):
     BLOCK = 2
 
 
-# Who drafted a token: the first drafter, or the target by itself, from what was written before in
-# this text or in earlier ones, or by heads on its own features.
+# Who drafted a token (its source): the first drafter, or the target's process: by copying from this
+# text or from earlier ones, or with heads on its own hidden states. The others are more drafters.
 MODEL_SOURCE, NGRAM_SOURCE, EARLIER_SOURCE, HEADS_SOURCE = 0, 1, 6, 7
 OWN_SOURCES = frozenset((NGRAM_SOURCE, EARLIER_SOURCE, HEADS_SOURCE))
 COPIES = frozenset((NGRAM_SOURCE, EARLIER_SOURCE))
 
 
 class FaultCode(StrEnum):
-    """What went wrong, for the program; `Fault.detail` says it to people."""
+    """What went wrong, for the program; `Fault.detail` explains it to people."""
 
-    GAP = "gap"  # the node's text is not the coordinator's: answer with Open
+    GAP = "gap"  # the node's text differs from the coordinator's: the answer is an Open
     REFUSED = "refused"  # the handshake failed
-    FAILED = "failed"  # the node, or this text alone, cannot go on; another time it might
-    UNUSABLE = "unusable"  # its model or its settings: a user must mend them
+    FAILED = "failed"  # the node, or this text alone, cannot go on; a new attempt might work
+    UNUSABLE = "unusable"  # the model or the settings of the node: a user must mend them
     CLOSED = "closed"  # the coordinator ends: a node that was started by hand waits for another
 
 
@@ -226,8 +237,8 @@ class FaultCode(StrEnum):
 class Limits:
     """Where a text ends.
 
-    max_len   most tokens of the whole text
-    stop_ids  tokens that end the text (they are part of it)
+    max_len   most tokens of the whole text, prompt included
+    stop_ids  tokens that end the text (the token that ends it is part of it)
     """
 
     max_len: int
@@ -236,9 +247,12 @@ class Limits:
     def trim(
         self, start_len: int, tokens: Sequence[int]
     ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Cut `tokens`, which follow a text of `start_len`, at the first of stop token and length.
+        """Cut new tokens at a stop token or at max_len; returns those kept and why the text ends.
 
-        A stop token on the last allowed position is a stop.
+        tokens  follow a text of `start_len` tokens
+
+        The reason is None if the text goes on. A stop token on the last allowed position counts as
+        a stop.
         """
         allowed = tuple(tokens[: self.max_len - start_len])
         for index, token in enumerate(allowed):
@@ -248,18 +262,20 @@ class Limits:
         return allowed, FinishReason.LENGTH if done else None
 
     def max_drafts(self, length: int) -> int:
-        """Most drafts worth having after a text of `length`: the target adds one token itself."""
+        """Return how many drafts are useful after `length` tokens (the target adds one token)."""
         return max(0, self.max_len - length - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The target drafts what followed its last tokens before (engine/layout/ngram.py).
+    """Makes the target draft by copying what followed its last tokens earlier (n-gram lookup).
 
-    ngram_min, ngram_max  how many of the last tokens must have been there, the most first
-    reference             a text to copy from, besides the one that is written
-    remember              copy from earlier texts as well (layout/earlier.py), and keep this one
-                          for later ones; only if COUPLED
+    The search is in engine/layout/ngram.py.
+
+    ngram_min, ngram_max  how many of the last tokens must occur earlier; the most are tried first
+    reference             token ids of a text to copy from, besides the text that is being written
+    remember              copy from earlier texts as well (layout/earlier.py), and keep this one for
+                          later ones; only under the rule COUPLED
     """
 
     ngram_min: int
@@ -270,16 +286,18 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Coordinator -> node: this is the text now. First start, restart and repair are the same.
+    """Coordinator -> node: the whole text so far; it starts, restarts or repairs a session.
 
-    incarnation  grows with every Open of the session, to whichever node; older lives are ignored
-    rule         greedy texts are always COUPLED: all three are equality there
-    attempt      classical rules: at which drafting begins or goes on (see Verdict)
-    key          of the path hashes
+    incarnation  grows with every Open of the session, to whichever node; messages of older ones are
+                 ignored
+    rule         greedy texts are always COUPLED: there all three rules accept a draft if it is
+                 equal
+    attempt      classical rules: number at which drafting begins or goes on (see Verdict)
+    key          of the keyed hash that makes the path hashes
     tokens       the committed text
-    num_prompt   how many of them are the prompt (prefilled in chunks whatever the policy)
-    lookup       for the target: it drafts by itself as well; with a drafter only if COUPLED
-    layers       for the target: of which it hands out `Features`; none: a drafter wants none
+    num_prompt   how many of its tokens are the prompt (prefilled in chunks under every policy)
+    lookup       for the target: it also drafts by copying; beside a drafter only if COUPLED
+    layers       for the target: the layers whose `Features` it sends; empty: no drafter wants any
     """
 
     session: int
@@ -298,9 +316,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The distribution that a drafted token was sampled from: `ids` ascending, `probs` float32.
+    """The distribution from which a drafted token was sampled: `ids` ascending, `probs` float32.
 
-    Both ends divide by the sum of `probs`, so that they mean the same to the last bit.
+    Both ends divide by the sum of `probs`, so that they compute the same numbers to the last bit.
     """
 
     ids: tuple[int, ...]
@@ -309,16 +327,18 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafter -> coordinator -> target: nodes of the speculation tree.
+    """Drafter -> coordinator -> target: drafted tokens, as nodes of the speculation tree.
 
     first_number..number  the draft numbers that this message stands for (one, unless sent again)
-    parent_hash, parent_len  the path that `parents[i] == -1` hangs on
-    parents   index of the parent within this message, or -1; parents come first
+    parent_hash, parent_len  hash and length of the path below which nodes with `parents[i] == -1`
+                             hang
+    parents   index of the node's parent within this message, or -1; parents come first
     scores    natural log of the estimated chance that the target chooses the token, given its path
-    done      it holds all that the drafter has below this parent, its root, or will have
-    num_steps, model_us  forwards since the last draft, and what they took
-    attempt   the drafter's, which it has from a Verdict: drafts of another one are not judged
-    proposals  one per token for the classical rules; else none
+    done      True: this is all that the drafter has below this parent, its root, or will have
+    num_steps, model_us  draft forward passes since the last draft, and the time they took
+    attempt   classical rules: copied from the last Verdict; drafts of another attempt are not
+              judged
+    proposals  classical rules: one for each token; else none
     """
 
     session: int
@@ -340,7 +360,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Every draft of this life of this source up to `number` has arrived."""
+    """Tells that every draft up to `number` of this source and incarnation has arrived."""
 
     source: int
     incarnation: int
@@ -349,18 +369,21 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Target -> coordinator -> drafter: the text goes on with `tokens` after the base.
+    """Target -> coordinator -> drafter: the result of a pass; `tokens` are committed after a base.
 
+    base_len, base_hash        the text before `tokens`: its length and its path hash
     num_drafted, num_accepted  drafted tokens in the pass; those of them that are in `tokens`
     rejected                   the first drafted token that was not accepted, and those after it
     logprobs                   of `tokens`, if the session asked for them
-    num_rolled_back            tree nodes of the target that died by this verdict
-    num_stale                  drafted tokens that came too late or did not fit, since the last one
-    wait_us, model_us, host_us waiting for drafts, in the model, and on the host besides
-    drafter_us                 in the drafter's model, by the drafts that came since the last one
-    attempt                    classical rules: drafts of an earlier one are worth nothing
-    sources                    of the accepted drafts, one each; none if all are source 0's
-    hit                        what became of the first token
+    num_rolled_back            nodes of the target's tree that died by this verdict
+    num_stale                  drafted tokens that came too late or did not fit, since the last
+                               verdict
+    wait_us, model_us, host_us time spent waiting for drafts, in the model, and else on the host
+    drafter_us                 time in the drafter's model, by the drafts since the last verdict
+    attempt                    classical rules: drafts of an earlier attempt are never accepted; a
+                               new one begins after a rejection
+    sources                    who drafted each accepted token; empty if source 0 drafted them all
+    hit                        whether the first token had been drafted
     plain_us                   what a pass of these texts without drafts takes, as far as is known
     """
 
@@ -389,15 +412,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Target -> coordinator -> drafter: what a drafter that is a head reads beside the tokens.
+    """Target -> coordinator -> drafter: hidden states of the target, which a head reads.
 
-    The feature of a token is the target's hidden state where it was read, in the layers that `Open`
-    names, side by side. Told are those *before* the last tokens of a path: where its last token was
-    chosen, where the one before was, and so on. They come ahead of the verdict that has the tokens.
+    The feature of a token is the target's hidden state in the row that read it, in the layers that
+    `Open` names, side by side. The message has features for the last `num_rows` tokens of a path,
+    and each is the feature of the token *before*: it belongs to the row that chose the path's last
+    token, to the row before that, and so on. The message is sent ahead of the verdict that has the
+    tokens.
 
     end_len, end_hash  the path: its length and its hash
-    num_rows           so many of its last tokens
-    dtype              of the numbers, as torch calls it
+    num_rows           how many of its last tokens have a feature here
+    dtype              type of the numbers, by torch's name
     data               [num_rows, width of all layers], row by row, little-endian
     """
 
@@ -420,7 +445,7 @@ class PromptLogprobs:
     logprobs: Logprobs
 
 
-BROKEN_OFF = "failed"  # why a session is over that came to no end of its own
+BROKEN_OFF = "failed"  # the reason (`Close.reason`) if a session ends before its text is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,9 +458,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class SessionMark:
-    """How far a session is at the sender.
+    """States how far the sender's copy of a session has come: its length and path hash.
 
-    incarnation  of a node: its own; of the coordinator: of the newest Open to whom it is told
+    incarnation  from a node: its own; from the coordinator: that of the newest Open to that node
     """
 
     session: int
@@ -446,16 +471,18 @@ class SessionMark:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Both ways: I am alive; `progress` counts finished forwards, `state` is for people.
+    """Sent both ways as a sign of life; `progress` counts finished forwards, `state` is for people.
 
-    times_us        of a node: in each phase of its loop so far (`proto.stopwatch.Phase`), while no
-                    device was at work beside it
-    beside_us       of a node: the same while one was
-    num_uncaptured  of a node: decode passes so far that no captured graph had room for
-    num_overruns    of a node: forwards so far that took longer than the device that is simulated
+    times_us        of a node: time in each phase of its loop so far (`proto.stopwatch.Phase`),
+                    while no device was at work beside it
+    beside_us       of a node: the same while a device was at work
+    num_uncaptured  of a node: decode passes so far that no captured CUDA graph had room for
+    num_overruns    of a node: forward passes so far that took longer than the device that is
+                    simulated
     late_us         of a node: by how much, all of them together
-    stamp_us        of the coordinator: when it was sent; of a node: the latest that has come
-    held_us         of a node: how long ago that came
+    stamp_us        of the coordinator: the time at which it was sent; of a node: the latest such
+                    time that it received
+    held_us         of a node: how long ago it received that
     clock_us        of a node: its own clock when this was sent, the clock of its `TracePart`s
     """
 
@@ -474,11 +501,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class TracePart:
-    """Node -> coordinator, with each beat of a node that is traced: what its loop did.
+    """Node -> coordinator, with each heartbeat of a node that is traced: what its loop did.
 
-    number       1 for the first part, and so on: a lost one shows
-    num_dropped  records so far that there was no room for; those of a part are missing behind it
-    records      as `proto.stopwatch.records_of` reads them, in the order of time
+    number       1 for the first part, and so on, so that a lost part is noticed
+    num_dropped  records so far that there was no room for; those dropped since the last part would
+                 stand after the records of this one
+    records      in order of time; `proto.stopwatch.records_of` reads them
     """
 
     number: int
@@ -488,7 +516,7 @@ class TracePart:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Both ways: something is wrong with `session` (0: with the node)."""
+    """Sent both ways: something is wrong with `session` (0: with the node itself)."""
 
     session: int
     incarnation: int

@@ -1,4 +1,4 @@
-"""What the coordinator and its nodes agree on before any message: config, names, exit statuses."""
+"""What coordinator and nodes share before any message: the config of a node, and exit statuses."""
 
 import dataclasses
 import json
@@ -12,38 +12,49 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
-READY_BUT = "ready, but "  # so begins a state that people must hear of
-FETCHING = "fetching the model"  # a node's state while no limit for its start runs
+READY_BUT = "ready, but "  # a node's state that begins so is shown to people
+FETCHING = "fetching the model"  # a node's state in which its start has no time limit
 MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
-EXIT_UNUSABLE = 2  # as FaultCode.UNUSABLE: its Fault may be overtaken by the end of the process
+# Means the same as FaultCode.UNUSABLE: the process may end before its Fault message has arrived.
+EXIT_UNUSABLE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Everything that a node needs to know; written by whoever starts it.
+    """Everything that a node needs to know; written by the process that starts it.
 
-    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those) or "cuda:N"; several,
-                    for a rank each: "cuda:N-M", "cpu:N,cpu:M"; empty: for who starts it to choose
-    tensor_parallel_size  so many ranks share the model; 1: as many as the device names
-    peer_size       ranks of the other node, for who chooses the devices of both
-    peer_device     where the other node is, as `device`; None: there is no other
+    role            drafter or target
+    endpoint        address of the coordinator's socket
+    identity        name of this node
+    secret          word with which the node proves itself in its Hello
+    model           name or folder of its model; `revision` is of a name on the Hugging Face Hub
+    device          "cpu", "cpu:N" (pinned to core N), "cpu:N-M" (to those cores) or "cuda:N";
+                    several, one for each rank: "cuda:N-M", "cpu:N,cpu:M"; "": whoever starts the
+                    node chooses
+    tensor_parallel_size  number of ranks (processes) that share the model; 1: as many as the device
+                    names
+    peer_size       number of ranks of the other node, for whoever chooses the devices of both
+    peer_device     device of the other node, written like `device`; None: there is no other
     max_model_len   most tokens of a text; 0: the model's own limit
-    fixed_rows      reproducible mode: rows of every decoding pass; 0: off
-    simulated_ms    a forward takes so long, as on another device; 0: as long as it takes here
-    simulated_ms_per_row  and so much more for each of its rows
-    backend         which forward runs: one of `engine.loading.BACKENDS`
-    busy_poll_us    so long it asks for messages without pause before it sleeps
-    parent_pid      the process that has started the node; the launcher knows it
+    fixed_rows      reproducible mode: number of rows of every decoding pass; 0: off
+    simulated_ms    imitated duration of a forward pass; 0: it takes the time that it takes here
+    simulated_ms_per_row  what each row of the pass adds to that
     max_candidates  classical rules: most tokens that a draft is sampled from
-    max_num_seqs    texts at once that are asked of it; it has room for fewer if memory is short
-    outside         where the coordinator listens for nodes of other hosts, for who starts them
-    dtype_on_cpu    instead of dtype, where the device is a CPU; for who starts the node
-    target, target_revision  a drafter that is a head: where what its checkpoint lacks comes from
-    heads, heads_revision    a target that drafts with heads of its own: which
-    heads_ms, heads_ms_per_row  a step of those takes so long, as for `simulated_ms`
-    layers          a target: of which layers features will be wanted (`Open.layers`)
-    public_key, secret_key, coordinator_key  of an encrypted link; empty: of none
+    backend         which forward pass runs: one of `engine.loading.BACKENDS`
+    busy_poll_us    how long a wait polls for messages without pause before it sleeps
+    parent_pid      the process that has started the node; the launcher fills it in
+    max_num_seqs    most texts at once that the node is asked for; it has room for fewer if memory
+                    is short
+    outside         where the coordinator listens for nodes of other hosts, for whoever starts those
+    dtype_on_cpu    used instead of `dtype` where the device is a CPU, by whoever starts the node
+    target, target_revision  of a drafter that is a head: the model that supplies the parts which
+                             its
+                    checkpoint lacks
+    heads, heads_revision    of a target that drafts with heads of its own: those heads
+    heads_ms, heads_ms_per_row  imitated duration of a step of those heads, like `simulated_ms`
+    layers          of a target: the layers whose features will be wanted (`Open.layers`)
+    public_key, secret_key, coordinator_key  keys of an encrypted link; "": it is not encrypted
     """
 
     role: Role
@@ -80,12 +91,12 @@ class NodeConfig:
     coordinator_key: str = ""
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the config as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> "NodeConfig":
-        """Raises ConfigurationError if the line is not a config."""
+        """Return the config in a line of JSON. Raises ConfigurationError if it is not a config."""
         try:
             fields: dict[str, Any] = json.loads(line)
             if not isinstance(fields, dict):

@@ -1,22 +1,25 @@
-"""The table of policies: a row each. Nobody else asks for a policy's name.
+"""The table of policies: one row each. No other code asks for a policy's name.
 
-One mechanism runs them all. The drafter grows a tree below the last committed token, best first;
-the target starts a pass by itself, from its own copy of that tree, and a verdict moves the root and
-keeps what hangs below it. What is *kept* is content-addressed: a draft survives if its path is what
-the target said, whoever drafted it and whenever. A policy is a setting of numbers:
+A policy says when to draft, how much, and when to verify. One mechanism runs them all. The drafter
+grows a tree of drafted tokens below the last committed token (the root), likeliest nodes first. The
+target starts a pass from its own copy of that tree. Its verdict moves the root along the accepted
+tokens, and the nodes below the new root stay. A drafted token is named by the hash of the whole
+path to it: it survives if the target chose exactly this path, whoever drafted it and whenever. A
+policy is a setting of these numbers:
 
-    most, k        drafts in one pass (K)
-    launch_min     drafts under the root at which the target starts a pass after a rejection ...
-    launch_hit     ... and after a pass in which everything was accepted
+    most, k        most drafts in one pass (K)
+    launch_min     drafts under the root at which the target starts a pass after a rejection
+    launch_hit     the same after a pass in which everything was accepted
     runs_ahead     the drafter goes on while the target verifies, `window` tokens deep
-    width          nodes that one draft step expands, at most (W)
+    width          most nodes that one draft step expands (W)
     branches       children that are kept of each node (R); 1: the tree is a chain
-    detours        second and later children on one path, at most: below them a chain is drafted
+    detours        most second and later children on one path: below them a chain is drafted
     subtree        a pass verifies the likeliest nodes, and not the best chain alone
-    rest_after     prices decide what pays: rows, waits, the drafter as a whole
+    rest_after     above 0: measured costs decide how many rows a pass has, how long the target
+                   waits, and whether the drafter drafts at all
 
-To add a policy is to add a row, if these numbers say what it does; the nodes read them from every
-`Open` (`proto.messages.Policy`) and know no rows.
+A new policy needs only a new row, if these numbers can express it: the nodes receive the numbers
+with every `Open` (`proto.messages.Policy`) and do not know the rows.
 """
 
 from collections.abc import Mapping
@@ -28,25 +31,27 @@ from proto.errors import did_you_mean, shown
 from proto.messages import MAX_BRANCHES, MAX_WIDTH, MAX_WINDOW, Policy
 
 PolicyName = Literal["auto", "ar", "sync", "pearl", "amusd", "pipelined", "ssd", "tree"]
-REST_AFTER = 96  # passes; long enough to know what drafts are worth on such text
-UNLIKELY = -3.0  # e^-3: a draft step on so unlikely paths is hardly ever of use (docs/LOG.md)
-# Of a tree whose rows have no price, e^-2.5: where a step is long beside a pass, a verdict waits.
+REST_AFTER = 96  # passes; long enough to measure how much drafts help on such text
+UNLIKELY = -3.0  # e^-3: a draft step on such unlikely paths is hardly ever of use (docs/LOG.md)
+# e^-2.5, for the policy `tree`, which weighs no costs: where a draft step is long beside a pass, a
+# verdict has to wait until the step ends.
 UNLIKELY_IN_TREE = -2.5
 NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """What makes a `Policy` of K and a window.
+    """One row of the table: it makes a `Policy` of a number of drafts K and a window.
 
     summary     for the help of the command line
     paper       where it was described; "": it is not speculative
-    most        drafts in a pass are at most so many, whatever K
-    k, window   if nobody says
-    launch_min, launch_hit  K if that is less; launch_hit None: as launch_min
-    min_score   no draft step if the chance that the text comes to one of its nodes is less
+    most        drafts in a pass are at most this many, whatever K
+    k, window   the defaults
+    launch_min, launch_hit  K if that is less; launch_hit None: the same as launch_min
+    min_score   no draft step is made if the chance that the text reaches one of its nodes is less
                 (natural logarithm)
-    rest_after  passes after which the target tries whether it is faster alone; 0: never
+    rest_after  number of passes after which the target tries whether decoding without the drafter
+                is faster; 0: never
     """
 
     name: PolicyName
@@ -67,12 +72,12 @@ class PolicyRow:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is drafted, by whomever."""
+        """True if anything is drafted under this policy, by whatever source."""
         return self.most > 0
 
     @property
     def is_tree(self) -> bool:
-        """Whether it needs coupled verification to be what it is; else it is a chain."""
+        """True if the policy drafts a tree, which needs coupled verification, and not a chain."""
         return self.branches > 1
 
     def make(
@@ -83,14 +88,14 @@ class PolicyRow:
         adaptive: bool = True,
         options: Mapping[str, float] = NO_OPTIONS,
     ) -> Policy:
-        """The numbers for the nodes.
+        """Return the `Policy` that the nodes get, with this K and window (None: the row's own).
 
         k         most drafted tokens in one pass
         window    most tokens that a drafter which runs ahead may be ahead of the last verdict
         adaptive  False: the target prices neither rows nor waits, and the drafter never rests
-        options   other numbers, by the names in `OPTIONS`
+        options   values that replace the row's own, by the names in `OPTIONS`
 
-        Raises ValueError for an option that there is not, or out of its range.
+        Raises ValueError for an unknown option, or a value out of its range.
         """
         k = min(self.k if k is None else k, self.most)
         window = max(k, self.window if window is None else window)
@@ -101,7 +106,7 @@ class PolicyRow:
             launch_min=launch_min,
             launch_hit=launch_min if self.launch_hit is None else min(k, self.launch_hit),
             window=window if self.runs_ahead else k,
-            # What comes beyond those that start a pass cannot be used before the next verdict.
+            # Drafts beyond those that start a pass cannot be used before the next verdict.
             group=1 if self.is_tree or not self.runs_ahead else k,
             min_score=self.min_score,
             rest_after=self.rest_after if adaptive else 0,
@@ -114,8 +119,8 @@ class PolicyRow:
 
 
 TABLE = (
-    # All of it by price: how many rows a step and a pass have, what is waited for, and whether to
-    # draft at all. The numbers below are the most of each.
+    # Measured costs decide everything: how many rows a draft step and a pass have, how many drafts
+    # the target waits for, and whether to draft at all. The numbers below are upper limits.
     PolicyRow(
         "auto",
         "tree, with everything chosen by what it measures",
@@ -131,15 +136,16 @@ TABLE = (
         rest_after=REST_AFTER,
     ),
     PolicyRow("ar", "target alone", most=0),
-    # Accepted, partly or not at all: the drafter waits, and then drafts K below what was said.
+    # However many drafts are accepted: the drafter waits for the verdict, and then drafts K tokens
+    # after it.
     PolicyRow(
         "sync",
         "draft K, wait for the verdict",
         "Leviathan et al., 2211.17192; Chen et al., 2302.01318",
     ),
-    # All accepted: the next block is there, drafted meanwhile, and is verified whole (the paper's
-    # post-verify). Rejected: the first new draft is verified at once while the others are drafted
-    # (pre-verify). Partly: what hangs below the rejection dies, as in the paper. There a rejection
+    # All drafts accepted: the next block was drafted meanwhile, and is verified whole (the paper's
+    # post-verify). A rejection: the drafts below it are lost, as in the paper, and the first new
+    # draft is verified at once while the others are drafted (pre-verify). In the paper a rejection
     # of the first draft also costs a whole block's time; here the drafter hears of it between two
     # steps.
     PolicyRow(
@@ -150,9 +156,9 @@ TABLE = (
         launch_hit=MAX_WINDOW,
         runs_ahead=True,
     ),
-    # All accepted: the pass after takes what was drafted meanwhile. Rejected: the target does not
-    # wait and goes on alone until drafts come. The paper's two models exchange what they have at
-    # any time, as here; it verifies what it has, we at most K.
+    # All drafts accepted: the next pass takes what was drafted meanwhile. A rejection: the target
+    # does not wait and goes on alone until drafts come. The paper's two models exchange what they
+    # have at any time, as here; its target verifies all the drafts that it has, ours at most K.
     PolicyRow(
         "amusd",
         "both models run on, and verify what there is",
@@ -160,8 +166,8 @@ TABLE = (
         launch_min=0,
         runs_ahead=True,
     ),
-    # The same chain, but where fewer than two drafts are there they are waited for, if that pays.
-    # Two, and e^-3, were measured best (docs/LOG.md).
+    # The same chain, but while fewer than two drafts are there the target waits for two, if that
+    # pays. Two, and e^-3, were measured best (docs/LOG.md).
     PolicyRow(
         "pipelined",
         "draft a chain on while the target verifies",
@@ -171,11 +177,11 @@ TABLE = (
         min_score=UNLIKELY,
         rest_after=REST_AFTER,
     ),
-    # While K drafts are verified, what could be said in the place of each is guessed (F = branches
-    # - 1), and each guess is drafted on as a chain. All accepted or a guess is right: the next
-    # block is there. Else K are drafted anew. The paper gives each position a fixed number of
-    # guesses and steps; here the likeliest come first, and the drafter hears of the verdict between
-    # two steps.
+    # While K drafts are verified, the drafter guesses which other tokens the target could choose in
+    # the place of each draft (F = branches - 1 guesses), and drafts on after each guess as a chain.
+    # If all drafts are accepted, or a guess is right, the next block is there. Else K are drafted
+    # anew. The paper gives each position a fixed number of guesses and steps; here the likeliest
+    # come first, and the drafter hears of the verdict between two steps.
     PolicyRow(
         "ssd",
         "draft behind every verdict that is likely, while the target verifies",
@@ -185,8 +191,8 @@ TABLE = (
         branches=3,
         detours=1,
     ),
-    # Best first, W nodes a step; a pass starts with two drafts in a row under the root and verifies
-    # a subtree. Whatever is said, what was drafted below it is kept.
+    # Each draft step expands the W likeliest nodes. A pass starts with two drafts in a row under
+    # the root and verifies a subtree. The nodes below the tokens that the verdict commits are kept.
     PolicyRow(
         "tree",
         "draft a tree on while the target verifies its likeliest nodes",
@@ -216,11 +222,15 @@ OPTIONS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "rest_after": (0, 1 << 20),
     }
 )
-"""What `--policy-option` takes, besides K and the window, and its range."""
+"""The names that `--policy-option` takes, besides K and the window, and the range of each."""
 
 
 def checked_options(options: Mapping[str, float]) -> dict[str, float]:
-    """The same options, each of its own type. Raises ValueError, which says what there is."""
+    """Return the options, each as the type of its `Policy` field.
+
+    Raises ValueError for an unknown name or a value out of its range; the message lists what is
+    valid.
+    """
     kinds = {field.name: field.type for field in fields(Policy)}
     values: dict[str, float] = {}
     for name, value in options.items():
@@ -238,7 +248,10 @@ def checked_options(options: Mapping[str, float]) -> dict[str, float]:
 
 
 def with_options(policy: Policy, options: Mapping[str, float]) -> Policy:
-    """The policy with other numbers. Raises ValueError."""
+    """Return the policy with these values in place of its own.
+
+    Raises ValueError as `checked_options` does. launch_min and launch_hit stay at most K.
+    """
     most = policy.num_speculative_tokens
     changed = replace(policy, **checked_options(options))  # type: ignore[arg-type]
     return replace(
@@ -249,10 +262,10 @@ def with_options(policy: Policy, options: Mapping[str, float]) -> Policy:
 
 
 def as_chain(policy: Policy) -> Policy:
-    """The same policy without branches: all that a rule other than coupling can judge."""
+    """Return the same policy without branches: the classical rules can judge only a chain."""
     return replace(policy, width=1, branches=1, subtree=False)
 
 
 def without_drafter(policy: Policy) -> Policy:
-    """The same policy for a target that drafts by itself: there is nobody to wait for."""
+    """Return the policy for a target that drafts by itself and so waits for no drafter."""
     return replace(policy, launch_min=0, launch_hit=0, window=0)

@@ -1,21 +1,23 @@
-"""What a session wants of each token, and the logprobs that it gets: values inside the messages."""
+"""How a session wants each token to be chosen, and the logprobs it gets: values inside messages."""
 
 from dataclasses import dataclass
 
 OFF = -1  # no logprobs
-# Below it a text is greedy: logits divided by less overflow. As in engine/choice/sampling.py.
+# Below this temperature a text is greedy: logits divided by a smaller number overflow. The same
+# number is in engine/choice/sampling.py.
 GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
-    """How tokens are chosen; the neutral value of each field is its default.
+    """How the tokens of a text are chosen; every default is neutral (temperature 0: greedy).
 
     temperature          below GREEDY_BELOW the text is greedy
-    seed, sample_index   key the coupled noise
-    bias_ids, bias_values  equally many: what is added to the logits of these tokens
+    seed, sample_index   key the noise that drafter and target share
+    bias_ids, bias_values  equally many: `bias_values[i]` is added to the logit of token
+                           `bias_ids[i]`
     banned               token sequences whose last token may not follow the others (bad_words)
-    min_tokens, late_ids   these ids may not come before so many tokens have been generated
+    min_tokens, late_ids   the ids `late_ids` may not come before `min_tokens` tokens were generated
     num_logprobs         alternatives that are reported for every generated token; OFF: no logprobs
     num_prompt_logprobs  the same for the tokens of the prompt
     """
@@ -39,12 +41,12 @@ class SamplingSpec:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether tokens are chosen without randomness."""
+        """True if tokens are chosen without randomness."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def has_processors(self) -> bool:
-        """Whether the logits are changed by what the text already says, or by a table."""
+        """True if logits are changed before sampling: by penalties, biases, bans or min_tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -56,22 +58,22 @@ class SamplingSpec:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logprobs of the prompt are wanted."""
+        """True if logprobs of the prompt's tokens are wanted."""
         return self.num_prompt_logprobs != OFF
 
     @property
     def reports(self) -> bool:
-        """Whether logprobs of anything are wanted."""
+        """True if any logprobs are wanted, of generated tokens or of the prompt."""
         return self.num_logprobs != OFF or self.scores_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of some tokens under the target's own distribution, before any setting.
+    """Log-probabilities of tokens under the target's own distribution, before any sampling setting.
 
-    ids, values  row after row: the token itself, then the likeliest alternatives, best first; as
-                 many in each row; natural logarithms
-    ranks        per row, of the token itself: 1 is the likeliest
+    ids, values  row after row, equally many in each: the token itself, then the likeliest
+                 alternatives, best first; values are natural logarithms
+    ranks        one for each row: the rank of the token itself; 1 is the likeliest
     """
 
     ids: tuple[int, ...] = ()
@@ -86,10 +88,10 @@ class Logprobs:
 
     @property
     def width(self) -> int:
-        """Entries per row; 0 if there are no rows."""
+        """Number of entries in a row (the token and its alternatives); 0 if there are no rows."""
         return len(self.ids) // len(self.ranks) if self.ranks else 0
 
     def part(self, start: int, stop: int) -> "Logprobs":
-        """Rows [start, stop)."""
+        """Return rows [start, stop) as new Logprobs."""
         low, high = start * self.width, stop * self.width
         return Logprobs(self.ids[low:high], self.values[low:high], self.ranks[start:stop])

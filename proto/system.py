@@ -1,4 +1,4 @@
-"""What the system says of a file or a process that it refuses, and what to do about it."""
+"""Explains errors of the operating system, and checks paths and open-file limits beforehand."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from proto.errors import ConfigurationError, TransportError
 
 RAISE_THE_LIMIT = "raise the limit of open files (ulimit -n)"
 ROOM = "make room there"
-# By what was to be done: to read, to write.
+# Advice by error number, for reading and for writing.
 _READ = {
     errno.EACCES: "see that you may read it",
     errno.EPERM: "see that you may read it",
@@ -41,23 +41,23 @@ _ALWAYS = {
 
 
 def cannot_read(error: OSError) -> str:
-    """Why something cannot be read, and what to do about it if that is not plain."""
+    """Return why something cannot be read, and what to do about it where that is not obvious."""
     return _told(error, _READ)
 
 
 def cannot_write(error: OSError) -> str:
-    """Why something cannot be written, and what to do about it."""
+    """Return why something cannot be written, and what to do about it where that is known."""
     return _told(error, _WRITE)
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """What to do where a process or a folder of ours cannot be made; `otherwise`: likeliest."""
+    """Return advice for a process or folder that cannot be made; else return `otherwise`."""
     number = error.errno or 0
     return _ALWAYS.get(number) or _WRITE.get(number) or otherwise
 
 
 def unexplained(error: OSError) -> str:
-    """An error of which it is not known what was to be done."""
+    """Return a line for a system error of which it is unknown whether a read or a write failed."""
     advice = {number: what for number, what in _WRITE.items() if number not in _READ}
     del advice[errno.ENOENT], advice[errno.EEXIST]
     told = _told(error, advice)
@@ -73,18 +73,18 @@ def _told(error: OSError, by_number: dict[int, str]) -> str:
 
 # -- paths -----------------------------------------------------------------------------------------
 
-# Where the name of a model leads, if it is that of a folder; whether a file can be written.
+# Whether a name is that of a folder, and whether a file can be written.
 #
-# No name ends in an error that is not ours.
+# Whatever the name is, no exceptions other than our own leave these functions.
 
 
 def path_of(name: str) -> Path:
-    """The name as a path; `~` is a home folder, where there is such a user."""
+    """Return the name as a path; a leading `~` becomes a home folder, if there is such a user."""
     return Path(os.path.expanduser(name))
 
 
 def is_folder(name: str) -> bool:
-    """Whether a folder of this name can be seen; what is too long for a name is none."""
+    """True if a folder of this name can be seen; False also for an impossible name."""
     try:
         return path_of(name).is_dir()
     except (OSError, ValueError):
@@ -92,9 +92,9 @@ def is_folder(name: str) -> bool:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Raises ConfigurationError if there is no writing to this file, which is left as it was.
+    """Raise ConfigurationError if the file cannot be written; the file is left as it was.
 
-    flag  by which it was given, such as --trace
+    flag  the option by which the file was given, such as --trace
     """
     try:
         is_new = not path.exists()
@@ -109,15 +109,15 @@ def check_writable(path: Path, flag: str) -> None:
 
 # -- descriptors -----------------------------------------------------------------------------------
 
-# Open files and sockets: how many a process needs, and what to do where it gets no more.
+# Open files and sockets: how many a process needs, and an error if it may not open so many.
 
-SPARE = 32  # what any of our processes opens besides what it has, with a margin: 18 were counted
+SPARE = 32  # more files than any of our processes opens after this check: 18 were counted
 
 
 def check_spare() -> None:
-    """Raises TransportError if this process may not open what it will need.
+    """Raise TransportError if this process may not open as many files as it will need.
 
-    Asked before anything is opened: where the limit is met in the middle, ZeroMQ ends the process.
+    Called before anything is opened: if the limit is met later, ZeroMQ ends the process.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit - _num_open(limit) < SPARE:
@@ -130,5 +130,5 @@ def check_spare() -> None:
 def _num_open(limit: int) -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
-    except OSError:  # not even this one could be opened
+    except OSError:  # no descriptor is left, not even for this folder
         return limit

@@ -2,23 +2,26 @@
 
 Theory of operation
 -------------------
-A *path hash* names a whole text: `h([]) = 0`, `h(path + [token]) = blake2b(h(path), token)`, keyed
-by the session, 8 bytes. A node of the tree is named by the hash of the path to it, so a draft means
-the same whenever it arrives and whoever made it. Lengths are compared along with hashes.
+A *path hash* names a whole text: `h([]) = 0`, `h(path + [token]) = blake2b(h(path), token)`, 8
+bytes, with a key of the session. A node of the tree (a drafted token) is named by the hash of the
+path that ends with it, so a draft means the same whenever it arrives and whoever made it. Lengths
+are compared along with hashes.
 
     committed text  t0 t1 ... tn-1        named by path_hashes[0..n]; the last one names the root
     tree            nodes beyond the root; every node's parent is the root or another node
 
-What becomes of a drafted node depends on where its parent is:
+What happens to a drafted node depends on where its parent is:
 
     parent                          the node
     ------------------------------  ---------------------------------------------------------------
-    the root or a live node         is attached; if the parent has that child, that one stays
+    the root or a live node         is attached; if the parent has a child with that token, the
+                                    child stays as it is
     a committed position            is committed itself (same token), or stale (another token)
     a text longer than the root's   waits in a small buffer: its parent may still be on its way
     anything else                   stale
 
-Advancing along committed tokens moves the root; what hangs below it survives, all else dies.
+Advancing along committed tokens moves the root. The nodes below the new root survive; all others
+die (they are removed).
 """
 
 import struct
@@ -32,7 +35,7 @@ from math import exp
 from proto.messages import Draft, Proposal
 
 EMPTY_HASH = 0
-MAX_ORPHANS = 64  # as many as a drafter may be ahead: one late draft must not lose the others
+MAX_ORPHANS = 64  # as many tokens as a drafter may be ahead: one late draft must not lose the rest
 
 
 _STEP = struct.Struct("<QI")  # what is hashed: the parent's hash, and a token
@@ -40,7 +43,7 @@ _HASH = struct.Struct("<Q")
 
 
 def path_hash(parent: int, token: int, key: bytes) -> int:
-    """The name of the path that `token` makes of the path named `parent`."""
+    """Return the hash of the path that is the path with hash `parent`, followed by `token`."""
     state = _keyed(key).copy()
     state.update(_STEP.pack(parent, token))
     hash_: int = _HASH.unpack(state.digest())[0]
@@ -49,7 +52,7 @@ def path_hash(parent: int, token: int, key: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _keyed(key: bytes) -> "blake2b":
-    """The hash when it has read its key, which takes as long as all the rest."""
+    """Return a hash object that has read its key; cached, because that takes half of the time."""
     return blake2b(digest_size=8, key=key)
 
 
@@ -58,7 +61,7 @@ class Diverged(Exception):
 
 
 class CommittedText:
-    """The committed tokens and the hash of every prefix of them."""
+    """The committed tokens of a text, and the path hash of each of its prefixes."""
 
     def __init__(self, key: bytes, tokens: Sequence[int] = ()) -> None:
         self.key = key
@@ -83,20 +86,20 @@ class CommittedText:
         self.tokens += tokens
 
     def is_prefix(self, length: int, hash_: int) -> bool:
-        """Whether the text's first `length` tokens are the path named `hash_`."""
+        """True if the text's first `length` tokens have the path hash `hash_`."""
         return length <= len(self) and self.path_hashes[length] == hash_
 
     def common_len(self, tokens: Sequence[int]) -> int:
-        """How many tokens this text and another begin with alike."""
+        """Return the length of the longest common prefix of this text and `tokens`."""
         limit = min(len(self), len(tokens))
         return next((i for i in range(limit) if self.tokens[i] != tokens[i]), limit)
 
     def continuation(
         self, base_len: int, base_hash: int, tokens: Sequence[int]
     ) -> Sequence[int] | None:
-        """What `tokens`, which follow the given base, add to this text. None: no such base here.
+        """Return those of `tokens`, which follow the given base, that this text does not have yet.
 
-        Raises Diverged if they contradict it.
+        None: this text has no such base. Raises Diverged if the tokens contradict the text.
         """
         if not self.is_prefix(base_len, base_hash):
             return None
@@ -108,13 +111,15 @@ class CommittedText:
 
 @dataclass(slots=True)
 class Node:
-    """A drafted token.
+    """A drafted token: a node of the speculation tree.
 
+    key       path hash of the path that ends with this token
     parent    path hash of its parent: the root's or a live node's
     position  number of tokens before it on its path
     score     natural log of the estimated chance of the token given its path
-    proposal  what the token was sampled from, for the classical rules
-    children  path hashes, in order of arrival, no two with the same token
+    source    who drafted it (see MODEL_SOURCE in `proto.messages`)
+    proposal  the distribution it was sampled from, for the classical rules
+    children  path hashes of its children, in order of arrival, no two with the same token
     """
 
     key: int
@@ -129,7 +134,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graft:
-    """Nodes to attach below the path (parent_hash, parent_len); see `messages.Draft`."""
+    """Drafted tokens to attach below the path (parent_hash, parent_len); see `messages.Draft`."""
 
     source: int
     parent_hash: int
@@ -141,7 +146,7 @@ class Graft:
 
     @staticmethod
     def of(draft: Draft) -> "Graft":
-        """The nodes of a message."""
+        """Return the nodes of a Draft message as a graft."""
         return Graft(
             draft.source,
             draft.parent_hash,
@@ -154,10 +159,10 @@ class Graft:
 
 
 class SpeculationTree:
-    """Committed text and the live nodes beyond it.
+    """The committed text and the live nodes (drafted tokens) beyond it.
 
-    first_child_wins  a node has one child, whatever comes later: under the classical rules, to
-                      prefer one of two drafts for what they are would bias the text
+    first_child_wins  True: a node keeps its first child and gets no other. Under the classical
+                      rules, to prefer one of two drafts because of its token would bias the text
     """
 
     def __init__(
@@ -173,30 +178,30 @@ class SpeculationTree:
         self.max_nodes = max_nodes
         self.nodes: dict[int, Node] = {}
         self._root_children: list[int] = []
-        self._orphans: deque[Graft] = deque()  # at most MAX_ORPHANS; parents unknown so far
-        self.num_stale = 0  # drafted tokens that were dropped on arrival or in the buffer, ever
+        self._orphans: deque[Graft] = deque()  # at most MAX_ORPHANS; their parents are unknown yet
+        self.num_stale = 0  # drafted tokens dropped so far, on arrival or in the buffer
 
     @property
     def root(self) -> int:
-        """Path hash of the last committed token."""
+        """Path hash of the committed text; it names the root of the tree."""
         return self.text.path_hashes[-1]
 
     def children(self, key: int) -> list[int]:
-        """Path hashes of the children of the root or of a live node."""
+        """Return the path hashes of the children of the root or of a live node."""
         is_root = key == self.text.path_hashes[-1]
         return self._root_children if is_root else self.nodes[key].children
 
     def child(self, key: int, token: int) -> Node | None:
-        """The child of the root or of a live node that carries `token`."""
+        """Return the child with this token of the root or of a live node; None: there is none."""
         for child in self.children(key):
             if self.nodes[child].token == token:
                 return self.nodes[child]
         return None
 
     def best_chain(self, limit: int) -> list[Node]:
-        """The path down from the root, at most `limit` nodes long, of which most may be accepted.
+        """Return the path from the root, of at most `limit` nodes, with most expected acceptances.
 
-        A chain that goes far beats another one whose first node alone is likelier.
+        A chain that is likely to go far is preferred to one whose first node alone is likelier.
         """
         chain: list[Node] = []
         children = self._root_children
@@ -209,7 +214,7 @@ class SpeculationTree:
         return chain
 
     def _worth(self, limit: int, key: int) -> float:
-        """How many of at most `limit` nodes from this one on are expected to be accepted."""
+        """Return how many of `limit` nodes from `key` on are expected to be accepted, at best."""
         node, most = self.nodes[key], 0.0
         if limit > 1:
             for child in node.children:
@@ -219,7 +224,7 @@ class SpeculationTree:
         return exp(node.score) * (1.0 + most)
 
     def rows_of(self, nodes: Iterable[Node]) -> list[tuple[int, int | None, int, int]]:
-        """Key, parent's key (None: the text itself), token and position of each, for the slots."""
+        """Return (key, parent's key or None: the root, token, position) of each node."""
         root = self.root
         return [
             (node.key, None if node.parent == root else node.parent, node.token, node.position)
@@ -227,10 +232,10 @@ class SpeculationTree:
         ]
 
     def below(self, key: int) -> list[Node]:
-        """Every node under the root or a live node, parents first."""
+        """Return every node below the root or below a live node, parents before children."""
         nodes = self.nodes
         found = [nodes[child] for child in self.children(key)]
-        for node in found:  # which grows meanwhile, until the last one has no children
+        for node in found:  # `found` grows during the loop, until the last node has no children
             if node.children:
                 found += [nodes[child] for child in node.children]
         return found
@@ -238,7 +243,10 @@ class SpeculationTree:
     # -- growing ---------------------------------------------------------------------------------
 
     def attach(self, graft: Graft) -> int:
-        """Attach what fits; returns the number of new nodes. The rest waits or is counted stale."""
+        """Attach the nodes whose parent is known, and return how many nodes are new in the tree.
+
+        Nodes whose parent may still arrive wait as orphans; the others are counted as stale.
+        """
         if not self._is_known(graft):
             if graft.parent_len <= len(self.text):
                 self.num_stale += len(graft.tokens)
@@ -262,11 +270,14 @@ class SpeculationTree:
         self._orphans.append(graft)
 
     def _adopt_orphans(self) -> int:
-        """Attach the orphans whose parents are here now; drop those that the root has passed."""
+        """Attach the orphans whose parents are known now, and drop those that the root has passed.
+
+        Returns the number of new nodes.
+        """
         if not self._orphans:
             return 0
         before = len(self.nodes)
-        # A parent is shorter than its child: one look at each is enough, at the shortest first.
+        # A parent's path is shorter: with the shortest first, each graft is looked at only once.
         for graft in sorted(self._orphans, key=lambda graft: graft.parent_len):
             if self._is_known(graft):
                 self._attach_known(graft)
@@ -278,7 +289,11 @@ class SpeculationTree:
         return len(self.nodes) - before
 
     def _attach_known(self, graft: Graft) -> int:
-        """`where[i]` is the path length and hash at which node i of it is; None if it is dead."""
+        """Attach a graft whose parent is known; returns the number of new nodes.
+
+        `where[i]` is the length and hash of the path that ends with node i; None if the node was
+        dropped.
+        """
         where: list[tuple[int, int] | None] = []
         start = (graft.parent_len, graft.parent_hash)
         before = len(self.nodes)
@@ -289,7 +304,10 @@ class SpeculationTree:
         return len(self.nodes) - before
 
     def _place(self, length: int, parent: int, graft: Graft, index: int) -> tuple[int, int] | None:
-        """Where node `index` ends up below the known path (`length`, `parent`), if anywhere."""
+        """Place node `index` after the known path; returns where it is, or None if dropped.
+
+        Where it is: length and hash of the path that ends with the node.
+        """
         token, committed = graft.tokens[index], self.text.tokens
         if length < len(committed):
             if committed[length] != token:
@@ -307,7 +325,10 @@ class SpeculationTree:
         source: int,
         proposals: Sequence[Proposal] = (),
     ) -> list[int]:
-        """Attach children to the root or a live node; returns path hashes of those that are new."""
+        """Attach children to the root or a live node; returns the path hashes of the new ones.
+
+        tokens, scores, proposals  one for each child; scores as in `Node`
+        """
         length = len(self.text) if parent == self.root else self.nodes[parent].position + 1
         children = self.children(parent)
         num_before = len(children)
@@ -326,7 +347,12 @@ class SpeculationTree:
         source: int,
         proposal: Proposal | None,
     ) -> int | None:
-        """The child of a live node, or of the root, that carries `token`, if there may be one."""
+        """Return the hash of the parent's child with this token, made if need be; None: refused.
+
+        parent  the root or a live node
+
+        A new child is refused if the tree is full, or if the first child wins and there is one.
+        """
         nodes, key = self.nodes, path_hash(parent, token, self.text.key)
         if key in nodes:
             return key
@@ -341,7 +367,7 @@ class SpeculationTree:
     # -- moving the root ---------------------------------------------------------------------------
 
     def path_to(self, length: int, hash_: int) -> list[int] | None:
-        """Tokens from the root to the live node at path length `length`. None: no such node."""
+        """Return the tokens from the root to the live node with this path; None: no such node."""
         tokens: list[int] = []
         node = self.nodes.get(hash_)
         if node is None or node.position + 1 != length:
@@ -353,16 +379,17 @@ class SpeculationTree:
             node = self.nodes[node.parent]
 
     def news(self, base_len: int, base_hash: int, tokens: Sequence[int]) -> Sequence[int] | None:
-        """What a verdict adds to the committed text. Its base: a committed position or live node.
+        """Return the tokens that a verdict adds to the committed text.
 
-        None: the base is unknown here, so something was missed. Raises Diverged.
+        Its base may be a committed position or a live node. None: the base is unknown here, so a
+        message was missed. Raises Diverged if the verdict contradicts the committed text.
         """
         if (path := self.path_to(base_len, base_hash)) is not None:
             return (*path, *tokens)
         return self.text.continuation(base_len, base_hash, tokens)
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Commit `tokens` after the root. Returns their path hashes and how many nodes died."""
+        """Commit `tokens` after the root; returns their path hashes and how many nodes died."""
         self.text.extend(tokens)
         path = self.text.path_hashes[len(self.text) + 1 - len(tokens) :]
         if path:
@@ -375,7 +402,7 @@ class SpeculationTree:
         return path, num_dead
 
     def clear(self) -> int:
-        """Forget every node and every orphan; returns how many nodes there were."""
+        """Remove every node and every orphan; returns how many nodes there were."""
         num_nodes = len(self.nodes)
         self.nodes.clear()
         self._root_children = []
@@ -383,7 +410,7 @@ class SpeculationTree:
         return num_nodes
 
     def check(self) -> None:
-        """Assert every invariant (for tests and the simulator)."""
+        """Assert every invariant of the tree (for tests and the simulator)."""
         assert len(self.text.path_hashes) == len(self.text) + 1
         assert len(self.nodes) <= self.max_nodes
         assert len(self._orphans) <= MAX_ORPHANS

@@ -1,1 +1,1 @@
-"""The real machines in virtual time: for the predictor `plan`, and for the simulator in tests."""
+"""Runs the real state machines of all processes in virtual time: for `plan`, and for tests."""

@@ -1,13 +1,13 @@
-"""How often drafts are right: given as numbers, or as a trace of what a real pair did.
+"""Texts on which drafts are right as often as given rates say, or as in a trace of a real pair.
 
-A drafter ranks what may come next, and of interest is only the rank of what the target says. So a
-text is a row of ranks, one for each of its positions, whoever recorded or made it, and the models
-here are made so that these ranks hold along the text. Beside it, where the target never looks, what
-the drafter says is like what it says at some position of the trace.
+A drafter ranks the tokens that may come next; the only thing that matters is the rank of the token
+that the target chooses. So a text is a sequence of ranks, one for each position, recorded or made,
+and the models here are made so that these ranks hold along the text. On paths that the target never
+takes, the drafter behaves as at some position of the trace.
 
-A drafter's score of a token is the logarithm of the chance that the target says it, estimated as
-well as that drafter can. A trace has the scores that were recorded with it, or those that are true
-of all its positions together: the share of each rank.
+A drafter's score of a token is the logarithm of the chance that the target chooses it, estimated as
+well as that drafter can. A trace has the scores that were recorded with it, or scores that are
+right for all its positions together: the share of each rank.
 """
 
 import json
@@ -25,20 +25,21 @@ from rehearsal.timeline import mix
 from target_node import compute as target
 
 NUM_RANKS = 8
-# Of what the ranks before leave, the second and each further one, where only the first is given: as
-# the embedded pair has it on sampled text (docs/LOG.md).
+# If only the chance of the first rank is given: the part of the remaining chance that the second
+# rank gets, and each further one. As measured with the embedded pair on sampled text (docs/LOG.md).
 SECOND_RANK, NEXT_RANK = 0.4, 0.25
-LOWEST = -20.0  # score of what never happened: as good as impossible, and finite
+LOWEST = -20.0  # score of a rank that never occurred: practically impossible, and finite
 BLOCK, GOLDEN_RATIO = 8, (math.sqrt(5) - 1) / 2
-NUM_TOKENS = 1000  # that the models of a rehearsal know
+NUM_TOKENS = 1000  # size of the vocabulary of the models in a rehearsal
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What the drafter makes of one place of a text.
+    """What the drafter predicts at one position of a text, and how good that is.
 
-    rank    of the target's token among its choices, 0 for the likeliest; None: it is none of them
-    scores  of its choices, the likeliest first (natural logarithm)
+    rank    rank of the target's token among the drafter's choices, 0 for the likeliest; None: it is
+            none of them
+    scores  of the drafter's choices, the likeliest first (natural logarithms)
     """
 
     rank: int | None
@@ -46,13 +47,14 @@ class Position:
 
 
 Trace = tuple[tuple[Position, ...], ...]
-"""The positions of some texts."""
+"""Several texts, each as its positions."""
 
 
 def chances(text: str) -> tuple[float, ...]:
-    """The chance of each rank, of "0.75" or "0.75,0.12,0.05". Raises ConfigurationError.
+    """Return the chance of each rank from text like "0.75" or "0.75,0.12,0.05".
 
-    Where one is given, the others have SECOND_RANK and NEXT_RANK of what is left.
+    If one chance is given, the further ranks get SECOND_RANK and NEXT_RANK of what is left. Raises
+    ConfigurationError if the text is not valid.
     """
     try:
         given = [float(part) for part in text.split(",")]
@@ -71,11 +73,11 @@ def chances(text: str) -> tuple[float, ...]:
 
 
 def drawn(shares: Sequence[float], num_texts: int, num_tokens: int) -> Trace:
-    """Texts in which each rank comes as often as its share says, one position like another.
+    """Return texts in which each rank occurs as often as `shares` says, wherever in the text.
 
-    Between two positions that the drafter gets wrong lie runs of geometric length. Their lengths
-    are not drawn one by one: every few runs have short and long ones as often as they should, in an
-    order that is drawn. So short texts say what long ones would.
+    Between two positions that the drafter gets wrong there are runs of geometric length. Their
+    lengths are not drawn one by one: each block of a few runs has short and long ones as often as
+    it should, in an order that is drawn. So short texts give the same figures as long ones would.
     """
     total, first = num_texts * num_tokens, shares[0]
     scores = tuple(map(_score, shares))
@@ -93,28 +95,32 @@ def drawn(shares: Sequence[float], num_texts: int, num_tokens: int) -> Trace:
 
 
 def _quantiles(block: int) -> list[float]:
-    """Some numbers in (0, 1), evenly spread; those of many blocks together as well."""
+    """Return BLOCK numbers in (0, 1), evenly spread.
+
+    The numbers of many blocks together are too.
+    """
     shift = (block + 0.5) * GOLDEN_RATIO % 1.0
     order = sorted(range(BLOCK), key=lambda index: mix(block << 8 | index + 1))
     return [(index + shift) / BLOCK for index in order]
 
 
 def _run_length(chance: float, quantile: float) -> int:
-    """Of hits in a row, each with this chance: such a share of all runs is longer."""
+    """Return a geometric number of hits in a row at this quantile; each hit has this chance."""
     return int(math.log(quantile) / math.log(chance)) if chance > 0 else 0
 
 
 def _rank_of_miss(shares: Sequence[float], quantile: float) -> int | None:
-    """Where the first is wrong: such a share of these positions has a lower rank."""
+    """Return the rank at this quantile among positions where rank 0 is wrong; None: no rank."""
     so_far = accumulate(shares[1:])
     left = 1.0 - shares[0]
     return next((rank for rank, sum_ in enumerate(so_far, 1) if sum_ / left > quantile), None)
 
 
 def read(lines: Iterable[str]) -> Trace:
-    """A recorded trace: a JSON object a line, `{"ranks": [0, null, 1 ...], "scores": [[...] ...]}`.
+    """Return the trace in lines of JSON, one object for each text.
 
-    The scores may be left out. Raises ConfigurationError.
+    A line is `{"ranks": [0, null, 1 ...], "scores": [[...] ...]}`; the scores may be left out.
+    Raises ConfigurationError if a line is not valid, or there is no text.
     """
     texts: list[tuple[Position, ...]] = []
     for number, line in enumerate(lines, 1):
@@ -151,10 +157,10 @@ def _position(rank: object, scores: object) -> Position:
 
 
 def cut(trace: Trace, num_texts: int, num_tokens: int) -> Trace:
-    """So many texts of at most so many tokens, of pieces of all that were recorded.
+    """Return `num_texts` texts of at most `num_tokens` tokens, made of pieces of the whole trace.
 
-    One after another the pieces are of beginnings, middles and ends: drafts are not right equally
-    often everywhere.
+    The pieces come from beginnings, middles and ends of the recorded texts, because acceptance
+    differs between these.
     """
     each = -(-num_texts * num_tokens // len(trace))
     positions: list[Position] = []
@@ -167,14 +173,14 @@ def cut(trace: Trace, num_texts: int, num_tokens: int) -> Trace:
 
 
 def written(text: Sequence[Position]) -> str:
-    """The line of a text that `read` reads."""
+    """Return the line for a text, as `read` reads it."""
     ranks = [position.rank for position in text]
     scores = [[round(score, 4) for score in position.scores] for position in text]
     return json.dumps({"ranks": ranks, "scores": scores})
 
 
 def shares(trace: Trace) -> tuple[float, ...]:
-    """How often the target's token has each rank."""
+    """Return for each of NUM_RANKS ranks at how many positions the target's token has it (0..1)."""
     counts = Counter(position.rank for text in trace for position in text)
     total = sum(counts.values())
     return tuple(counts[rank] / total for rank in range(NUM_RANKS))
@@ -185,7 +191,7 @@ def _score(share: float) -> float:
 
 
 class Ranked:
-    """A target and a drafter whose texts have the ranks of a trace.
+    """A target and a drafter model whose texts have the ranks of a trace.
 
     See `rehearsal.world.Models`.
     """
@@ -209,7 +215,7 @@ class Ranked:
         return tuple(self._children(digest, number) for digest in digests)
 
     def _children(self, digest: int, number: int) -> drafter.Children:
-        """So many choices behind a path, or as many as have scores."""
+        """Return the drafter's choices after a path: `number`, or as many as have scores."""
         position = self._at.get(digest) or self._pool[mix(~digest) % len(self._pool)]
         said, number = _said_after(digest), min(number, len(position.scores))
         tokens = [(said + 1 + rank) % NUM_TOKENS for rank in range(number)]
@@ -224,5 +230,5 @@ class Ranked:
 
 
 def _said_after(digest: int) -> int:
-    """The target's token behind a path."""
+    """Return the target's token after a path."""
     return mix(digest) % NUM_TOKENS

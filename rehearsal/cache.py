@@ -1,13 +1,13 @@
-"""The place of a model's cache in virtual time: strict enough to tell a mistake of the machines.
+"""A KV cache in virtual time, which raises an error at every mistake of the state machines.
 
-A path is folded into a digest, token by token. The cache holds a token, a position and a digest per
-slot, as a real one holds keys and values that were computed from everything that the row saw. A row
-that sees a hole, a stale row, a wrong position or a row that was computed on another path raises
-`CacheError`; and what it sees decides what the model says, so a mistake that passes these checks
-changes the text.
+A path is hashed into a digest, token by token. The cache keeps a token, a position and a digest for
+each slot, as a real one keeps keys and values that were computed from everything that the row saw.
+A row that sees a hole, a stale row, a wrong position or a row that was computed on another path
+raises `CacheError`. The tokens that the model chooses depend on what the row sees, so a mistake
+that passes these checks changes the text.
 
-The cache of a head also knows what each of its rows was given. A feature is the digest of the path
-whose last token it belongs to, so a wrong one is seen at once.
+The cache of a head also knows which feature each of its rows was given. A feature is the digest of
+the path whose last token it belongs to, so a wrong one is noticed at once.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,20 @@ from rehearsal.timeline import BITS_64
 
 
 class CacheError(AssertionError):
-    """A forward pass that no real cache would survive unharmed."""
+    """A forward pass or a move that would leave a real cache with wrong contents."""
 
 
 def fold(digest: int, token: int) -> int:
-    """The digest of a path and one more token."""
+    """Return the digest of a path that is continued by one token."""
     return (digest * 6364136223846793005 + token + 1) & BITS_64
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRow:
-    """What one slot holds. `digest` is of the path that the row saw when it was written."""
+    """The contents of one slot.
+
+    `digest` is of the path that the row saw, its own token included.
+    """
 
     token: int
     position: int
@@ -37,14 +40,14 @@ class CachedRow:
 
 
 class VirtualCache:
-    """A row of slots that does what it is told, in order, and looks closely at every row."""
+    """The slots of one lane; performs passes and moves in order, and checks every row."""
 
     def __init__(self, capacity: int) -> None:
         self.rows: list[CachedRow | None] = [None] * capacity
         self._sound_len = 0  # slots [0, _sound_len) are known to hold one text in order
 
     def run(self, feed: Feed) -> list[int]:
-        """Write the rows of a pass; returns per row the digest of the path that it saw."""
+        """Write the rows of a pass; returns for each row the digest of the path that it saw."""
         if not len(feed.tokens) == len(feed.positions) == len(feed.slots) > 0:
             raise CacheError(
                 "a pass needs as many positions and slots as tokens, and a row at least"
@@ -62,7 +65,7 @@ class VirtualCache:
             self._write(target, row)
 
     def copy(self, other: "VirtualCache", length: int) -> None:
-        """Take the first rows of another lane, whose text begins alike."""
+        """Copy the first `length` rows of another lane, whose text begins alike."""
         if self is other:
             raise CacheError("a lane is copied to itself")
         self.rows[:length] = other.rows[:length]
@@ -70,7 +73,7 @@ class VirtualCache:
         self._prefix_digest(length)
 
     def wipe(self, start: int) -> None:
-        """Forget all rows from a slot on."""
+        """Forget all rows from slot `start` on."""
         self.rows[start:] = [None] * (len(self.rows) - start)
         self._sound_len = min(self._sound_len, start)
 
@@ -110,13 +113,13 @@ class VirtualCache:
         return digests
 
     def _check_before(self, before: int, digest: int) -> None:
-        """The slot before a row on its path holds the token that the path so far ends with."""
+        """Raise CacheError unless slot `before` holds the last token of this digest's path."""
         row = self.rows[before] if before >= 0 else None
         if (0 if row is None else row.digest) != digest:
             raise CacheError(f"slot {before} is not that of the token before")
 
     def _seen(self, prefix_len: int, mask: int) -> list[CachedRow]:
-        """The rows behind the prefix that a mask shows, by position."""
+        """Return the rows behind the prefix that a mask shows, by position."""
         rows = []
         while mask:
             index = (mask & -mask).bit_length() - 1
@@ -138,7 +141,7 @@ class VirtualCache:
         return digest
 
     def _prefix_digest(self, length: int) -> int:
-        """The digest of slots [0, length), which must hold one text in order."""
+        """Return the digest of slots [0, length), which must hold one text in order."""
         start = min(self._sound_len, length)
         rows = self.rows[start:length]
         if None in rows:
@@ -156,24 +159,24 @@ class VirtualCache:
         self._sound_len = min(self._sound_len, slot)
 
 
-# -- of a head -------------------------------------------------------------------------------------
+# -- the cache of a head ---------------------------------------------------------------------------
 
 
 class Given(Enum):
-    """What a row knows of the token before it."""
+    """What a row of a head's cache was given about the token before it."""
 
     NOTHING = auto()
-    FEATURE = auto()  # the target's
-    GUESS = auto()  # the head's own
+    FEATURE = auto()  # the target's feature
+    GUESS = auto()  # the head's own prediction
 
 
 def feature_of(digest: int) -> bytes:
-    """The feature where the last token of the path of this digest was read."""
+    """Return the feature (8 bytes) of the last token of the path with this digest."""
     return digest.to_bytes(8, "little")
 
 
 class HeadCache(VirtualCache):
-    """A cache whose rows have features."""
+    """The cache of a head: also knows what each row was given about the token before it."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)

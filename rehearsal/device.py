@@ -1,19 +1,19 @@
-"""A device in virtual time: it does in order what a host gives it, while the host goes on.
+"""A device in virtual time: it performs orders one after another, while the host goes on.
 
 Theory of operation
 -------------------
-As a CUDA stream, a device is a queue of orders:
+Like a CUDA stream, a device is a queue of orders:
 
-    launch            a forward, which takes a time        -> Handle
-    move, copy, wipe  what becomes of rows of the cache; they take no time, and wait for their turn
+    launch            run a forward, which takes a time    -> Handle
+    move, copy, wipe  change rows of the cache; these take no time, but wait for their turn
 
-A forward reads and writes the cache when it ends, the last moment at which a real one may do so:
-whatever has overtaken it by mistake is seen by its rows. What it reads from the host must be as it
-was at the launch.
+A forward reads and writes the cache when it ends, the last moment at which a real one may do so: so
+its rows show if an order has overtaken it by mistake. Its inputs on the host must not be changed
+after the launch.
 
-The host is told when a forward has ended, and only then may it read the result. All forwards write
+The host is told when a forward has ended, and may read the result only then. All forwards write
 their results to one buffer, which belongs to the newest launch: the result of the forward before
-has to be read by then. A host that does otherwise gets a `DeviceError`.
+has to be read by then. A host that breaks these rules gets a `DeviceError`.
 """
 
 from collections import deque
@@ -27,24 +27,24 @@ from rehearsal.cache import VirtualCache
 from rehearsal.timeline import Timeline
 
 Digests = list[list[int]]
-"""What each row of a forward has seen, feed by feed."""
+"""For each feed of a forward, the digest of the path that each row has seen."""
 
 
 class DeviceError(AssertionError):
-    """The host has done what a real device does not forgive."""
+    """The host has made a mistake that would give wrong results on a real device."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Where the results are written. `owner`: the newest launch, from that launch on."""
+    """The buffer for results. `owner` is the newest launch, from that launch on."""
 
     owner: "Handle | None" = None
 
 
 class Handle:
-    """A forward that a device has been given, and the way to its result.
+    """A forward that a device was given; the host reads its result here.
 
-    began, ends_at  when the device computes it
+    began, ends_at  when the device computes it (seconds of virtual time)
     """
 
     def __init__(self, buffer: _Buffer, began: float, ends_at: float) -> None:
@@ -52,18 +52,18 @@ class Handle:
         self.ends_at = ends_at
         self._buffer = buffer
         self._is_ready = False
-        self._result: Any = None  # in the buffer, as long as that is ours
+        self._result: Any = None  # valid as long as the buffer belongs to this forward
 
     @property
     def is_ready(self) -> bool:
-        """Whether the forward has ended."""
+        """True if the forward has ended."""
         return self._is_ready
 
     def result(self) -> Any:
-        """Read what the forward has computed.
+        """Return the result of the forward.
 
         Raises:
-            DeviceError: it has not ended, or a later launch has overwritten its result.
+            DeviceError: the forward has not ended, or a later launch has overwritten its result.
         """
         if not self._is_ready:
             raise DeviceError("a result is read before it is ready")
@@ -72,7 +72,7 @@ class Handle:
         return self._result
 
     def write(self, result: Any) -> None:
-        """The forward has ended; this is for its device alone."""
+        """Store the result of the forward, which has ended; only its device calls this."""
         self._is_ready, self._result = True, result
 
 
@@ -80,8 +80,8 @@ class Handle:
 class _Forward:
     """A forward in the queue.
 
-    given    a hash of the feeds, as they were at the launch
-    compute  makes the result of what the rows have seen
+    given    hash of the feeds at the launch
+    compute  makes the result from the digests that the rows have seen
     """
 
     feeds: tuple[Feed, ...]
@@ -90,7 +90,7 @@ class _Forward:
     handle: Handle
 
     def run(self, lanes: Sequence[VirtualCache]) -> None:
-        """Read and write the cache."""
+        """Run the rows on the cache, and store the result."""
         if hash(self.feeds) != self.given:
             raise DeviceError("what a forward was given has changed since its launch")
         seen = [lanes[feed.lane].run(feed) for feed in self.feeds]
@@ -98,9 +98,9 @@ class _Forward:
 
 
 class Device:
-    """The device of one process.
+    """The device of one process, with its queue and its cache.
 
-    lanes     its cache
+    lanes     the cache, one for each lane
     on_ended  called whenever a forward has ended
     """
 
@@ -111,13 +111,13 @@ class Device:
         self._timeline = timeline
         self._on_ended = on_ended
         self._buffer = _Buffer()
-        # Orders that have not been done, oldest first. The first is a forward: others are done as
-        # soon as nothing is before them.
+        # Orders that are not done yet, oldest first. The first is always a forward: other orders
+        # are done as soon as no order is before them.
         self._queue: deque[_Forward | Callable[[], None]] = deque()
         self._free_at = timeline.now  # when the last of its forwards ends
 
     def stop(self) -> None:
-        """The process dies: nothing that was ordered happens any more."""
+        """Drop all orders, because the process dies."""
         self._queue.clear()
 
     def launch(
@@ -127,9 +127,9 @@ class Device:
         cost_s: float,
         host_s: float = 0.0,
     ) -> Handle:
-        """Order a forward that takes `cost_s`; its result is `compute` of what its rows see.
+        """Order a forward of `cost_s` seconds; its result is `compute` of its rows' digests.
 
-        host_s  before it, while the host makes it ready and the device idles
+        host_s  seconds of preparation on the host before it, in which the device is idle
         """
         began = max(self._free_at, self._timeline.now) + host_s
         self._free_at = began + cost_s
@@ -140,15 +140,15 @@ class Device:
         return handle
 
     def move(self, move: Move) -> None:
-        """Order that rows of a lane are copied to other slots."""
+        """Order a copy of rows of a lane to other slots."""
         self._order(partial(self.lanes[move.lane].move, move))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Order that the first rows of a lane are copied to another lane."""
+        """Order a copy of the first `length` rows of lane `source` to lane `target`."""
         self._order(partial(self.lanes[target].copy, self.lanes[source], length))
 
     def wipe(self, lane: int, start: int) -> None:
-        """Order that all rows of a lane from a slot on are forgotten."""
+        """Order that all rows of a lane from slot `start` on are forgotten."""
         self._order(partial(self.lanes[lane].wipe, start))
 
     def _order(self, do: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class Device:
             do()
 
     def _end(self) -> None:
-        """The first forward of the queue ends, and what waits for nothing else is done."""
+        """End the first forward of the queue, and perform the orders up to the next forward."""
         if not self._queue:
             return  # the process has died
         forward = self._queue.popleft()

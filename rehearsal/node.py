@@ -1,7 +1,7 @@
-"""A node in virtual time: the real follower and schedule beside a device that takes its time.
+"""A node in virtual time: the real follower and schedule, with a simulated device.
 
-What `node/loop.py` does with a clock, a socket and a model is done here with the links, the
-timeline and the models of a world; nothing is decided here either.
+`node/loop.py` uses a clock, a socket and a model; this file uses the timeline, the links and the
+models of a `World` instead. It decides nothing either.
 """
 
 from collections import deque
@@ -52,11 +52,11 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of the drafter that is running.
+    """A draft step that is running.
 
-    first     the part whose steps ahead it may be one of
-    before    what the steps before it in the same chain have chosen
-    model_us  of them and of this one
+    first     the part whose further steps (`ahead`) this may be one of
+    before    the children that were chosen by the steps before it in the same chain
+    model_us  microseconds of this step and of those before it
     """
 
     ticket: int
@@ -67,9 +67,9 @@ class _Step:
 
 
 class Node:
-    """A node process: its texts, their schedule, its device, and the loop around them.
+    """A node process in virtual time: its texts, their schedule, its device, and its loop.
 
-    index  which of its role it is
+    index  number of this node among those of its role, from 0
     """
 
     def __init__(self, world: "World", role: Role, index: int = 0) -> None:
@@ -77,29 +77,30 @@ class Node:
         self.role = role
         self.index = index
         self.name = f"{role} {index + 1}" if index else str(role)
-        self.life = 0  # of the process; things that an earlier life asked for do not happen
+        self.life = 0  # number of the process; events that an earlier life scheduled are dropped
         self.alive = False
         self.follower: Any = None
         self.device = Device((), world.timeline, self._ended)
-        self.deadline = float("inf")  # at which the schedule wants to be woken
+        self.deadline = float("inf")  # when the schedule wants the next Tick
         self.progress = 0  # finished forwards
-        self._running: _Pass | _Step | None = None  # its result has not been read
-        self._is_called = False  # a message has come since the forward began
+        self._running: _Pass | _Step | None = None  # a forward whose result was not read yet
+        self._is_called = False  # a message has arrived since the forward began
         self._inbox: deque[Message] = deque()
-        self._stamp: tuple[int, float] | None = None  # the coordinator's latest, and when it came
+        # Time stamp of the coordinator's latest heartbeat, and when that arrived.
+        self._stamp: tuple[int, float] | None = None
 
     @property
     def id(self) -> NodeId:
-        """Of the process: every life has its own."""
+        """Name of the process; each life has another one."""
         return f"{self.name}.{self.life}".encode()
 
     @property
     def is_computing(self) -> bool:
-        """Whether a result has not come yet."""
+        """True while a forward runs whose result was not read yet."""
         return self._running is not None
 
     def start(self, source: int) -> None:
-        """Begin a life with nothing but a source number."""
+        """Begin a new life with an empty cache; `source` is a drafter's number as a source."""
         setting = self.world.setting
         self.alive = True
         count = setting.num_lanes(self.role)
@@ -128,14 +129,14 @@ class Node:
         return target_scheduling.Schedule(lanes, known, num_per_pass=together)
 
     def crash(self) -> None:
-        """End this life."""
+        """End this life: the process dies."""
         self.alive = False
         self.device.stop()
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def receive(self, frame: bytes) -> None:
-        """A frame has come."""
+        """Take a frame that has arrived; it is handled now, or after the running forward."""
         if not self.alive:
             return
         self._inbox.append(codec.decode(frame))
@@ -157,7 +158,7 @@ class Node:
         self.world.watcher.rested(self)
 
     def _finish(self, event: drafter.Proposed | target.Computed) -> None:
-        """Where the host is free the next forward is launched before anything is said of this."""
+        """Handle a result; if the host is free, launch the next forward before sending messages."""
         self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
         self._handle(event)
         if not self.world.setting.blocking:
@@ -223,7 +224,7 @@ class Node:
         compute: Callable[[Sequence[Any], Digests], Any],
         host_s: float = 0.0,
     ) -> tuple[Handle, int]:
-        """A forward of these parts, and its microseconds."""
+        """Launch a forward of these parts; returns its handle and its microseconds."""
         num_rows = sum(len(part.feed.tokens) for part in parts)
         cost_s = self.world.setting.costs(self.role).forward.of(num_rows)
         feeds = [part.feed for part in parts]
@@ -248,7 +249,7 @@ class Node:
         )
 
     def _ended(self) -> None:
-        """The device has ended the forward that is running: read its result, and go on."""
+        """Read the result of the forward that has ended, and go on."""
         running, self._running = self._running, None
         assert running is not None, "a forward ends that nobody waits for"
         result = running.handle.result()
@@ -260,7 +261,7 @@ class Node:
             self._followed(running, (*running.before, *result[0]))
 
     def _followed(self, step: _Step, chain: tuple[drafter.Children, ...]) -> None:
-        """After a step of a chain comes the next one, unless a message has come."""
+        """Launch the next step of a chain; end the chain if a message came or none follows."""
         part = None if self._is_called else step.first.after(chain)
         if part is None:
             self._finish(drafter.Proposed(step.ticket, (chain,), step.model_us, len(chain)))
@@ -289,14 +290,17 @@ class Node:
 
 
 def _asked(part: drafter.Part | target.Part, rows: Sequence[int]) -> Sequence[int]:
-    """What the rows that are asked have seen."""
+    """Return the digests of the rows that are asked."""
     return rows[len(rows) - part.num_asked :]
 
 
 def with_features(
     part: target.Part, outcome: target.Outcome, digests: Sequence[int]
 ) -> target.Outcome:
-    """The outcome with the features that are wanted, of rows that have seen these paths."""
+    """Return the outcome with the wanted features of the rows on the text.
+
+    digests  for each row of the part, the digest of the path that it has seen
+    """
     if not part.layers:
         return outcome
     rows = rows_on_text(part, outcome)

@@ -1,4 +1,4 @@
-"""Which policy is worth what: every row of the table of policies, at its best setting."""
+"""Predicts which policy is fastest: rehearses each policy of the table, and finds its best K."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,24 +16,26 @@ from rehearsal.world import World
 
 # -- performance -----------------------------------------------------------------------------------
 
-# What a policy makes of given costs and a given acceptance: the real machines, in virtual time.
+# The speed of a policy for given costs and acceptance: the real state machines in virtual time.
 
-PROMPT_LEN = 8  # short: what is asked is how fast a text is written, not how fast it is read
+PROMPT_LEN = 8  # short, because the speed of decoding is wanted, not that of prefilling
 NUM_TO_SETTLE = 24  # tokens at the start of a text that do not count: the nodes learn their costs
-NUM_AT_END = 12  # nor do these: the last passes have no room for drafts
-# A trial costs a few of very many passes. A rehearsal is too short for a fair share of one.
+NUM_AT_END = 12  # tokens at the end that do not count: the last passes have no room for drafts
+# For `rest_after`: no trials without the drafter. They cost a few of very many passes; a rehearsal
+# is so short that one would count too much.
 NEVER = 1 << 20
 LEAST_LEN = NUM_TO_SETTLE + NUM_AT_END + 8
-LIMIT_S = 1e6  # of virtual time
+LIMIT_S = 1e6  # limit of virtual time
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What some texts came to; mostly but for the first and last tokens of each.
+    """The measured speed of some texts, mostly without the first and last tokens of each.
 
-    tokens_per_second  of all texts that are written at once together
-    target_busy        share of the time that the target's device was computing; likewise the
-                       drafter's
+    tokens_per_second  of all texts together that are generated at once
+    num_passes, num_drafted, num_accepted  target passes, verified drafts, accepted drafts
+    target_busy        share of the time in which the target's device was computing
+    drafter_busy       the same for the drafter's device
     """
 
     tokens_per_second: float
@@ -46,18 +48,18 @@ class Figures:
 
     @property
     def tokens_per_pass(self) -> float:
-        """The target's own included."""
+        """Mean number of tokens of a pass, the target's own included."""
         return self.num_tokens / self.num_passes
 
 
 @dataclass(slots=True)
 class _Written:
-    """The counted part of one text: it begins and ends with a verdict, the first not included."""
+    """The counts of one text, from one verdict (not included) to another."""
 
     began: float = 0.0
     ended: float = 0.0
-    length: int = 0  # of the text, by the newest verdict
-    num_before: int = 0  # tokens that do not count
+    length: int = 0  # length of the text by the newest verdict
+    num_before: int = 0  # tokens before those that count
     num_tokens: int = 0
     num_passes: int = 0
     num_drafted: int = 0
@@ -65,27 +67,32 @@ class _Written:
 
 
 class _Device:
-    """How long a device has computed. One forward begins after the one before has ended."""
+    """Adds up how long a device has computed; its forwards never overlap."""
 
     def __init__(self) -> None:
-        self._ended_s = 0.0  # all forwards but the newest, together
-        self._began = self._until = 0.0  # the newest
+        self._ended_s = 0.0  # seconds of all forwards but the newest
+        self._began = self._until = 0.0  # beginning and end of the newest
 
     def occupy(self, began: float, until: float) -> None:
-        """One forward more."""
+        """Add one forward from `began` to `until` (seconds)."""
         assert began >= self._until, "a device computes two forwards at once"
         self._ended_s += self._until - self._began
         self._began, self._until = began, until
 
     def busy_s(self, now: float) -> float:
-        """Seconds until now; what is left of the newest forward does not count."""
+        """Return the seconds of computing until `now`.
+
+        The rest of the newest forward does not count.
+        """
         return self._ended_s + max(0.0, min(now, self._until) - self._began)
 
 
 class Ledger:
-    """Counts verdicts, and the time of both devices. See `watcher.Watcher`.
+    """Counts the tokens and passes of all texts, and the busy time of both devices.
 
-    is_whole  everything counts from the first verdict of a text on
+    It is a `world.Watcher`.
+
+    is_whole  True: all of a text counts from its first verdict on
     """
 
     def __init__(self, timeline: Timeline, *, is_whole: bool) -> None:
@@ -94,18 +101,18 @@ class Ledger:
         self._num_at_end = 0 if is_whole else NUM_AT_END
         self._texts: dict[int, _Written] = defaultdict(_Written)  # by session
         self._devices = {role: _Device() for role in Role}
-        self._before_s: dict[Role, float] = {}  # each was busy so long until `_began`
-        self._counted_s: dict[Role, float] = {}  # and until the last verdict that counts
-        self._began = 0.0  # of the first text that counts
+        self._before_s: dict[Role, float] = {}  # busy seconds of each device until `_began`
+        self._counted_s: dict[Role, float] = {}  # the same until the last verdict that counts
+        self._began = 0.0  # when the first text began to count
 
     def sent(self, node: Node, message: Message) -> None:
-        """A verdict is a pass of a text."""
+        """Count a verdict: it is one pass of a text."""
         if not isinstance(message, Verdict):
             return
         text, now = self._texts[message.session], self._timeline.now
         max_len = node.world.setting.texts[message.session - 1].limits.max_len
         if message.base_len + len(message.tokens) <= text.length:
-            return  # it is said again, and was no pass
+            return  # a repeated verdict, which stands for no pass
         text.length = message.base_len + len(message.tokens)
         if message.base_len >= max_len - self._num_at_end:
             return
@@ -122,14 +129,14 @@ class Ledger:
         text.num_accepted += message.num_accepted
 
     def occupied(self, node: Node, began: float, until: float) -> None:
-        """The device computes in this time."""
+        """Count a forward on a node's device."""
         self._devices[node.role].occupy(began, until)
 
     def _busy_s(self, now: float) -> dict[Role, float]:
         return {role: device.busy_s(now) for role, device in self._devices.items()}
 
     def watch_clock(self) -> None:
-        """No text may hang."""
+        """Fail if the virtual time exceeds the limit: a text hangs."""
         assert self._timeline.now < LIMIT_S, "a text does not end"
 
     def _ignore(self, *_: Any, **__: Any) -> None:
@@ -139,7 +146,7 @@ class Ledger:
     launched = heard = handled = rested = ended = _ignore
 
     def figures(self, at_once: int) -> Figures:
-        """Of all texts, of which so many were written at once."""
+        """Return the figures of all texts, of which `at_once` were generated at once."""
         texts = self._texts.values()
         num_tokens = sum(text.num_tokens for text in texts)
         elapsed_s = sum(text.ended - text.began for text in texts)
@@ -167,9 +174,10 @@ def rehearse(
     *,
     is_whole: bool = False,
 ) -> Figures:
-    """Write the texts of a trace, so many at once.
+    """Generate the texts of a trace in virtual time, `at_once` at a time; returns the figures.
 
-    is_whole  all of each counts, but for its first token
+    target_costs, drafter_costs  how long things take at each node
+    is_whole                     True: each whole text counts, except its first token
     """
     assert all(len(positions) > LEAST_LEN for positions in trace), "texts are too short"
     texts = tuple(
@@ -195,16 +203,16 @@ def rehearse(
 
 # -- planning --------------------------------------------------------------------------------------
 
-DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # K
+DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # values of K that are tried
 WINDOW, WIDER = 16, (MAX_WINDOW,)
-PAYS = 1.02  # times plain decoding; what is less is within what a rehearsal can tell
+PAYS = 1.02  # least speed-up over plain decoding that a rehearsal can tell from none
 TARGET_ROWS, DRAFTER_ROWS = TIMED_ROWS[Role.TARGET], TIMED_ROWS[Role.DRAFTER]
-FLOPS_PER_PARAMETER = 2  # and row: a multiplication and an addition
+FLOPS_PER_PARAMETER = 2  # for each row: a multiplication and an addition
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is given: costs, acceptance, and how many texts are written at once."""
+    """The input of a plan: costs, acceptance, and how many texts are generated at once."""
 
     target: NodeCosts
     drafter: NodeCosts
@@ -214,9 +222,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A policy with its numbers, and what it comes to.
+    """A policy with its numbers, and the figures of its rehearsal.
 
-    k, window  None where the policy has no such number
+    k, window  None if the policy has no such number
     """
 
     policy: str
@@ -227,10 +235,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that was rehearsed.
+    """The result of planning: all rehearsals, and the best one of each policy.
 
     plain  decoding without drafts
-    best   of each policy that drafts, in the order of the table
+    best   the fastest cell of each policy that drafts, in the order of the table
+    cells  all cells
     """
 
     plain: Cell
@@ -238,12 +247,12 @@ class Plan:
     cells: tuple[Cell, ...]
 
     def speedup(self, cell: Cell) -> float:
-        """Times plain decoding."""
+        """Return how many times faster a cell is than plain decoding."""
         return cell.figures.tokens_per_second / self.plain.figures.tokens_per_second
 
     @property
     def winner(self) -> Cell | None:
-        """The fastest cell, if speculation pays at all."""
+        """The fastest cell; None if speculation does not pay."""
         cell = max(self.best, key=self.speedup)
         return cell if self.speedup(cell) >= PAYS else None
 
@@ -254,10 +263,11 @@ def make_plan(
     wider: Sequence[int] = WIDER,
     say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Rehearse every policy: with K up to the best and one beyond, there with wider windows too.
+    """Rehearse every policy with several K, and its best K with wider windows too.
 
-    drafts  ascending
-    say     is told what is being rehearsed
+    drafts  values of K, ascending; K is raised or lowered as long as that makes the policy faster
+    wider   further windows
+    say     is told which policy is being rehearsed
     """
     cells: list[Cell] = []
     best: list[Cell] = []
@@ -278,7 +288,7 @@ def make_plan(
 
 
 def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | None) -> list[Cell]:
-    """From a third of `drafts` on upwards or downwards, for as long as it gets faster."""
+    """Rehearse values of K from a third of `drafts` on, up or down as long as it gets faster."""
     cells: dict[int, Cell] = {}
 
     def speed(index: int) -> float:
@@ -304,26 +314,30 @@ def _speed(cell: Cell) -> float:
 
 
 def step_s(num_bytes: float, bandwidth: float, flops: float, peak: float) -> float:
-    """Seconds of a forward on the roofline: max(bytes moved / bandwidth, FLOPs / peak).
+    """Return the seconds of a forward on the roofline: max(bytes / bandwidth, FLOPs / peak).
 
-    (Williams, Waterman and Patterson, "Roofline", CACM 2009.) Decoding reads every weight once a
-    forward, whatever its rows, and multiplies each with every row.
+    (Williams, Waterman and Patterson, "Roofline", CACM 2009.) Decoding reads every weight once for
+    each forward, whatever its rows, and multiplies each weight with every row.
+
+    num_bytes  bytes moved; bandwidth in bytes a second
+    flops      floating-point operations; peak in FLOPs a second
     """
     return max(num_bytes / bandwidth, flops / peak)
 
 
 def roofline(num_parameters: float, num_bytes: float, bandwidth: float, peak: float) -> Forwards:
-    """Forwards of a model whose weights are read once for all rows, which are few.
+    """Return the costs of forwards of a model whose weights are read once for all (few) rows.
 
     num_bytes  of the weights
     bandwidth  bytes a second
-    peak       FLOPs a second; infinity: reading the weights is all that it takes
+    peak       FLOPs a second; infinity: only reading the weights takes time
     """
     row_flops = FLOPS_PER_PARAMETER * num_parameters
 
     def of(num_rows: int) -> float:
         return step_s(num_bytes, bandwidth, num_rows * row_flops, peak)
 
-    free = int(min(1e6, num_bytes / bandwidth * peak / row_flops))  # rows until the weights are in
+    # Rows that can be computed in the time in which the weights are read.
+    free = int(min(1e6, num_bytes / bandwidth * peak / row_flops))
     knots = sorted({1, max(1, free), max(1, free) + 1})
     return Forwards(tuple((rows, of(rows)) for rows in knots), row_flops / peak)

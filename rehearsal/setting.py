@@ -1,4 +1,4 @@
-"""What is rehearsed: the texts, the policy, and what everything takes."""
+"""The input of a rehearsal: the texts, the policy, and how long everything takes."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ NUM_TREE_SLOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One session: its prompt and where it may end.
+    """One session: its prompt, and where it may end.
 
-    read_len  tokens after the prompt with which its reader has found an end of its own and leaves;
-              None: it reads them all
+    read_len  number of tokens after the prompt with which its reader has found an end of its own,
+              and stops reading; None: it reads all
     """
 
     prompt: tuple[int, ...]
@@ -24,17 +24,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """Seconds of a forward by its rows.
+    """The seconds of a forward by its number of rows, interpolated linearly.
 
-    known  (rows, seconds), ascending; one at least. Straight lines between them
-    row_s  of each row beyond the last
+    known  (rows, seconds) in ascending order, at least one
+    row_s  seconds for each row beyond the last known number
     """
 
     known: tuple[tuple[int, float], ...]
     row_s: float = 0.0
 
     def of(self, num_rows: int) -> float:
-        """Seconds of so many rows; of fewer than are known, as of the fewest."""
+        """Return the seconds of a forward of `num_rows` rows; never less than the first known."""
         last, last_s = self.known[-1]
         if num_rows >= last:
             return (num_rows - last) * self.row_s + last_s
@@ -48,12 +48,12 @@ class Forwards:
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """What things take at a node.
+    """How long things take at a node, in seconds.
 
-    forward     on its device
-    host_s      on its host for each forward: messages, decisions, masks
-    hop_s       of a message from or to the coordinator, one way
-    timed_rows  forwards of which numbers of rows it times before its first text
+    forward     a forward on its device
+    host_s      work on its host for each forward: messages, decisions, masks
+    hop_s       a message from or to the coordinator, one way
+    timed_rows  row counts for which it times a forward before its first text
     """
 
     forward: Forwards
@@ -63,24 +63,25 @@ class NodeCosts:
 
     @property
     def measured(self) -> Measured:
-        """What it knows of its forwards before its first text."""
+        """The seconds of forwards, by rows, that the node has timed before its first text."""
         return {rows: self.forward.of(rows) for rows in self.timed_rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything that the machines are given.
+    """Everything that the state machines are given in a rehearsal.
 
+    fixed_rows       rows of a decoding pass in reproducible mode; None: off
     drafter_max_len  most tokens of a text that a drafter can read
     temperature      only whether it is zero matters here
-    blocking         a node reads its messages only between two forwards, as where the host computes
-    lookup           how the target drafts by itself
-    max_num_seqs     texts that are open at once
-    drafter_lanes    of them, as many as a drafter has room for
-    num_per_pass     most texts that share one
-    is_head          the drafters are heads of the target
-    submit_every_s   between two texts; 0: all at the start; None: each a while after the one before
-                     is complete
+    blocking         True: a node reads messages only between two forwards, as if its host computed
+    lookup           how the target drafts by copying; None: not
+    max_num_seqs     most texts that are open at once
+    drafter_lanes    number of texts for which a drafter has room
+    num_per_pass     most texts that share a pass
+    is_head          True: the drafters are heads of the target
+    submit_every_s   seconds between the submission of two texts; 0: all at the start; None: each
+                     text a while after the one before is complete
     """
 
     policy: Policy
@@ -101,14 +102,14 @@ class Setting:
     is_head: bool = False
 
     def costs(self, role: Role) -> NodeCosts:
-        """What things take at a node of this role."""
+        """Return how long things take at a node of this role."""
         return self.drafter if role is Role.DRAFTER else self.target
 
     def num_lanes(self, role: Role) -> int:
-        """Texts at once that a node has room for."""
+        """Return for how many texts at once a node of this role has room."""
         return self.drafter_lanes if role is Role.DRAFTER else self.max_num_seqs
 
     @property
     def capacity(self) -> int:
-        """Slots of a cache that is large enough."""
+        """Number of slots with which a lane has room for every text."""
         return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS

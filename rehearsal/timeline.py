@@ -1,4 +1,4 @@
-"""Virtual time."""
+"""Virtual time, and repeatable random numbers."""
 
 import heapq
 from collections.abc import Callable
@@ -8,7 +8,10 @@ from typing import Protocol
 
 
 class Timeline:
-    """Events in virtual time; equal times in the order in which they were asked for."""
+    """A queue of events in virtual time (seconds).
+
+    Equal times keep the order of their scheduling.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,35 +19,35 @@ class Timeline:
         self._num_asked = 0
 
     def at(self, time: float, happen: Callable[[], None]) -> None:
-        """Call `happen` at `time`."""
+        """Call `happen` at `time` (at once, if that has passed), when the timeline gets there."""
         self._num_asked += 1
         heapq.heappush(self._events, (max(time, self.now), self._num_asked, happen))
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Advance to the next event, and call it."""
         self.now, _, happen = heapq.heappop(self._events)
         happen()
 
 
 # -- luck ------------------------------------------------------------------------------------------
 
-# Numbers that look drawn at random, and are functions of a seed.
+# Pseudo-random numbers, determined by a seed.
 
 BITS_64 = (1 << 64) - 1
 
 
 class Luck(Protocol):
-    """What draws numbers; `random.Random` is one."""
+    """A source of random numbers; `random.Random` is one."""
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
 
     def randbytes(self, n: int, /) -> bytes:
-        """So many bytes."""
+        """Return `n` random bytes."""
 
 
 class Mixed:
-    """The outputs of a good hash of a counter: every run is alike."""
+    """Pseudo-random numbers made by hashing a counter; the same in every run."""
 
     def __init__(self, seed: int) -> None:
         self._state = mix(seed + 1)
@@ -64,7 +67,7 @@ class Mixed:
 
 
 def mix(value: int) -> int:
-    """A good hash of 64 bits (the finalizer of MurmurHash3)."""
+    """Return a hash of 64 bits of `value` (the finalizer of MurmurHash3)."""
     value ^= value >> 33
     value = value * 0xFF51AFD7ED558CCD & BITS_64
     value ^= value >> 33

@@ -1,7 +1,7 @@
 """A coordinator, its nodes and the links between them in virtual time.
 
-Nothing here decides anything about a text. The world carries messages (every one through the
-codec) between the nodes (`rehearsal/node.py`), and tells the watcher what happened.
+This file decides nothing about a text. It carries messages (every one through the codec) between
+coordinator and nodes (`rehearsal/node.py`), and tells the watcher what happened.
 """
 
 from collections import Counter
@@ -33,53 +33,53 @@ from target_node import compute as target
 
 # -- watcher ---------------------------------------------------------------------------------------
 
-# Who looks on while the machines run: a judge in tests, a ledger in the predictor.
+# An observer of the run: a judge in tests, a ledger in the predictor.
 
 
 class Watcher(Protocol):
-    """Is told each fact when it happens."""
+    """Observes a run: each method is called when its event happens."""
 
     def begun(self, session: Session, text: Text) -> None:
-        """A text begins."""
+        """A text has begun."""
 
     def disturbed(self) -> None:
-        """A node has come or gone, or a link has done wrong."""
+        """A node has come or gone, or a link has lost or reordered a frame."""
 
     def told(self, node_id: NodeId, message: Message, router: Router) -> None:
-        """The router sends a message of its own."""
+        """The router sends a message of its own to a node."""
 
     def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
-        """The router passes on what a node has sent."""
+        """The router passes a frame of one node on to another."""
 
     def routed(self, router: Router) -> None:
         """The router has handled an event."""
 
     def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
-        """The reader of a text is handed something."""
+        """The reader of a text is given tokens, or logprobs of the prompt."""
 
     def completed(self, session: int, result: Result) -> None:
-        """The reader of a text is told that this is all."""
+        """The reader of a text is told that the text is complete."""
 
     def launched(self, node: Node, action: drafter.Compute | target.Compute) -> None:
-        """A node begins what its machine asks for: a forward, or the first of a chain of them."""
+        """A node begins a Compute of its machine: one forward, or the first of a chain."""
 
     def occupied(self, node: Node, began: float, until: float) -> None:
-        """The device of a node computes one forward in this time, each step of a chain apart."""
+        """A device computes one forward, or one step of a chain, from `began` to `until`."""
 
     def sent(self, node: Node, message: Message) -> None:
         """A node sends a message."""
 
     def heard(self, node: Node, event: Any) -> None:
-        """A node has been told of an event; its actions are still to be done."""
+        """A node's machine was given an event; the actions that it asks for are not done yet."""
 
     def handled(self, node: Node, event: Any) -> None:
-        """A node has handled an event and its actions are done."""
+        """A node's machine was given an event, and its actions are done."""
 
     def rested(self, node: Node) -> None:
-        """A node has handled all that was there and has ticked."""
+        """A node has handled all messages that had arrived, and has ticked."""
 
     def watch_clock(self) -> None:
-        """Time has passed."""
+        """Virtual time has passed."""
 
     def ended(self) -> None:
         """The last text is complete."""
@@ -87,23 +87,26 @@ class Watcher(Protocol):
 
 # -- host ------------------------------------------------------------------------------------------
 
-# The coordinator in virtual time: the real router and real sessions behind perfect sockets.
+# The coordinator in virtual time: the real router and real sessions, with perfect sockets.
 #
-# What `coordinator/cluster/service.py` does with a thread, a socket and a clock is done here with
-# the links and the timeline of a world; nothing is decided here either.
+# `coordinator/cluster/service.py` uses a thread, a socket and a clock; this class uses the links
+# and the timeline of a world instead. It decides nothing either.
 
 SECRET = "secret"
 VOCABULARY = 1 << 10
-PAUSE_S = 0.01  # of a reader, before the next text
+PAUSE_S = 0.01  # seconds between the end of a text and the next one
 
 
 class Host:
-    """The router's loop. Nodes that die are replaced, so their texts wait for that."""
+    """The coordinator in virtual time: the real router, and readers of the texts.
+
+    If the target dies, texts wait until it is replaced.
+    """
 
     def __init__(self, world: "World") -> None:
         self.world = world
         self.router = Router(SECRET, max_num_seqs=world.setting.max_num_seqs, awaits_target=True)
-        self._texts: dict[int, tuple[Session, Text]] = {}  # submitted and not begun, by session
+        self._texts: dict[int, tuple[Session, Text]] = {}  # submitted, but not begun, by session
         self._num_submitted = 0
         self._num_left = len(world.setting.texts)  # texts that are not complete
         self._num_read: Counter[int] = Counter()  # tokens that were handed to readers, by session
@@ -114,7 +117,7 @@ class Host:
         self._tick()
 
     def _submit(self) -> None:
-        """Submit the next text, and see to it that the one after it comes."""
+        """Submit the next text, and schedule the one after it if they come at fixed times."""
         setting = self.world.setting
         text = setting.texts[self._num_submitted]
         self._num_submitted = number = self._num_submitted + 1
@@ -138,7 +141,7 @@ class Host:
             self.world.timeline.at(self.world.timeline.now + delay_s, self._submit)
 
     def _read(self, session: int, num_tokens: int) -> None:
-        """A reader is handed tokens, and may leave: the router hears of that as of all else."""
+        """Count the tokens that a reader gets; if it stops reading, tell the router soon."""
         before, read_len = self._num_read[session], self.world.setting.texts[session - 1].read_len
         self._num_read[session] += num_tokens
         if read_len is not None and before < read_len <= before + num_tokens:
@@ -148,11 +151,11 @@ class Host:
     # -- the nodes --------------------------------------------------------------------------------
 
     def expect(self, node_id: NodeId, role: Role) -> None:
-        """A process is started."""
+        """Tell the router that a node's process was started."""
         self.router.registry.expect(role, node_id, self.world.timeline.now)
 
     def greet(self, node_id: NodeId, role: Role) -> None:
-        """A node has introduced itself. (The handshake is never lost.)"""
+        """Give the router the Hello of a node. (The handshake is never lost.)"""
         self.world.watcher.disturbed()
         is_head = self.world.setting.is_head and role is Role.DRAFTER
         hello = Hello(
@@ -175,12 +178,15 @@ class Host:
         self._handle(e.Arrived(node_id, hello))
 
     def ended(self, node_id: NodeId) -> None:
-        """A node's process has ended, and that has been noticed."""
+        """Tell the router that a node's process has ended."""
         self.world.watcher.disturbed()
         self._handle(e.NodeEnded(node_id, "it has died", is_unusable=False))
 
     def receive(self, node_id: NodeId, frame: bytes) -> None:
-        """Forward before anything else; then tell the router. As in `Service._on_frame`."""
+        """Pass a node's frame on to other nodes first, then give it to the router.
+
+        As in `Service._on_frame`.
+        """
         event: e.Event
         try:
             kind = codec.kind_of(frame)
@@ -206,7 +212,7 @@ class Host:
         if self.router.mishap is not None:
             raise self.router.mishap
         self.world.watcher.routed(self.router)
-        # One after another, as they were begun; some may be complete already.
+        # The texts that the router has begun, in order; some may be complete already.
         queued = set(self.router.queued)
         for session in [one for one in self._texts if one not in queued]:
             self.world.watcher.begun(*self._texts.pop(session))
@@ -246,26 +252,26 @@ Deliver = Callable[[bytes], None]
 
 
 class Link(Protocol):
-    """One way between two processes."""
+    """One direction of the connection between two processes."""
 
     def send(self, frame: bytes) -> None:
-        """Put a frame on the way."""
+        """Send a frame."""
 
 
 class Models(Protocol):
-    """A target and a drafter: the place of the engines. A digest names the path that a row saw."""
+    """A target and a drafter model, in place of the engines; a digest names the path a row saw."""
 
     def draft(
         self, part: drafter.Part, digests: Sequence[int], index: int
     ) -> tuple[drafter.Children, ...]:
-        """What the drafter of this index proposes behind each path that was asked for."""
+        """Return what the drafter of this index proposes after each asked path."""
 
     def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
-        """What the target says behind each path that was asked for."""
+        """Return what the target chooses after each asked path."""
 
 
 class PerfectLink:
-    """Everything arrives after `hop_s`, in order."""
+    """A link over which every frame arrives after `hop_s` seconds, in order."""
 
     def __init__(self, timeline: Timeline, hop_s: float, deliver: Deliver) -> None:
         self._timeline = timeline
@@ -278,14 +284,17 @@ class PerfectLink:
 
 
 def unheard(_who: str, _verb: str, _what: Any) -> None:
-    """Nobody listens to the story."""
+    """Ignore an event; the default for `tell`."""
 
 
 class World:
-    """One run.
+    """One run of a coordinator and its nodes in virtual time.
 
-    make_link  of (name, seconds of a hop, who is handed the frames); None: perfect ones
-    tell       is told (who, verb, what) of everything
+    watcher    observes the run
+    luck       source of random numbers
+    make_link  makes a link, given its name, the seconds of a hop, and the receiver of its frames;
+               None: perfect links
+    tell       is called with (who, verb, what) for every event and action
     """
 
     def __init__(
@@ -310,7 +319,7 @@ class World:
         self.nodes = [Node(self, Role.DRAFTER, index) for index in range(setting.num_drafters)]
         self.nodes.append(Node(self, Role.TARGET))
         self.host = Host(self)
-        # Every life of a node has links of its own: what was sent to it reaches no other.
+        # Every life of a node has links of its own: frames for one life never reach another.
         self.downlinks: dict[NodeId, Link] = {}
         self.uplinks: dict[NodeId, Link] = {}
 
@@ -321,7 +330,7 @@ class World:
             self.host.greet(node.id, node.role)
 
     def run(self) -> None:
-        """Everything, until the last text is complete or the watcher has had enough."""
+        """Run until the last text is complete, or the watcher raises an error."""
         self.host.start()
         while not self.over:
             self.timeline.step()
@@ -329,7 +338,7 @@ class World:
         self.watcher.ended()
 
     def launch(self, node: Node) -> None:
-        """Start a process: a new life, that the coordinator expects."""
+        """Start a node's process: a new life, which the coordinator expects."""
         node.life += 1
         node_id, hop_s = node.id, self.setting.costs(node.role).hop_s
 
@@ -343,7 +352,7 @@ class World:
         self.host.expect(node_id, node.role)
 
     def welcome(self, node_id: NodeId, message: Message) -> None:
-        """The coordinator has let a node in."""
+        """Start the work of a node that the coordinator has accepted."""
         assert isinstance(message, Welcome)
         node = next(node for node in self.nodes if node.id == node_id)
         node.start(message.source)

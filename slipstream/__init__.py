@@ -1,9 +1,9 @@
-"""Slipstream from anywhere: the Python API and the command, in whatever folder a program runs.
+"""Slipstream for programs in any folder: the Python API and the command.
 
     from slipstream import LLM, SamplingParams
 
-The other packages of the repository are never installed (docs/adr/0001): this one finds them where
-they are. What is asked for is loaded when it is first used.
+The other packages of the repository are never installed (docs/adr/0001): this one finds them in the
+repository. Each name is imported when it is first used.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m slipstream`: as the command."""
+"""`python -m slipstream`: the same as the command `slipstream`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command `slipstream`: `python -m coordinator`, from any folder."""
+"""The command `slipstream`: the same as `python -m coordinator`, from any folder."""
 
 import sys
 
@@ -6,9 +6,10 @@ from slipstream.finding import ROOT
 
 
 def main() -> int:
-    """Run the command line; returns the exit status.
+    """Run the command line; return the exit status.
 
-    The process is ours alone, so the root is in front of everything, as with `python -m`.
+    The process runs no other program, so the repository's root comes first in `sys.path`, as with
+    `python -m`.
     """
     sys.path.insert(0, str(ROOT))
     from coordinator.__main__ import main as run

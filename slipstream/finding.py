@@ -1,8 +1,9 @@
-"""How a program in any folder finds the packages of the repository that it needs, and no others.
+"""Lets a program in any folder import two packages of the repository, and no others.
 
-`sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
-would be ours, and with the root at the end our `proto` would be that of the distribution
-proto-plus, where there is one. A finder in front answers for two names alone.
+`sys.path` is not changed. With our root at its front, a program that imports its own `models`,
+`engine` or `tests` would get ours; with the root at its end, our `proto` could be that of the
+distribution proto-plus. Instead a finder at the front of `sys.meta_path` answers for two names
+only.
 """
 
 import sys
@@ -12,32 +13,33 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]  # `make setup` puts a link to this package elsewhere
-NAMES = ("coordinator", "proto")  # what the Python API consists of
+NAMES = ("coordinator", "proto")  # the packages that the Python API needs
 
 
 class Finder:
-    """Finds these packages here, whatever else has their names."""
+    """An import finder that finds the packages in NAMES in the repository, before others."""
 
     @staticmethod
     def find_spec(
         name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """As `importlib.abc.MetaPathFinder` has it. What is in a package is found by its path.
+        """Return the spec of a package in NAMES; None for others (`MetaPathFinder`).
 
-        The types are in quotes because an old Python reads this before it is told that it is old.
+        Modules inside a package are found by the package's path. The types are in quotes because a
+        Python that is too old reads this file before it gets the message that it is too old.
         """
         is_ours = path is None and name in NAMES
         return PathFinder.find_spec(name, [str(ROOT)], target) if is_ours else None
 
 
 def find_packages() -> None:
-    """Let them be found from now on. May be called twice."""
+    """Make the two packages importable from now on. May be called twice."""
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
 
 
 def check_names() -> None:
-    """Raises ImportError if this process has loaded another package of one of these names."""
+    """Raise ImportError if this process has loaded another package with one of these names."""
     for name in NAMES:
         loaded = sys.modules.get(name)
         if loaded is None:

@@ -2,9 +2,9 @@
 
     python -m slipstream.linking
 
-from the root, with the environment's own Python: a link to this package in its site-packages, and a
-script of a few lines beside its `python`. Needs no network, and nothing but the standard library.
-Nothing else of the repository is seen from there (docs/adr/0001).
+Run it in the root, with the environment's own Python. It makes a link to this package in the
+environment's site-packages, and a script of a few lines beside its `python`. It needs no network
+and only the standard library. No other package of the repository becomes visible (docs/adr/0001).
 """
 
 import os
@@ -13,8 +13,8 @@ import sysconfig
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-# The first lines are a shell's as well: the path of an interpreter in `#!` may neither be long nor
-# have spaces.
+# The first lines are valid for a shell and for Python, because the path of an interpreter after
+# `#!` must be short and have no spaces.
 SCRIPT = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''
@@ -25,17 +25,17 @@ raise SystemExit(main())
 
 
 def link(python: Path, packages: Path, scripts: Path) -> None:
-    """Make or renew both.
+    """Make or renew the link to this package and the script of the command.
 
-    The link names the way from here to there where the environment lies in the repository: if that
-    is moved or copied, the link leads to the package that has come along. What walks a folder may
-    stop at a link that leads nowhere, as `ray up` does.
+    If the environment lies in the repository, the link is relative: after the repository is moved
+    or copied, the link still leads to its package. A broken link would stop programs that walk a
+    folder, such as `ray up`.
 
     python    the environment's interpreter
     packages  its site-packages
     scripts   its folder of commands
 
-    Raises OSError, also where there is another package of that name.
+    Raises OSError, also where there is another package with this name.
     """
     place = packages / PACKAGE.name
     if place.is_symlink():
@@ -49,7 +49,7 @@ def link(python: Path, packages: Path, scripts: Path) -> None:
 
 
 def main() -> int:
-    """Do it in the environment of the Python that runs this; returns the exit status."""
+    """Link the package in the environment of the Python that runs this; return the exit status."""
     if sys.prefix == sys.base_prefix:
         sys.stderr.write("this Python is of no virtual environment: make one with `make setup`\n")
         return 1

@@ -1,1 +1,1 @@
-"""The target model's process. Knows one model and its texts; never sees the drafter."""
+"""The target's process: verifies drafts with the target model; never sees the drafter's model."""

@@ -1,6 +1,6 @@
-"""`python -m target_node`: started by the coordinator, with its config on standard input.
+"""The program `python -m target_node`: the coordinator starts it, with its config on stdin.
 
-With `--join` by hand, for one coordinator after another (`node.joining`).
+With `--join` it is started by hand, and serves one coordinator after another (`node.joining`).
 """
 
 import sys
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_serve() -> "Serve":
-    """Import what the node does, which takes seconds."""
+    """Import the target's worker, which takes seconds, and return its `serve` function."""
     from target_node.worker import serve
 
     return serve

@@ -1,24 +1,25 @@
-"""Heads on the target's node: a drafter's machine beside the target's, in one process (pure).
+"""The state machine of heads beside that of their target, in one process (pure).
 
 Theory of operation
 -------------------
-Whether a head drafts on a device of its own or here, it is the same machine (`drafter_node`) with
-the same messages. Here they cross no wire:
+A head on a device of its own and a head in the target's process have the same state machine
+(`drafter_node`) and the same messages. Here the messages are handed over within the process:
 
     Verdict, Features of the target's machine   go to the coordinator, and to the heads as well
-    Draft of the heads                          goes to the target's machine, as it is
-    Open                                        opens the text as the target has it, at both
+    Draft of the heads                          goes to the target's machine
+    Open                                        opens the text at both, as the target has it
     Tick                                        the heads draft first, then the target verifies
-    Computed, Proposed                          are told at once: the next forward hangs on them
+    Computed, Proposed                          are handled in full at once, because the next
+                                                forward depends on them
 
 Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
-go on for as long as a step costs less than it saves (`step_pays`), or under a policy without
-prices until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads that
-are hardly ever right do not draft at all (`drafting_pays`), but for a step now and then,
-which would show that this has changed.
+go on as long as a step costs less than it saves (`step_pays`), or under a policy that does not
+weigh costs until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads
+that are hardly ever right do not draft at all (`drafting_pays`), except for a step now and then,
+which shows whether they have become better.
 
-What they do is asked for as `ForHeads`, and comes back as `HeadsDone`. Heads that fail
-(`HeadsFailed`) are not asked again, and hear nothing more; the target goes on alone.
+Actions for the heads are wrapped as `ForHeads`, and their results are `HeadsDone`. Heads that fail
+(`HeadsFailed`) get no more actions and no more messages; the target goes on alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,21 +59,21 @@ from target_node import compute as target
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 
-TRY_AGAIN_AFTER = 32  # tokens without a draft of the heads
+TRY_AGAIN_AFTER = 32  # number of tokens without a draft of the heads
 
 
 @dataclass(frozen=True, slots=True)
 class ForHeads:
-    """Do this with the heads' model and cache."""
+    """Perform this action with the heads' model and cache."""
 
     action: MoveRows | CopyPrefix | Wipe | drafter.Compute
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsFailed:
-    """It could not be done: the heads draft no more.
+    """An action for the heads has failed: they draft no more.
 
-    was_step  it was a Compute
+    was_step  True: the action was a Compute
     """
 
     was_step: bool
@@ -80,7 +81,7 @@ class HeadsFailed:
 
 @dataclass(frozen=True, slots=True)
 class HeadsDone:
-    """It is done; what a Compute has brought."""
+    """An action for the heads is done; `proposed` is the result of a Compute."""
 
     proposed: drafter.Proposed | None = None
 
@@ -94,11 +95,11 @@ Done = TypeVar("Done")
 
 
 class Home:
-    """The follower of a target with heads; see `node.follower.Follower`.
+    """The state machine of a target with heads; takes the place of `node.follower.Follower`.
 
-    known      figures of the heads
-    of_target  figures of the target, with how often whose drafts are right
-    layers     whose features the heads read
+    known      properties and figures of the heads
+    of_target  figures of the target, acceptance rates included
+    layers     layers of the target whose features the heads read
     """
 
     def __init__(
@@ -116,28 +117,28 @@ class Home:
         self._costs = of_target.costs
         self._acceptance = of_target.acceptance
         self._layers = layers
-        self._told: set[int] = set()  # texts whose features somebody else wants as well
+        self._told: set[int] = set()  # texts whose features a drafter elsewhere wants as well
         self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
-        self._is_busy = False  # a Compute has not come back
-        self._have_failed = False  # the heads; they are told and asked nothing more
+        self._is_busy = False  # a Compute is running
+        self._have_failed = False  # the heads have failed, and get no more messages and actions
 
     @property
     def texts(self) -> Mapping[int, Verifying]:
-        """The target's."""
+        """The target's machines of the open texts, by session."""
         return self._targets.texts
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far every open text is here."""
+        """How far each open text has come here, for a heartbeat."""
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:
-        """The last events of a text at target and heads, or of all; see `Follower.story`."""
+        """Return the last events of a text, or of all, at target and heads, in one line."""
         stories = self._targets.story(session), self._heads.story(session)
         return "; at the heads ".join(filter(None, stories))
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Tick():
                 return () if self._is_busy else self._tick(now)
@@ -179,13 +180,14 @@ class Home:
         actions = self._of_target(self._targets.handle(Arrived(opened), now), now)
         text = self.texts.get(session)
         if text is None or text.opened is not opened:
-            return actions  # it is not obeyed
+            return actions  # the Open was ignored
         return (*actions, *self._open_for_heads(text, now))
 
     def _drafts_for(self, message: Open) -> bool:
-        """Whether the heads draft for a text: under a classical rule only where nobody else does.
+        """True if the heads draft for a text; by a classical rule only if no other source does.
 
-        A drafter that reads other features than they do has those to itself.
+        If a drafter reads other features than the heads, the target's features are sent to it
+        alone.
         """
         policy, is_coupled = message.policy, message.rule is Rule.COUPLED
         if self._have_failed:
@@ -195,7 +197,7 @@ class Home:
         return is_coupled or not (policy.has_drafter or message.lookup is not None)
 
     def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
-        """Tell the heads a text as the target has it."""
+        """Open a text at the heads, with all the tokens that the target has."""
         opened, tokens = text.opened, tuple(text.tree.text.tokens)
         if len(tokens) >= opened.limits.max_len:
             return ()
@@ -210,7 +212,7 @@ class Home:
         return self._tell_heads(Arrived(told), now)
 
     def _tell_heads(self, event: Arrived | Tick, now: float) -> Sequence[Action]:
-        """What the heads answer."""
+        """Give the heads an event; returns the actions that follow."""
         if self._have_failed:
             return ()
         return self._of_heads(self._heads.handle(event, now), now)
@@ -218,7 +220,7 @@ class Home:
     # -- turns ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> Sequence[Action]:
-        """The heads draft, if that is worth it; else the target goes on."""
+        """Let the heads draft if that is worth it, else the target; returns actions."""
         said: Sequence[Action] = ()
         if self._is_heads_turn:
             said = self._tell_heads(Tick(), now)
@@ -233,7 +235,7 @@ class Home:
         return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
 
     def _is_worth_drafting(self, text: Drafting) -> bool:
-        """Whether one more step for a text pays."""
+        """True if one more draft step for a text is worth its time."""
         if text.rests or not (tips := text.tips):
             return False
         served = self.texts.get(text.opened.session)
@@ -243,28 +245,28 @@ class Home:
         if tips[0].key == text.tree.root:
             return not policy.rest_after or self._drafting_pays(served, step_s)
         if not policy.rest_after and policy.branches == 1:
-            return True  # up to its window
+            return True  # no tips are left at the end of its window
         return step_pays(tips[0].chance, step_s, self._costs.pass_s)
 
     def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
-        """Whether the heads are right often enough, or have not been tried for long."""
+        """True if the heads are right often enough, or were not tried on this text for long."""
         session, length = text.opened.session, len(text.tree.text)
         num_texts = sum(not other.finished for other in self.texts.values())
         passes = self._costs.passes(num_texts)
         each_s = token_s(passes.of(num_texts), num_texts, passes)
         p = self._acceptance.chance(FIRST_OF_HEADS)
         drafted_at = self._drafted_at.get(session, length - TRY_AGAIN_AFTER)
-        # A text that is opened anew may be shorter than it was.
+        # After a new Open a text may be shorter than it was.
         is_tried = 0 < length - drafted_at < TRY_AGAIN_AFTER
         if is_tried and not drafting_pays(p, step_s, num_texts * each_s):
             return False
         self._drafted_at[session] = length
         return True
 
-    # -- what they say ----------------------------------------------------------------------------
+    # -- routing of actions -----------------------------------------------------------------------
 
     def _of_target(self, actions: Iterable[target.Action], now: float) -> Sequence[Action]:
-        """What of it is for others; the heads hear it as well."""
+        """Route the target's actions: give verdicts and features to the heads, return the rest."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -280,14 +282,14 @@ class Home:
         return done
 
     def _of_heads(self, actions: Iterable[drafter.Action], now: float) -> Sequence[Action]:
-        """What of it is for the target, or to be done."""
+        """Route the heads' actions: drafts to the target's machine, the rest to the executor."""
         done: list[Action] = []
         for action in actions:
             match action:
                 case Send(Draft() as message):
                     done += self._of_target(self._targets.handle(Arrived(message), now), now)
                 case Send() | Allocate() | WaitUntil():
-                    pass  # nothing is lost on the way, so nothing is repaired
+                    pass  # within the process no message is lost, so no repair is needed
                 case drafter.Compute():
                     self._is_busy = True
                     done.append(ForHeads(action))
@@ -309,12 +311,12 @@ class Home:
 def _both(
     follower: Follower[Any, Result, Done], result: Result, now: float
 ) -> Sequence[SharedAction | Done]:
-    """What a follower does with a result, and afterwards."""
+    """Let a follower handle a result, and right after that `Afterwards`; returns all actions."""
     return (*follower.handle(result, now), *follower.handle(Afterwards(), now))
 
 
 def policy_at_home(policy: Policy) -> Policy:
-    """How heads draft for a target that waits for them: at most what a pass verifies."""
+    """Return the policy for heads whose target waits for them: they draft what a pass verifies."""
     return replace(
         policy,
         window=max(1, policy.num_speculative_tokens),

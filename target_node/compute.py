@@ -1,4 +1,4 @@
-"""What the machines of the target ask of its model, a Compute, and what it says (pure)."""
+"""What the target's state machine asks of its model (Compute), and the answer (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,12 @@ NO_TOKEN = -1  # no choice: the logits are not finite
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judge `drafts` by a classical rule, with luck that is this life's and this pass's own."""
+    """A request to judge `drafts` by a classical rule, instead of choosing a token at every row.
+
+    proposals    the distribution from which each draft was sampled
+    incarnation  keys the noise, together with the number of the pass, so that no noise is used
+                 twice
+    """
 
     rule: Rule
     drafts: tuple[int, ...]
@@ -22,15 +27,16 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One text's part of a pass: run `feed`, and choose a token at the last `num_asked` rows, which
-    predict `positions`.
+    """One text's part of a pass: run `feed`, and choose a token at its last `num_asked` rows.
 
-    number     of the pass in this life of the text
-    committed  the text so far, prompt included; as it is, not a copy
+    number     number of the pass in this life of the text (a life lasts from one Open to the next)
+    committed  the text so far, prompt included; the list itself, not a copy
+    positions  for each row that is asked, the position of the token that it predicts
     judge      classical rules: instead of choosing at every row, judge the drafts of the pass
     scored     in a prefill: the prompt's tokens that follow the rows, if their logprobs are wanted
-    parents    of each drafted row, which of the rows that are asked it follows; the root's is row 0
-    layers     of which the features of committed rows are wanted, and of those that are accepted
+    parents    for each drafted row, the row it follows, counted among those asked; the root's is
+               row 0
+    layers     layers whose features are wanted, of committed rows and of accepted drafts
     """
 
     opened: Open
@@ -46,11 +52,11 @@ class Part:
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """The token of every drafted row."""
+        """The drafted token of every drafted row."""
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
     def paths(self) -> list[tuple[int, ...]]:
-        """Per row that is asked, the drafts between the committed text and its choice."""
+        """Return, for each asked row, the drafts between the committed text and its choice."""
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.drafted, self.parents, strict=True):
             paths.append((*paths[parent], token))
@@ -59,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a pass. Its parts are of different lanes; a chunk of a prefill comes alone."""
+    """Run one pass. Its parts are of different lanes; a chunk of a prefill comes alone."""
 
     ticket: int
     parts: tuple[Part, ...]
@@ -67,34 +73,37 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """Features of rows that follow each other on a path; see `proto.messages.Features`."""
+    """Features (hidden states) of rows that follow each other on a path.
+
+    See `messages.Features`.
+    """
 
     dtype: str
     num_rows: int
     data: bytes
 
     def part(self, start: int, end: int) -> bytes:
-        """Of these rows."""
+        """Return the bytes of rows [start, end)."""
         size = len(self.data) // self.num_rows
         return self.data[start * size : end * size]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a pass has said about one of its texts.
+    """The result of a pass for one of its texts.
 
-    tokens        the target's choice at each row that was asked for, NO_TOKEN where the logits are
-                  not finite; of a judged pass, the accepted drafts and the token that follows
-                  them, if there is one
-    num_accepted  of a judged pass
-    logprobs      if they are wanted: of those tokens, as far as they can be committed, or of the
+    tokens        the target's choice at each row that was asked, NO_TOKEN if its logits are not
+                  finite; of a judged pass, the accepted drafts, and the token after them if there
+                  is one
+    num_accepted  of a judged pass: how many drafts were accepted
+    logprobs      if wanted: of those tokens, as far as they can be committed, or of the prompt's
                   tokens that were to be scored
-    features      if they are wanted: of the committed rows, and of the drafts that are accepted
-    was_repeated  some logits were not finite, so it was made again row by row
-    failure       memory was missing, and nothing was computed: what people are told
-    is_cause      the pass was of this text alone
-    bad_at        the text cannot go on with what is cached: the position of the token that is at
-                  fault, as far as is known
+    features      if wanted: of the committed rows, and of the accepted drafts
+    was_repeated  True: some logits were not finite, so the part was computed again row by row
+    failure       what people are told if there was not enough memory, and nothing was computed
+    is_cause      True: the pass had only this text, so the failure is its own fault
+    bad_at        if not None, the text cannot go on with its cache: position of the token whose row
+                  is at fault, as far as is known
     """
 
     tokens: tuple[int, ...]
@@ -109,7 +118,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A pass is done; an outcome for each of its parts."""
+    """The result of a Compute: an outcome for each of its parts, and the microseconds it took."""
 
     ticket: int
     outcomes: tuple[Outcome, ...]

@@ -1,21 +1,22 @@
-"""The drafts of one life of a text at the target (pure): which there are, which of them a pass
-verifies, and which of those are right.
+"""The drafts of a text at the target (pure).
+
+It decides which drafts there are, which of them a pass verifies, and which of those are right.
 
 Theory of operation
 -------------------
-Drafts come from drafters, or are copied from earlier text right when a pass starts (`lookup.py`),
-and hang in one tree. How often a draft is right is learnt by its kind: of a model's by its score,
-of a copy by the length of what it follows.
+Drafts come from drafters, or are copied from earlier text right when a pass starts (`lookup.py`).
+All are nodes of one tree. How often drafts are right is learnt for each kind of draft: for a
+model's by the score, for a copy by how many tokens before it are the same.
 
-Under coupled verification a pass takes the likeliest nodes of the tree, a *subtree* that hangs on
-the root: a node is never likelier than its parent. Its rows come in the order in which the
-likeliest path comes first, so that this path lies where committed tokens belong and its acceptance
-moves nothing in the cache. The target's own choices are then walked down the subtree, to the first
-that no row carries: that one is the token that the pass adds by itself.
+Under coupled verification a pass takes the likeliest nodes of the tree. They form a *subtree* with
+the root, since a node is never likelier than its parent. The rows of the likeliest path come first,
+so that its tokens lie where committed tokens belong, and nothing moves in the cache if they are
+accepted. Then the target's own choices are followed down the subtree, to the first choice that was
+not drafted: that one is the token that the pass adds by itself.
 
-Under the classical rules, and where every row must see its cache in one order (reproducible mode),
-a pass takes a chain, which is a subtree of one path. Under the classical rules scores are left
-alone: there nothing may depend on what is to be judged (docs/adr/0003).
+Under the classical rules, and in reproducible mode, where every row must see its cache in one
+order, a pass takes a chain, which is a subtree of one path. Under the classical rules the scores of
+drafts are not used: there nothing may depend on the tokens that are to be judged (docs/adr/0003).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,22 +43,23 @@ from target_node.statistics import Known
 
 # -- received --------------------------------------------------------------------------------------
 
-# Which of its numbered drafts each source has brought.
+# Which of its numbered Draft messages have arrived from each source.
 
 MAX_GAPS = 64
 
 
 @dataclass(slots=True)
 class _Source:
-    """What has come of the newest life of one source."""
+    """The numbers that have arrived of the newest incarnation of one source."""
 
     incarnation: int
-    number: int = 0  # every draft up to it has come
+    number: int = 0  # every draft up to this number has arrived
     ahead: list[tuple[int, int]] = field(
         default_factory=list
-    )  # ranges beyond a gap, by their start
+    )  # ranges of numbers beyond a gap, by their start
 
     def add(self, first: int, last: int) -> None:
+        """Note that the drafts of the numbers first..last have arrived."""
         self.ahead.append((first, last))
         self.ahead.sort()
         while self.ahead and self.ahead[0][0] <= self.number + 1:
@@ -66,16 +68,16 @@ class _Source:
 
 
 class Received:
-    """The draft numbers of every source. There are at most `messages.MAX_SOURCES` of them."""
+    """Counts the Draft messages that have arrived of each source (at most MAX_SOURCES)."""
 
     def __init__(self) -> None:
         self._sources: dict[int, _Source] = {}
-        self._model_us = 0  # that the drafts took which have come since it was asked for
+        self._model_us = 0  # model time of the drafts since the last call of `take_model_us`
 
     def add(self, draft: Draft) -> bool:
-        """Count a draft; returns whether it is the first of its life.
+        """Count a draft; True if it is the first of its incarnation.
 
-        What a draft of an earlier life says is as true as ever; only its numbers mean nothing.
+        A draft of an earlier incarnation is as usable as any; only its numbers are ignored.
         """
         self._model_us += draft.model_us
         source = self._sources.get(draft.source)
@@ -87,12 +89,12 @@ class Received:
         return is_first
 
     def take_model_us(self) -> int:
-        """What the drafts took that have come since the last call."""
+        """Return the model time (microseconds) of all drafts since the last call."""
         model_us, self._model_us = self._model_us, 0
         return model_us
 
     def acks(self) -> tuple[Ack, ...]:
-        """The highest number without a gap, per source."""
+        """Return for each source the highest number up to which all drafts have arrived."""
         return tuple(
             Ack(number, source.incarnation, source.number)
             for number, source in self._sources.items()
@@ -107,15 +109,15 @@ class Received:
 
 # -- likeliest -------------------------------------------------------------------------------------
 
-# Which drafts a text will most probably come to.
+# Which drafts a text will most probably reach.
 
 Chances = Mapping[int, float]
-"""Of nodes by their path hash: that the text comes to them. Likeliest first, parents first."""
+"""The chance that the text reaches a node, by path hash; likeliest first, parents first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The drafts that hung where the text went on with `token`."""
+    """The drafts of one position of the text, and the token that the target has chosen there."""
 
     token: int
     drafts: tuple[Node, ...]
@@ -123,17 +125,20 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a pass says about the drafts of a text. Nothing has followed from it yet.
+    """The result of a pass about the drafts of a text.
+
+    A value, from which nothing has followed yet.
 
     verified  the drafts that were in the pass, by row
     accepted  those of them that the target has chosen too, along one path
-    rejected  the likeliest path of the others below it
-    tokens    what the text goes on with, up to its end
+    rejected  the likeliest path of the other verified drafts below the accepted ones
+    tokens    the tokens with which the text goes on, up to its end
     finish    why the text ends with them; None: it goes on
-    hit       what became of the drafts of the first token
-    along     what hung at each token that was chosen, also beyond the end, as far as drafts did
-    copies    what the copies among all these count as
-    outcome   what all this was read from
+    hit       whether the first token had been drafted
+    along     the drafts at each position that has a chosen token, also beyond the text's end, as
+              far as there were drafts
+    copies    the kinds of copied drafts, by path hash
+    outcome   the outcome from which all this was derived
     """
 
     verified: tuple[Node, ...]
@@ -148,23 +153,23 @@ class Judged:
 
     @property
     def has_rejected(self) -> bool:
-        """Whether some draft of the pass was not accepted."""
+        """True if some draft of the pass was not accepted."""
         return len(self.accepted) < len(self.verified)
 
     @property
     def num_accepted(self) -> int:
-        """Accepted drafts that the text has room for."""
+        """Number of accepted drafts for which the text has room."""
         return min(len(self.accepted), len(self.tokens))
 
 
 def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]) -> Chances:
-    """The nodes that the text will most probably come to.
+    """Return the `limit` nodes that the text will most probably reach, with their chances.
 
-    chance  of a node: that it is right, given that its parent is
+    chance  returns the chance that a node is right, given that its parent is
     """
     nodes = tree.nodes
     found: dict[int, float] = {}
-    open_: list[tuple[float, int, int]] = []  # minus its chance, number in order of discovery, key
+    open_: list[tuple[float, int, int]] = []  # (minus chance, order of discovery, path hash)
     children, above, number = tree.children(tree.root), 1.0, 0
     while len(found) < limit:
         for key in children:
@@ -179,7 +184,7 @@ def likeliest(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]
 
 
 def likeliest_chain(tree: SpeculationTree, limit: int, chance: Callable[[Node], float]) -> Chances:
-    """The same of the best chain alone."""
+    """Return the nodes of the best chain, at most `limit`, with the chances to reach them."""
     found: dict[int, float] = {}
     above = 1.0
     for node in tree.best_chain(limit):
@@ -190,16 +195,16 @@ def likeliest_chain(tree: SpeculationTree, limit: int, chance: Callable[[Node], 
 
 # -- drafts ----------------------------------------------------------------------------------------
 
-MAX_NODES = 512  # more than drafters hold, with copies besides
+MAX_NODES = 512  # more than drafters' trees have, because copies are added
 
 
 class Drafts:
-    """All drafts of one life of a text, judged or not.
+    """The drafts of a text that the target has, for one life of the text.
 
     tokens    the text as it is here, which may be longer than in its Open
 
-    received  their numbers
-    attempt   drafts of another are stale; coupled texts have only this
+    received  which Draft messages have arrived
+    attempt   drafts of another attempt are stale; coupled texts have only one
     """
 
     def __init__(self, opened: Open, tokens: Sequence[int], known: Known) -> None:
@@ -214,40 +219,45 @@ class Drafts:
         self._lookup = LookupSource(
             known.acceptance, opened, tokens, known.earlier, is_tree=self._is_tree
         )
-        self._done_root = 0  # root under which the drafter has nothing more
+        self._done_root = 0  # root under which the drafter has no more drafts to send
         self._stale_reported = 0  # <= tree.num_stale
 
     # -- questions --------------------------------------------------------------------------------
 
     def is_judgeable(self, draft: Draft) -> bool:
-        """Whether the drafts may be judged under the rule of the text."""
+        """True if the drafts of a message may be judged under the text's rule."""
         if self._is_coupled:
             return True
         return draft.attempt == self.attempt and len(draft.proposals) == len(draft.tokens)
 
     def are_enough(self, wanted: int) -> bool:
-        """Whether a pass may start with what is there: so many, or all that are to come, or
-        copies that are as good."""
+        """True if a pass may start with the drafts here: `wanted` in a row, or no more will come.
+
+        That is so if there are `wanted` in a row, if no more will come, or if copies are as good.
+        """
         if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
             return True
         return self._lookup.is_worth_starting(wanted)
 
     @property
     def are_there(self) -> bool:
-        """Whether any hangs on the root."""
+        """True if the root has any children."""
         return bool(self.tree.children(self.tree.root))
 
     def num_in_chain(self, most: int) -> int:
-        """How many a pass could verify in one path, at most so many."""
+        """Return how many drafts a pass could verify in one path, at most `most`."""
         return len(self.tree.best_chain(most))
 
     def at_hand(self, most: int) -> Chances:
-        """The drafts that a pass of at most so many verifies now."""
+        """Return the drafts that a pass of at most `most` drafts would verify now."""
         find = likeliest if self._is_tree else likeliest_chain
         return find(self.tree, most, self._chance)
 
     def fate(self, token: int, num_there: int, *, is_accepted: bool) -> Hit:
-        """What became of the first token of a pass that began with so many drafts of it."""
+        """Return whether the first token of a pass had been drafted, and if not, why.
+
+        num_there  number of drafts of this token when the pass began
+        """
         if is_accepted:
             return Hit.HIT
         nodes = self.tree.nodes
@@ -257,7 +267,7 @@ class Drafts:
         return Hit.CONTENT if num_there else Hit.TIMING
 
     def along(self, tokens: Sequence[int]) -> tuple[Siblings, ...]:
-        """The drafts that hang on the path of `tokens`, which are to follow the root."""
+        """Return the drafts at each position along the path of `tokens`, which follow the root."""
         found: list[Siblings] = []
         nodes, keys = self.tree.nodes, self.tree.children(self.tree.root)
         for token in tokens:
@@ -272,20 +282,20 @@ class Drafts:
         return tuple(found)
 
     def num_right(self, num_drafts: int) -> float:
-        """How many of so many drafts in a row, each the first of its token, should be right."""
+        """Return how many of `num_drafts` first children in a row are expected to be right."""
         return num_expected(self._known.acceptance.chance(FIRST_OF_MODEL), num_drafts) - 1.0
 
     def _chance(self, node: Node) -> float:
-        """That a draft is right, given that those before it are."""
+        """Return the chance that a draft is right, given that those before it are."""
         return self._known.acceptance.chance(self._kind_of(node, self.copies))
 
     @property
     def copies(self) -> Mapping[int, Kind]:
-        """What the copies that live count as; the next pass begins another mapping."""
+        """The kinds of the live copies, by path hash; the next pass begins a new mapping."""
         return self._lookup.kinds
 
     def _kind_of(self, node: Node, copies: Mapping[int, Kind]) -> Kind:
-        """What it counts as, when it is asked how often such drafts are right."""
+        """Return the kind of a draft, under which its acceptance is counted."""
         source = node.source
         if source in COPIES:
             return copies[node.key]
@@ -296,17 +306,17 @@ class Drafts:
     # -- facts ------------------------------------------------------------------------------------
 
     def heard(self, draft: Draft) -> None:
-        """Drafts that may be judged have come."""
+        """Add the drafts of a message that may be judged to the tree."""
         self.tree.attach(Graft.of(draft))
         if draft.done and draft.source not in OWN_SOURCES:
             self._done_root = draft.parent_hash
 
     def add_copies(self, most: int) -> None:
-        """A pass of at most so many drafts begins: what is copied from earlier text joins them."""
+        """Add copies of earlier text to the tree, for a pass of at most `most` drafts."""
         self._lookup.grow(self.tree, most)
 
     def were_there(self, judged: Judged) -> bool:
-        """Whether any of the drafts that a pass tells something of was a drafter's."""
+        """True if any of the drafts on which a pass has a result came from a drafter."""
         if not self._is_coupled:
             return bool(judged.verified)
         return any(
@@ -314,10 +324,9 @@ class Drafts:
         )
 
     def learn(self, judged: Judged) -> None:
-        """How often drafts are right.
+        """Count for each draft whether it was right.
 
-        Where a draft is right if it is what the target says, that is known also of drafts that were
-        not verified.
+        Under coupled verification that is known also of drafts that were not verified.
         """
         add, copies = self._known.acceptance.add, judged.copies
         if not self._is_coupled:
@@ -336,21 +345,21 @@ class Drafts:
                 add(FIRST_OF_HEADS, right=first.token == token)
 
     def advance(self, tokens: Sequence[int], *, is_new_attempt: bool) -> tuple[list[int], int]:
-        """The text goes on. Returns the path hashes of its tokens and how many drafts died."""
+        """Commit tokens; returns their path hashes and how many drafts died."""
         path, num_dead = self.tree.advance(tokens)
         self._lookup.extend(tokens)
         if is_new_attempt:
-            # What was judged and is still there, on a path that came back, is not judged again.
+            # Drafts on the committed path may have been judged already; none is judged twice.
             num_dead += self.tree.clear()
             self.attempt += 1
         return path, num_dead
 
     def end(self) -> None:
-        """The text has ended, or is closed."""
+        """Note that the text has ended, or is closed."""
         self._lookup.end()
 
     def take_num_stale(self) -> int:
-        """How many have come too late since the last call."""
+        """Return how many drafts were stale (too late, or of no use) since the last call."""
         number = self.tree.num_stale - self._stale_reported
         self._stale_reported = self.tree.num_stale
         return number
@@ -366,14 +375,15 @@ class Drafts:
 
 # -- a pass ----------------------------------------------------------------------------------------
 
-# In which order the drafts of a pass lie, and where the choices of the target lead.
+# The order of the drafts in a pass, and the path that the target's choices take.
 
 
 def laid_out(tree: SpeculationTree, chosen: Iterable[int]) -> tuple[list[Node], tuple[int, ...]]:
-    """The nodes of a subtree in the order of their rows, and which row each follows.
+    """Return the nodes of a subtree in the order of their rows, and the row that each follows.
 
-    chosen  likeliest first, parents first
-    Rows count from 0, the root's, on; the first node's is row 1.
+    chosen  path hashes, likeliest first, parents first
+
+    Row 0 is that of the root; the first node's is row 1.
     """
     children: dict[int, list[Node]] = {}
     for key in chosen:
@@ -393,7 +403,7 @@ def laid_out(tree: SpeculationTree, chosen: Iterable[int]) -> tuple[list[Node], 
 
 
 def rest_of(nodes: Sequence[Node], parents: Sequence[int], row: int) -> list[Node]:
-    """The likeliest path of a subtree below a row, as `laid_out` made it."""
+    """Return the likeliest path of a subtree below a row, as `laid_out` has arranged it."""
     rest: list[Node] = []
     for index in range(row, len(nodes)):
         if parents[index] != index:
@@ -403,7 +413,7 @@ def rest_of(nodes: Sequence[Node], parents: Sequence[int], row: int) -> list[Nod
 
 
 def judge_of(opened: Open, chain: Sequence[Node]) -> Judge | None:
-    """How the drafts of a pass are judged; None: by equality."""
+    """Return how the drafts of a pass are judged by a classical rule; None: by equality."""
     if opened.rule is Rule.COUPLED:
         return None
     proposals = tuple(node.proposal for node in chain if node.proposal is not None)
@@ -412,7 +422,7 @@ def judge_of(opened: Open, chain: Sequence[Node]) -> Judge | None:
 
 
 def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """The rows that the target's choices lead through, from the root's on.
+    """Return the rows along which the target's choices go, from the root's on.
 
     drafted  token of each row but the root's
     parents  the row that each of them follows
@@ -428,7 +438,7 @@ def walk(drafted: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) 
 def chosen_of(
     drafted: Sequence[int], parents: Sequence[int], outcome: Outcome
 ) -> tuple[list[int], tuple[int, ...]]:
-    """The rows that an outcome leads through, from the root's on, and the tokens that it chooses.
+    """Return the rows that the target's choices go along, and the tokens chosen there.
 
     drafted, parents  as in `walk`
     """
@@ -440,7 +450,7 @@ def chosen_of(
 
 
 def rows_on_text(part: Part, outcome: Outcome) -> list[int]:
-    """The rows of a pass that lie on the text as it goes on: committed tokens, accepted drafts."""
+    """Return the rows of a pass that lie on the text: committed tokens and accepted drafts."""
     num_before = len(part.feed.tokens) - part.num_asked
     rows = list(range(num_before))
     if outcome.num_accepted is not None:

@@ -1,4 +1,4 @@
-"""What `ForHeads` means: heads beside the target's model, with what both need around them."""
+"""Runs heads beside the target's model, in one process and on one device."""
 
 from collections.abc import Callable
 
@@ -25,9 +25,9 @@ Work = target.Compute | ForHeads
 
 
 class WithHeads:
-    """A target and its heads, on one device.
+    """A target and its heads on one device: runs what both ask for, and makes the node's loop.
 
-    follower  of both
+    follower  state machine of both (`colocated_heads.Home`)
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WithHeads:
         self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
 
     def launch(self, action: Work) -> Launched[Event]:
-        """Start a pass of the target, or do what is asked of the heads: they are one device."""
+        """Start a pass of the target, or run an action for the heads."""
         if isinstance(action, target.Compute):
             return self._launch(action)
         done = self._ask(action)
@@ -71,11 +71,11 @@ class WithHeads:
 
     def _ask(self, action: ForHeads) -> Event:
         was_step = isinstance(action.action, drafter.Compute)
-        if self._have_failed:  # they were asked before that was known
+        if self._have_failed:  # this was asked before the machine knew of the failure
             return HeadsFailed(was_step)
         try:
             return self._of_heads(action)
-        except AssertionError:  # a mistake of ours
+        except AssertionError:  # a bug of ours, which must not be hidden
             raise
         except Exception as error:  # noqa: BLE001 (whatever their code raises costs drafts alone)
             self._have_failed = True
@@ -97,5 +97,5 @@ class WithHeads:
         return HeadsDone()
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
-        """The loop of the node."""
+        """Return the loop of the node."""
         return Loop(connection, heart, self._engine.executor, self.follower, self.launch)

@@ -1,22 +1,23 @@
-"""Drafts that the target makes by itself, of what was written before (pure).
+"""Drafts that the target makes without a model, by copying from earlier text (pure).
 
 Theory of operation
 -------------------
-Right when a pass starts, what followed the text's last tokens earlier joins the tree: under the
-root, and then behind the best chain for as long as there is room, since a draft of a model can be
-continued in this way too. So the source costs nothing while the target computes, and is never late.
-With a drafter besides, both grow one tree, and the pass takes the chain of which most is expected
-to be accepted. That needs coupled verification: there it does not matter which.
+Right when a pass starts, the tokens that followed the text's last tokens earlier are added to the
+tree: under the root, and then after the best chain as long as there is room, since a draft of a
+model can be continued in this way too. So this source costs nothing while the target computes, and
+is never late. With a drafter besides, both grow one tree, and the pass takes the drafts with the
+most expected acceptances. That needs coupled verification, under which the choice of the drafts
+does not change the text.
 
     engine/layout/ngram.py    earlier in this text, or in a reference
     engine/layout/earlier.py  in other texts, where that is asked for (`Lookup.remember`)
 
-How much is expected of a token depends on how many tokens before it are the same there, and is
-learnt from what became of earlier ones. What is at least as often right as the drafter is worth
-starting a pass with, in place of waiting for the drafter as usual.
+The chance of a copied token depends on how many tokens before it are the same there, and is learnt
+from earlier copies. If copies are right at least as often as the drafter, a pass starts with them
+at once and does not wait for the drafter.
 
-A text that may copy from others is kept for them too: a piece of it with a pass at most, so that no
-pass waits for the whole of a long prompt, and the rest when it ends or is closed.
+A text that may copy from other texts is also kept for them: at most one piece of it with each pass,
+so that no pass waits while a whole long prompt is added, and the rest when it ends or is closed.
 """
 
 import math
@@ -32,9 +33,11 @@ from proto.tree import Graft, Node, SpeculationTree
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A tree of drafts that were found in one place, or in several that are alike.
+    """A tree of tokens that were found in one place, or in several alike places, of earlier text.
 
-    kinds  what each of them counts as
+    source   NGRAM_SOURCE or EARLIER_SOURCE
+    parents  index of each token's parent, or -1; parents come first
+    kinds    the kind of each token, by which its acceptance is counted (`economics.Kind`)
     """
 
     source: int
@@ -44,10 +47,10 @@ class _Copy:
 
 
 class LookupSource:
-    """The copied drafts of one life of a text.
+    """Adds copied drafts to the tree of one text, for one life of it.
 
     earlier  texts to copy from, and where this one is kept, if its Open says so
-    is_tree  a pass may verify several that follow the same token
+    is_tree  True: a pass may verify several drafts that follow the same token
     """
 
     def __init__(
@@ -60,15 +63,15 @@ class LookupSource:
         is_tree: bool = False,
     ) -> None:
         self._acceptance = acceptance
-        self._index: NgramIndex | None = None  # None: this text is written without them
-        self._earlier: EarlierTexts | None = None  # None: without those of other texts
-        self._kept = NOTHING  # of this text
-        self._least = 0  # tokens before a copy of another text that must be the same
+        self._index: NgramIndex | None = None  # None: no copies for this text
+        self._earlier: EarlierTexts | None = None  # None: no copies from other texts
+        self._kept = NOTHING  # which part of this text is kept for others already
+        self._least = 0  # how many tokens before a copy from another text must be the same
         self._is_tree = is_tree
-        # Classical rules: each draft is all that it was sampled from.
+        # Classical rules: a copied draft has chance 1 in its own proposal.
         self._is_certain = opened.rule is not Rule.COUPLED
         self._kinds: dict[int, Kind] = {}  # of the nodes that were added here
-        # (length of the text, what is found at its end)
+        # (length of the text, copies that were found at its end)
         self._found: tuple[int, Sequence[_Copy]] = (0, ())
         if (lookup := opened.lookup) is not None:
             self._index = NgramIndex(
@@ -84,14 +87,14 @@ class LookupSource:
     # -- the text ---------------------------------------------------------------------------------
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Add new committed tokens of the text to the index."""
         if self._index is not None:
             self._index.extend(tokens)
             if len(self._index) - self._kept.length >= PIECE_LEN:
                 self._keep(PIECE_LEN)
 
     def end(self) -> None:
-        """It does not, for all that is known here: the rest of it is kept as well."""
+        """Keep the rest of the text for other texts: it has ended, or is closed."""
         self._keep(None)
 
     def _keep(self, most: int | None) -> None:
@@ -101,7 +104,7 @@ class LookupSource:
     # -- drafts -----------------------------------------------------------------------------------
 
     def is_worth_starting(self, wanted: int) -> bool:
-        """Whether to start a pass with what is found at the root, without the drafter's drafts."""
+        """True if a pass should start with `wanted` copies at the root, and not wait for drafts."""
         if self._index is None:
             return False
         if self._found[0] != len(self._index):
@@ -111,20 +114,20 @@ class LookupSource:
         )
 
     def _is_as_good(self, kinds: Sequence[Kind]) -> bool:
-        """Whether such drafts are at least as often right as the drafter's."""
+        """True if drafts of these kinds are right at least as often as the drafter's."""
         chance = self._acceptance.chance
         return min(map(chance, kinds)) >= chance(FIRST_OF_MODEL)
 
     @property
     def kinds(self) -> Mapping[int, Kind]:
-        """What the copied drafts count as, when it is asked how often such drafts are right.
+        """The kind of each copied draft, by path hash, under which its acceptance is counted.
 
-        `grow` makes another mapping, so this one goes on saying it of drafts that have died.
+        `grow` makes a new mapping, so this one keeps the kinds of drafts that have died since.
         """
         return self._kinds
 
     def grow(self, tree: SpeculationTree, limit: int) -> None:
-        """Add drafts for a pass that verifies at most `limit` of them."""
+        """Add copied drafts to the tree, for a pass that verifies at most `limit` drafts."""
         self._kinds = {key: kind for key, kind in self._kinds.items() if key in tree.nodes}
         if self._index is None or limit == 0:
             return
@@ -136,10 +139,10 @@ class LookupSource:
     def _add(
         self, tree: SpeculationTree, index: NgramIndex, chain: Sequence[Node], limit: int
     ) -> bool:
-        """Add what follows `chain`; returns whether anything new did."""
+        """Add copies that follow `chain`; True if any of them are new in the tree."""
         path = [node.token for node in chain]
         copies = self._find(index, path, limit, is_tree=self._is_tree)
-        # Of two sources that say the same, the one that is right more often has said it.
+        # A draft that two sources have found is counted for the one that is right more often.
         copies.sort(key=lambda copy: -self._acceptance.chance(copy.kinds[0]))
         above = chain[-1].key if chain else tree.root
         num_known = len(self._kinds)
@@ -150,7 +153,7 @@ class LookupSource:
     def _find(
         self, index: NgramIndex, path: Sequence[int], limit: int, *, is_tree: bool
     ) -> list[_Copy]:
-        """What may follow the text and `path`, of each source."""
+        """Return the copies of each source that may follow the text and then `path`."""
         copies: list[_Copy] = []
         if (match := index.find(limit, path)) is not None:
             number = len(match.tokens)
@@ -166,7 +169,7 @@ class LookupSource:
         return copies
 
     def _attach(self, tree: SpeculationTree, copy: _Copy, above: int, length: int) -> None:
-        """Hang a copy below the path (`length`, `above`), and note what is new of it."""
+        """Attach a copy below the path (`length`, `above`), and note the kinds of its new nodes."""
         scores = tuple(math.log(self._acceptance.chance(kind)) for kind in copy.kinds)
         proposals = tuple(Proposal((token,), (1.0,)) for token in copy.tokens)
         tree.attach(
@@ -183,7 +186,7 @@ class LookupSource:
         nodes: list[Node | None] = []
         for token, parent, kind in zip(copy.tokens, copy.parents, copy.kinds, strict=True):
             before = None if parent < 0 else nodes[parent]
-            is_there = parent < 0 or before is not None  # there may have been no room for it
+            is_there = parent < 0 or before is not None  # else it found no room
             node = tree.child(above if before is None else before.key, token) if is_there else None
             nodes.append(node)
             if node is not None and node.source == copy.source:

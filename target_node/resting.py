@@ -1,34 +1,34 @@
-"""Whether the drafter should rest, because the target writes faster alone (pure).
+"""Decides whether the drafter should rest, because plain decoding is faster (pure).
 
 Theory of operation
 -------------------
 A drafter that runs beside the target costs it something: cores, memory bandwidth, a share of a GPU,
-messages; and rows in its passes. If few drafts are right that is more than they bring, and no model
-of the costs says so in advance. So both ways are measured, in stretches of passes: tokens per
-second with the drafter, and now and then a short trial without it, or the other way round. What was
-faster goes on, for twice as long as before each time that trials clearly confirm it, so that
-trials cost less and less: under 4 % of the passes where nothing changes. Where both are nearly
-alike, trials go on as often as at first: they cost nothing there, and the next one may tell.
-Passes without drafts were timed when the model was loaded. Where the first drafts bring less than
-those would, the first trial comes early: else a short run would be over before it. Where drafts
-bring far more than those would, that stands for a trial, which would cost a short text a fifth of
-its passes; the first stretch that is longest ends with one all the same.
+messages; and rows in its passes. If few drafts are right, this is more than they save, and no model
+of the costs can tell that in advance. So both ways are measured, in stretches of passes: tokens per
+second with the drafter, and now and then a short trial without it, or the other way round. The
+faster way goes on, for twice as long as before each time that a trial clearly confirms it, so that
+trials cost less and less: under 4 % of the passes if nothing changes. If both ways are nearly
+equally fast, trials go on as often as at first: they cost nothing then, and the next one may be
+clear. Passes without drafts were timed when the model was loaded. If the first drafts make fewer
+tokens a second than such passes would, the first trial comes early: else a short run would end
+before it. If drafts make far more, no trial is made, since it would cost a short text a fifth of
+its passes; the first stretch of the greatest length ends with a trial all the same.
 
-The first passes of a stretch do not count: the drafter hears of it with the next verdict. After a
-rest it has to read what it missed, so a stretch with it begins with the first draft that comes, if
-one comes at all. What is known is kept for each kind of text (policy and temperature), since they
-accept differently, and by how many share the passes; where drafts did not pay for few texts, more
-texts begin without.
+The first passes of a stretch do not count, because the drafter learns only from the next verdict
+whether it rests. After a rest it first has to read the text that it missed, so a stretch with it
+begins with the first draft that arrives, if one arrives at all. Measurements are kept for each kind
+of text (policy and temperature), since acceptance differs between kinds, and by how many texts
+share the passes (their crowd); if drafts did not pay in a small crowd, a larger one begins without.
 
 A stretch goes one of four ways, and when it ends:
 
-    DRAFTING       -> TRYING_REST; DRAFTING again where such a trial is not worth its cost
+    DRAFTING       -> TRYING_REST; DRAFTING again if such a trial is not worth its cost
     TRYING_REST    -> RESTING if it was clearly faster, else DRAFTING
     RESTING        -> TRYING_DRAFTS
     TRYING_DRAFTS  -> DRAFTING if it was clearly faster, else RESTING
 
-Nothing here depends on what a draft is, only on how many were accepted before; and only coupled
-texts ask, whose tokens do not depend on what is drafted.
+No decision here depends on the token of a draft, only on how many drafts were accepted before; and
+only texts under coupled verification use it, whose tokens do not depend on the drafts.
 """
 
 from collections.abc import Hashable
@@ -41,16 +41,16 @@ from proto.messages import Open, Rule
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count
 LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
-TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # what drafts bring varies more
-CLEARLY = 1.05  # so many times faster the other way must be
-FORESEEN = 1.25  # likewise while only the costs are known: they may have been timed too slow
-NUM_TO_SUSPECT = 16  # passes that count, before drafts can look slower than none
-LONGEST_SILENCE = 512  # passes for which a drafter that wakes up is given time to read
+TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # passes of a trial; with drafts the speed varies more
+CLEARLY = 1.05  # one way must be so many times faster than the other to be clearly faster
+FORESEEN = 1.25  # the same where plain passes were only timed at load, perhaps too slow
+NUM_TO_SUSPECT = 16  # passes that must count before drafts can look slower than none
+LONGEST_SILENCE = 512  # most passes that are not counted while a drafter reads after its rest
 MAX_KINDS = 64
 
 
 class Way(Enum):
-    """How a stretch of passes goes."""
+    """The way a stretch of passes goes: with drafts or resting, as the faster way or as a trial."""
 
     DRAFTING = auto()
     TRYING_REST = auto()
@@ -60,57 +60,57 @@ class Way(Enum):
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """What is known of one kind of text.
+    """The measurements of one kind of text, and whether its drafter should rest now.
 
-    way      of the stretch that goes on
-    first    passes of the first stretch, and of one that begins with a change
-    stretch  of the next stretch that is no trial
+    way      of the current stretch
+    first    length in passes of the first stretch, and of one that begins after a change
+    stretch  length of the next stretch that is no trial
     """
 
     first: int
     stretch: int
     way: Way = Way.DRAFTING
-    num_silent: int = LONGEST_SILENCE  # passes since it woke up without a draft from it
-    num_passes: int = 0  # of this stretch
-    num_counted: int = 0  # those that count
-    num_tokens: float = 0.0  # of them
-    seconds: float = 0.0  # likewise
-    plain_s: float = 0.0  # what those would have taken without drafts, by what is known
-    # Tokens per second with a rest and without, over the stretches so far, of which each counts
-    # three times as much as the one before.
+    num_silent: int = LONGEST_SILENCE  # passes since the drafter's rest without a draft from it
+    num_passes: int = 0  # passes of this stretch
+    num_counted: int = 0  # those of them that count
+    num_tokens: float = 0.0  # tokens of each text in the passes that count
+    seconds: float = 0.0  # seconds of these passes
+    plain_s: float = 0.0  # seconds that they would have taken without drafts, as measured
+    # Tokens per second with a rest (True) and without (False): a running mean over the stretches
+    # so far, in which the newest has a weight of 2/3.
     rates: dict[bool, float] = field(default_factory=dict)
 
     @property
     def rests(self) -> bool:
-        """Whether the drafter is to rest now."""
+        """True if the drafter is to rest now."""
         return self.way in (Way.RESTING, Way.TRYING_REST)
 
     @property
     def is_trial(self) -> bool:
-        """Whether the way is tried that was not the faster one."""
+        """True if the way that was not the faster one is being tried."""
         return self.way in (Way.TRYING_REST, Way.TRYING_DRAFTS)
 
     @property
     def is_faster_alone(self) -> bool:
-        """Whether that is what is known, whatever is being tried now."""
+        """True if resting is the faster way by what is known, whatever is being tried now."""
         return self.way in (Way.RESTING, Way.TRYING_DRAFTS)
 
     @property
     def length(self) -> int:
-        """Passes of this stretch that may count."""
+        """Number of passes of this stretch that may count."""
         if not self.is_trial:
             return self.stretch
         return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)
 
     def heard(self) -> None:
-        """A draft has come."""
+        """Note that a draft has arrived."""
         self.num_silent = LONGEST_SILENCE
 
     def passed(self, num_tokens: float, seconds: float, plain_s: float = 0.0) -> None:
-        """A pass that could have verified drafts has made so many tokens of each text.
+        """Note a pass that could have verified drafts, and has made `num_tokens` of each text.
 
-        seconds  that it took, waits included
-        plain_s  that one without drafts is known to take; 0: it is not known
+        seconds  of the pass, waits included
+        plain_s  seconds that a pass without drafts takes; 0: unknown
         """
         if not self.rests and self.num_silent < LONGEST_SILENCE:
             self.num_silent += 1
@@ -129,7 +129,7 @@ class Course:
 
     @property
     def _looks_slow(self) -> bool:
-        """Whether drafts seem to bring less than none would, and no trial has said otherwise."""
+        """True if drafts seem slower than plain passes, and no trial has shown otherwise."""
         if self.way is not Way.DRAFTING or self.num_counted < NUM_TO_SUSPECT:
             return False
         if True in self.rates and self.rates[True] <= self.rates[False]:
@@ -137,7 +137,7 @@ class Course:
         return 0 < self.num_tokens * self.plain_s < self.num_counted * self.seconds
 
     def _next(self, rate: float) -> None:
-        """A stretch has ended: try the other way, or judge what was tried."""
+        """End a stretch: try the other way, or compare both ways after a trial."""
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
         longer = min(2 * self.stretch, LONGEST_STRETCH)
         if self._is_foreseen:
@@ -155,20 +155,20 @@ class Course:
 
     @property
     def _is_foreseen(self) -> bool:
-        """Whether a trial without drafts, which would be next, is not worth its cost."""
+        """True if the trial without drafts that would come next is not worth its cost."""
         is_tried = True in self.rates
         if self.way is not Way.DRAFTING or is_tried or self.stretch == LONGEST_STRETCH:
             return False
         return self.num_tokens * self.plain_s > FORESEEN * self.num_counted * self.seconds
 
     def _begin(self) -> None:
-        """Count a stretch from its start."""
+        """Reset the counts for a new stretch."""
         self.num_passes = self.num_silent = self.num_counted = 0
         self.num_tokens = self.seconds = self.plain_s = 0.0
 
 
 def _kind_of(opened: Open) -> Hashable | None:
-    """What a text is taken for; None where the drafter never rests."""
+    """Return the kind of a text, by which it is measured; None if its drafter never rests."""
     policy = opened.policy
     if not (policy.is_priced and policy.has_drafter and opened.rule is Rule.COUPLED):
         return None
@@ -176,15 +176,15 @@ def _kind_of(opened: Open) -> Hashable | None:
 
 
 class Courses:
-    """What is known of all kinds of texts, of those that were asked for last at least."""
+    """The measurements of the kinds of texts that were used last, by how many share a pass."""
 
     def __init__(self) -> None:
-        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind and crowd
+        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind of text and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
-        """What is known of texts of this kind where so many share the passes.
+        """Return the measurements of texts like this one where `num_texts` texts share the passes.
 
-        None: of a kind for which the drafter never rests.
+        None: the drafter never rests for texts of this kind.
         """
         kind = _kind_of(opened)
         if kind is None:
@@ -200,7 +200,7 @@ class Courses:
         return course
 
     def _rests_below(self, kind: Hashable, size: int) -> bool:
-        """Whether drafts of this kind do not pay in smaller crowds.
+        """True if drafts of this kind do not pay in a smaller crowd (number of texts in a pass).
 
         Then they hardly will in a larger one, where each of its rows is one more beside many.
         """

@@ -1,29 +1,30 @@
-"""Which texts go into the target's next pass, and when it starts (pure).
+"""Decides which texts go into the target's next pass, and when the pass starts (pure).
 
 Theory of operation
 -------------------
-A pass reads the weights once for the rows of all its texts, so whoever can use one shares it:
+A pass reads the weights once for the rows of all its texts, so all texts that can use it share it:
 
     Tick, no pass running
-        a prompt to read, unless the pass before read one too          -> Compute, one chunk
-        somebody has a reason to start (`Ready.cause`)                 -> Compute, all of them
-        nobody has                                                     -> WaitUntil
-    Computed    each text still in that life goes on with its outcome
-    Afterwards  and tells of it                                -> Send(Verdict) ..., MoveRows
+        a prompt to read, unless the last pass was a prefill           -> Compute, one chunk
+        some text has a reason to start (`Ready.cause`)                -> Compute, all of them
+        no text has                                                    -> WaitUntil
+    Computed    each text that is still in the same life goes on with its outcome
+    Afterwards  each of these texts reports it                 -> Send(Verdict) ..., MoveRows
 
-Only the next pass needs rows where they were moved to: if one is launched before Afterwards, the
-moves go ahead of it.
+Moves of cache rows are only needed by the next pass: if it is launched before Afterwards, the moves
+go ahead of it.
 
-While one text has a reason to start and drafts for another are expected, the pass is held if they
-bring more tokens than the time costs (`worth_holding_s`). When it starts, those that would
-have waited go along with what they have: a token for the price of a row. But not twice in a row:
-drafts that always come during the pass would never be of use.
+If one text has a reason to start, and drafts for another are expected, the pass is held back as
+long as these drafts add more tokens than the time costs (`worth_holding_s`). When it starts, the
+texts that still wait join with the drafts that they have: a token for the price of a row. They do
+not join twice in a row, since drafts that always come during the pass would never be of use.
 
-How many drafts of each are verified is one decision too (`rows_worth`): the likeliest of all.
+How many drafts of each text are verified is decided for all texts together: the likeliest of all
+(`rows_worth`).
 
-Chunks of prompts take turns with passes of the others, and texts with each other: who was served
-least recently comes first. Texts that begin alike are read once and copied, but for reproducible
-mode, where nothing of another text is used.
+Chunks of prompts take turns with passes of the other texts, and of several texts the one that was
+served least recently comes first. Texts that begin alike are read once and copied, except in
+reproducible mode, where nothing of another text is used.
 """
 
 import math
@@ -51,16 +52,17 @@ from target_node.waiting import Ready
 
 Texts = Mapping[int, Verifying]
 Asked = Mapping[Verifying, Ready]
-"""What each of the texts that have been read says of a pass, by turn. Each is asked once a tick."""
+"""The `Ready` of each text whose prompt was read, in the order of turns; asked once a tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningPass:
     """The pass that is running.
 
-    num_rows  0 in one that only reads: its cost says nothing of the next pass
-    is_plain  it verifies no drafts
-    wait_s    before it, since it could have started
+    num_rows  number of rows; 0 if some text only reads in it, so that its cost is not typical
+    is_plain  True: it verifies no drafts
+    started   when it began (seconds)
+    wait_s    seconds before it in which it could have started
     """
 
     texts: tuple[Verifying, ...]
@@ -72,9 +74,11 @@ class _RunningPass:
 
 @dataclass(frozen=True, slots=True)
 class _EndedPass:
-    """A pass of which nothing has been said yet.
+    """A pass that has ended, and whose results were not sent yet.
 
-    grown  the texts that are still in that life, with how many tokens each has gained
+    grown     the texts that are still in the same life, with how many tokens each has gained
+    ended     when it ended (seconds)
+    is_usual  True: its cost is typical, and is measured
     """
 
     running: _RunningPass
@@ -84,9 +88,9 @@ class _EndedPass:
 
 
 class Schedule:
-    """The passes of one target.
+    """Schedules the passes of one target over all its texts.
 
-    num_per_pass  most texts that share one
+    num_per_pass  most texts that share a pass
     """
 
     def __init__(self, lanes: Lanes, known: Known, *, num_per_pass: int) -> None:
@@ -95,21 +99,21 @@ class Schedule:
         self._num_per_pass = num_per_pass
         self._running: _RunningPass | None = None
         self._ended: _EndedPass | None = None
-        self._moves: list[Move] = []  # that the next pass needs
-        self._ticket = 0  # of the last pass
-        self._num_served = 0  # parts of passes, so far
-        self._was_chunk = False  # it read a prompt
-        self._ended_at = 0.0  # when it was done
-        self._held_since: float | None = None  # when the next one could have started
+        self._moves: list[Move] = []  # moves in the cache that the next pass needs
+        self._ticket = 0  # number of the last pass
+        self._num_served = 0  # parts of passes so far
+        self._was_chunk = False  # the last pass was a prefill
+        self._ended_at = 0.0  # when the last pass ended
+        self._held_since: float | None = None  # since when the next pass is held back; None: not
 
     def make(self, message: Open, lane: Lane, earlier: Verifying | None, now: float) -> Verifying:
-        """The machine of a text; `earlier`: of its life before."""
+        """Return the machine of a text that was opened; `earlier` is that of its last life."""
         return Verifying(message, lane, self._known, earlier, now)
 
     # -- the next pass ----------------------------------------------------------------------------
 
     def tick(self, texts: Texts, now: float) -> Sequence[Action]:
-        """Start a pass if there is a reason to."""
+        """Start a pass if there is a reason to; returns actions."""
         if self._running is not None:
             return ()
         actions = self._next(texts, now)
@@ -118,7 +122,7 @@ class Schedule:
         return (*self._take_moves(), *actions)
 
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
-        """What the device does next, or until when it does nothing."""
+        """Return the action for the device, or until when it waits."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
@@ -142,12 +146,12 @@ class Schedule:
         return (WaitUntil(start_at),) if start_at < math.inf else ()
 
     def _follow(self, texts: Sequence[Verifying], num_texts: int) -> None:
-        """Tell each what is known of its kind where so many share the passes."""
+        """Give each text the measurements of its kind where `num_texts` texts share the passes."""
         for text in texts:
             text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
 
     def _read(self, text: Verifying, texts: Texts, now: float) -> Sequence[Action]:
-        """Prefill a chunk of one text, or copy what another lane has of it."""
+        """Prefill a chunk of one text, or copy the tokens that another lane has cached."""
         if text.may_copy:
             copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
             if copy is not None:
@@ -158,7 +162,7 @@ class Schedule:
         return (self._launched((text,), (part,)),)
 
     def _wait(self, asked: Asked, now: float) -> None:
-        """Those without a reason to start wait, and those with one may be held for them."""
+        """Note which texts wait for drafts, and whether a pass is held back for them now."""
         for text, ready in asked.items():
             if ready.cause is None:
                 text.waits()
@@ -166,13 +170,13 @@ class Schedule:
             self._held_since = now
 
     def _may_hold(self, asked: Asked) -> bool:
-        """Whether a pass could start that others would share if it were held."""
+        """True if some texts could start a pass and more texts could share it later."""
         num_ready = sum(ready.cause is not None for ready in asked.values())
         is_shared = 0 < num_ready < min(len(asked), self._num_per_pass)
         return is_shared and self._known.costs.reply.num > 0
 
     def _start_at(self, asked: Asked, now: float) -> float:
-        """When a pass of all these texts is to start, if nothing happens before."""
+        """Return when a pass of these texts starts if no message comes before; inf: never."""
         waiting = [ready for ready in asked.values() if ready.cause is None]
         if not waiting:
             return now if asked else math.inf
@@ -182,7 +186,7 @@ class Schedule:
         return min(late_at, self._held_until(asked, now)) if self._may_hold(asked) else now
 
     def _held_until(self, asked: Asked, now: float) -> float:
-        """Until when to hold the pass for drafts; `now` if they will have come too late."""
+        """Return until when to hold back the pass for drafts; `now` if they will come too late."""
         assert self._held_since is not None
         waiting = [ready for ready in asked.values() if ready.cause is None]
         costs = self._known.costs
@@ -196,7 +200,7 @@ class Schedule:
         return now if max(due_at) > until else until
 
     def _write(self, asked: Asked, now: float) -> Sequence[Action]:
-        """A pass of those with a reason, and of who else has room; by turn."""
+        """Start a pass of the texts with a reason, and of others that have room in it; by turn."""
         self._was_chunk = False
         self._held_since = None
         able = [text for text, one in asked.items() if one.cause is not None or one.may_join]
@@ -220,9 +224,9 @@ class Schedule:
     def _shares(
         self, texts: Sequence[Verifying], at_hand: Sequence[Chances], num_missing: int
     ) -> Sequence[int]:
-        """How many drafts of each to verify. Where the policy says so, all of them.
+        """Return how many drafts of each text to verify; all, unless costs decide.
 
-        num_missing  rows that the pass has besides them
+        num_missing  rows of committed tokens in the pass
         """
         counts = [len(drafts) for drafts in at_hand]
         priced = [index for index, text in enumerate(texts) if text.opened.policy.is_priced]
@@ -243,10 +247,10 @@ class Schedule:
             text.served = self._num_served
         return Compute(self._ticket, parts)
 
-    # -- what came of it --------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Every text of the pass that is still in the same life goes on."""
+        """Handle the pass's result: each text still in the same life goes on with its outcome."""
         running, self._running = self._running, None
         assert running is not None
         assert self._ended is None, "of the pass before nothing has been said"
@@ -275,8 +279,8 @@ class Schedule:
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Every text of the pass tells of it, and what it has cost is learnt."""
-        del texts, now  # nothing has been closed since, and what is said is of the pass's end
+        """Let every text of the ended pass send its verdict, and measure what the pass has cost."""
+        del texts, now  # no text was closed since, and the times are those of the pass's end
         ended, self._ended = self._ended, None
         if ended is None:
             return ()
@@ -286,12 +290,12 @@ class Schedule:
         return (*said, *self._take_moves())
 
     def _take_moves(self) -> Sequence[SharedAction]:
-        """All of them as one."""
+        """Return all pending moves as one action."""
         moves, self._moves = tuple(self._moves), []
         return (MoveRows(moves),) if moves else ()
 
     def _measure(self, ended: _EndedPass) -> None:
-        """What a pass has cost, and what it has brought each kind of text."""
+        """Measure what a pass has cost, and how many tokens it has made for each kind of text."""
         running, grown = ended.running, ended.grown
         pass_s = ended.ended - running.started
         round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)

@@ -1,7 +1,7 @@
-"""What the target sends of a text besides new verdicts (pure).
+"""The messages that the target sends about a text besides new verdicts (pure).
 
-What rows of the text tell goes to whoever asked for it: logprobs of the prompt, and features for a
-head. What the coordinator has missed is said again, in one verdict.
+These are logprobs of the prompt and features for a head, where they were asked for, and a verdict
+that repeats the tokens that the coordinator has missed.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ from proto.messages import (
 from proto.tree import CommittedText
 from target_node.compute import FeatureRows
 
-# -- of rows ---------------------------------------------------------------------------------------
+# -- logprobs and features -------------------------------------------------------------------------
 
 
 def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
-    """Send what a prefill that ended at `prefix_len` has found out about the tokens it scored."""
+    """Return a message with the prompt's logprobs that a prefill up to `prefix_len` computed."""
     if logprobs is None:
         return ()
     start = prefix_len - len(logprobs) + 1
@@ -36,7 +36,7 @@ def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Seq
 def tell_features(
     opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
 ) -> list[SharedAction]:
-    """Send the features of rows that lie one behind another on the text, as far as it goes.
+    """Return messages with the features of consecutive rows of the text, as far as the text goes.
 
     start  position of the first row; its feature is the one before the token at `start + 1`
     """
@@ -55,40 +55,40 @@ def tell_features(
     return told
 
 
-# -- saying again ----------------------------------------------------------------------------------
+# -- repetition ------------------------------------------------------------------------------------
 
-# What the target has said and may have to say again, logprobs included.
+# What the target has sent and may have to send again, logprobs included.
 
 
 class Reports:
-    """Logprobs of the newest generated tokens of a text, as far as they were asked for.
+    """Keeps the logprobs of the newest generated tokens of a text, if they were asked for.
 
-    They are kept until the coordinator's heartbeat shows that it has them. Under the classical
-    rules tokens that it has missed must not be sampled again, so they cannot be computed anew.
+    They are kept until a heartbeat of the coordinator shows that it has the tokens. Under the
+    classical rules tokens must not be sampled again, so their logprobs cannot be computed again.
     """
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[int, Logprobs]] = deque()  # (position, rows); without a gap
 
     def add(self, position: int, logprobs: Logprobs | None) -> None:
-        """The tokens from `position` on; what was said of them before means nothing any more."""
+        """Keep logprobs of the tokens from `position` on, in place of older ones from there on."""
         while self._pieces and self._pieces[-1][0] >= position:
             self._pieces.pop()
         if logprobs is not None:
             self._pieces.append((position, logprobs))
 
     def forget(self, length: int) -> None:
-        """The coordinator has the first `length` tokens of the text."""
+        """Drop logprobs of the first `length` tokens, which the coordinator has."""
         while self._pieces and self._pieces[0][0] + len(self._pieces[0][1]) <= length:
             self._pieces.popleft()
 
     @property
     def start(self) -> int:
-        """From which position on they are here; 0: there are none."""
+        """Position of the first token whose logprobs are kept; 0 if there are none."""
         return self._pieces[0][0] if self._pieces else 0
 
     def rows(self, start: int, stop: int) -> Logprobs | None:
-        """Of the tokens [start, stop); None if they are not all here."""
+        """Return the logprobs of the tokens [start, stop); None if they are not all kept."""
         found = Logprobs()
         for position, rows in self._pieces:
             found += rows.part(max(0, start - position), max(0, stop - position))
@@ -96,9 +96,12 @@ class Reports:
 
 
 def missed_of(opened: Open, ours: CommittedText) -> tuple[int, ...]:
-    """What our text of a session has beyond the coordinator's, which has missed verdicts.
+    """Return the tokens of our text that the coordinator's lacks, because verdicts were lost.
 
-    Nothing before the prompt's logprobs are complete: what came earlier has not been taken.
+    opened, ours  the coordinator's text in its new Open, and our text from the life before
+
+    Returns () if the texts differ, or if logprobs of the prompt are wanted: tokens that were sent
+    before those were complete have not been taken.
     """
     num_known = len(opened.tokens)
     if ours.common_len(opened.tokens) < num_known or opened.sampling.scores_prompt:
@@ -115,7 +118,7 @@ def repeated(
     attempt: int,
     acks: tuple[Ack, ...] = (),
 ) -> Verdict:
-    """What was said behind `base_len`, as one verdict that cost nothing."""
+    """Return a Verdict that repeats the tokens after `base_len`; its times are 0."""
     nothing = (0,) * 7
     tokens = tuple(text.tokens[base_len : base_len + MAX_TOKENS_PER_VERDICT])
     base = base_len, text.path_hashes[base_len]

@@ -1,4 +1,4 @@
-"""What a target has learnt, over all its texts."""
+"""What a target has measured, and keeps, over all its texts."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,16 @@ from target_node.resting import Courses
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Figures of the node.
+    """Settings of the target, and figures that it measures.
 
     fixed_rows  reproducible mode: every decoding pass has at most so many rows of a text (the
-                engine pads them to exactly as many), the prompt is prefilled alone, and no other
-                text's cache is used
-    earlier  texts that others may be copied from, where that is asked for
-    chunk       most tokens of a prompt that are read at once
+                engine pads them to exactly as many), the prompt is prefilled alone, and nothing is
+                copied from another text's cache; None: off
+    costs       measured times of passes, waits and answers
+    acceptance  measured acceptance rates
+    courses     what was measured about resting the drafter, for each kind of text
+    earlier     texts from which others may be drafted, where a request asks for that
+    chunk       most tokens of a prompt that one pass prefills
     """
 
     fixed_rows: int | None = None

@@ -2,41 +2,42 @@
 
 Theory of operation
 -------------------
-The target holds its own copy of the speculation tree, so it starts a pass without asking anybody.
-When that is, and with which others, is decided by `scheduling.py`; here is what a text has to say:
+The target has its own copy of the speculation tree, so it starts a pass without asking the drafter.
+`scheduling.py` decides when, and with which other texts. For that it calls, for each text:
 
-    Arrived(Draft)   its nodes join the tree, or wait for their parent, or are stale
-    Arrived(Close)   what may be copied of it is complete
-    chunk            the prompt, or what is missing of a text, to be prefilled next
-    ready            why a pass should start now, or until when drafts are waited for -> Ready
-    add_copies       drafts of the text's own join the others, right before a pass
-    launch           the text's part of a pass                              -> Part
-    computed         judge, advance                                  -> MoveRows
-    afterwards       report, learn                                   -> Send(Verdict)
-    Confirmed        forget what need not be said again                     -> Send(Fault)
+    Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale
+    Arrived(Close)   complete what other texts may copy from this one
+    chunk            the prompt, or tokens that the cache lacks, to be prefilled next
+    ready            why a pass should start now, or until when drafts are awaited -> Ready
+    add_copies       add drafts copied from earlier text, right before a pass
+    launch           make the text's part of a pass                         -> Part
+    computed         judge the drafts, advance text and cache        -> MoveRows
+    afterwards       report, and learn acceptance rates              -> Send(Verdict)
+    Confirmed        forget what need not be sent again                     -> Send(Fault)
 
-It is made with the Open that begins one life of the text, and with the machine of the life before:
-what that one has beyond the coordinator's text was missed, and is said again. What is not of the
-present life never comes this far (`node/follower.py`).
+A `Verifying` is made with the Open that begins a life of the text, and with the machine of the life
+before: tokens which that one has beyond the coordinator's text were missed, and are sent again. It
+gets only messages of its own life (`node/follower.py`).
 
-A pass feeds what the cache lacks of the text, the last token at least, and a subtree below it (see
-`drafts.py`). The target's own choices lead down it, to the first that was not drafted: that path
-is the verdict. So verification is equality, and the text is the target's whatever was drafted.
-What is judged is a value (`Judged`), and each step that follows needs those before it: the text and
-the cache advance, that is reported, and at last how often drafts are right is learnt.
+A pass feeds the committed tokens that the cache lacks, at least the last one, and a subtree of
+drafts below it (see `drafts.py`). The target's own choices go along a path of it, to the first
+choice that was not drafted: these tokens are the verdict. So a draft is accepted if it equals the
+target's choice, and the text is the target's whatever was drafted. The judgement is a value
+(`Judged`). Then, in this order, text and cache advance, a verdict is sent, and the acceptance rates
+are updated.
 
-Where logits are not finite a row chooses nothing, and the path ends there. If that is the last
-committed token's row, the text is read anew, or it ends. So it does where a pass finds no memory.
+A row whose logits are not finite chooses no token, and the path ends there. If it is the row of the
+last committed token, the text is read anew, or ends. The same holds if a pass finds no memory.
 
 Under the classical rules the engine judges the drafts of a pass by the ratio of two distributions.
-There the text is the target's only if no draft is judged twice and none is preferred for what it
-is (docs/adr/0003): after a rejection a new *attempt* begins, for which the drafter drafts anew, and
-a node has one child, the first.
+There the text has the target's distribution only if no draft is judged twice and none is preferred
+because of its token (docs/adr/0003): after a rejection a new *attempt* begins, for which the
+drafter drafts anew, and a node has only one child, the first.
 
-The reasons to start: the launch rule is met (READY: enough drafts under the root, or all that are
-to come, or `lookup.py` has some as good); a deadline of measured costs has passed (LATE); nobody
-is expected (ALONE; QUIET: it has let two deadlines pass, until it is heard again); to wait costs
-more than it brings (CHEAP, see `economics.py`), or to draft at all does (RESTING, `resting.py`).
+The reasons to start: READY: there are enough drafts under the root, or no more will come, or copies
+(`lookup.py`) are as good; LATE: a deadline made of measured costs has passed; ALONE: no drafter is
+expected; QUIET: the drafter has missed two deadlines, and was not heard since; CHEAP: to wait costs
+more than it brings (`economics.py`); RESTING: to draft at all does (`resting.py`).
 """
 
 from collections.abc import Sequence
@@ -71,37 +72,37 @@ from target_node.waiting import Ready, Waiting
 
 # -- failures --------------------------------------------------------------------------------------
 
-# What a text does whose pass found no memory, or whose logits are not finite where its next token
-# is to be chosen.
+# A text fails if its pass finds no memory, or if the logits for its next token are not finite.
 #
-# That can be the fault of others: of a text that was in its lane before, or of rows that were
-# copied. So the text is read anew once, in a lane that is all zeros, and nothing is copied. If the
-# same happens again, its own tokens are at fault: the text ends, and the others go on. A pass that
-# was of this text alone and found no memory is its own fault at once.
+# The reason can be other texts: one that was in its lane before, or copied rows. So the text is
+# read anew once, in a lane that is all zeros, and nothing is copied. If it fails again, its own
+# tokens are at fault: the text ends, and the others go on. If a pass of this text alone finds no
+# memory, the text ends at once.
 
 
 class Failures:
-    """What has happened to one life of a text.
+    """Failures of one life of a text: whether it is read anew, and whether it has ended.
 
-    has_ended  the text cannot go on
-    said       what the coordinator is told of it, until it closes the text
+    has_ended  True: the text cannot go on
+    said       the messages about it, which are repeated until the coordinator closes the text
     """
 
     def __init__(self, opened: Open) -> None:
         self._opened = opened
-        self._read_anew_at: int | None = None  # its length
+        self._read_anew_at: int | None = None  # length of the text when it was last read anew
         self.has_ended = False
         self.said: Sequence[Send] = ()
 
     @property
     def is_reading_anew(self) -> bool:
-        """Whether its lane may have nothing that was computed for others."""
+        """True if nothing that was computed for other texts may be copied to its lane."""
         return self._read_anew_at is not None
 
     def met(self, length: int, why: str, *, is_cause: bool) -> Sequence[Send]:
-        """No token follows so many, and `why`. Returns what to say.
+        """Note a failure of the text at this length; returns the messages to send, if it ends.
 
-        is_cause  it is known to be this text's own fault
+        why       reason, for people
+        is_cause  True: it is known to be this text's own fault
         """
         if self._read_anew_at != length and not is_cause:
             self._read_anew_at = length
@@ -114,7 +115,7 @@ class Failures:
 
 
 def line(position: int) -> str:
-    """What people are told."""
+    """Return the message to people about logits that are not finite."""
     return (
         f"the target's logits are not finite at token position {position} (from 0, prompt "
         "included): float16 overflows in some models, use bfloat16 or float32; else leave this "
@@ -127,13 +128,13 @@ def line(position: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The part of this text in the pass that is running.
+    """The part of this text in the running pass.
 
-    nodes    the drafts in it, by row; None while prefilling
-    parents  the rows that they follow; the root's is row 0
-    num_first  drafts of the first token that were there
-    wait_s   how long it could have run before it did
-    start    position of the first row
+    nodes      path hashes of the drafts in it, by row; None while prefilling
+    parents    the row that each of them follows; the root's is row 0
+    num_first  number of drafts of the first token when the pass began
+    wait_s     seconds before it in which it could have started
+    start      position of the first row
     """
 
     nodes: tuple[int, ...] | None
@@ -147,11 +148,11 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """What has changed when the text went on.
+    """What has changed when the text advanced.
 
-    base_len, base_hash  where it went on from
-    num_dead             drafts that died
-    move                 rows of the cache that follow; None: all lie where they belong
+    base_len, base_hash  length and hash of the text before
+    num_dead             number of drafts that died
+    move                 the move of cache rows that follows; None: they lie where they belong
     """
 
     base_len: int
@@ -162,9 +163,9 @@ class _Moved:
 
 @dataclass(frozen=True, slots=True)
 class _Unsaid:
-    """A verdict that has not been told yet.
+    """A verdict that was not sent yet.
 
-    ended  when the pass was
+    ended  when the pass ended (seconds)
     """
 
     judged: Judged
@@ -175,13 +176,13 @@ class _Unsaid:
 
 
 class Verifying:
-    """One life of a text at the target, from `opened` on.
+    """The state machine that verifies one text, for one life: from `opened` to the next Open.
 
     earlier  the machine of its life before
 
-    course   what is known of texts like this one; None: its drafter never rests
-    served   when it was last computed for, by the schedule's count
-    reports  what may have to be said again, over all lives of the text
+    course   measurements of texts like this one; None: the drafter never rests for it
+    served   number of its last pass, as the schedule counts them
+    reports  logprobs that may have to be sent again, over all lives of the text
     """
 
     def __init__(
@@ -191,10 +192,10 @@ class Verifying:
         self.lane = lane
         self.course: Course | None = None
         self.served = 0
-        self._went_along = False  # in its last pass, because others had a reason to start
+        self._went_along = False  # it joined its last pass, for which other texts had a reason
         self._known = known
-        self._num_texts = 1  # that share the passes, when one was last thought of
-        self._rested = False  # when a pass was last thought of
+        self._num_texts = 1  # texts that share the passes, at the last `follow`
+        self._rested = False  # whether the drafter was to rest, at the last `follow`
         self.reports: Reports = Reports() if earlier is None else earlier.reports
         before = CommittedText(opened.key) if earlier is None else earlier.tree.text
         self._missed = missed_of(opened, before)
@@ -202,28 +203,28 @@ class Verifying:
         self.finished = opened.limits.trim(len(opened.tokens), self._missed)[1] is not None
         self.drafts = Drafts(opened, tokens, known)
         self.tree: SpeculationTree = self.drafts.tree
-        # Only a prompt that is read has logprobs.
+        # Logprobs of a prompt are only computed if the prompt is read.
         is_new = opened.sampling.scores_prompt or (known.fixed_rows and earlier is None)
         lane.begin(self.tree.text, keep=not is_new)
         self.slots = lane.slots
         self.ready_at = now  # since when the target has been able to start a pass
-        self._said_at = now  # when the newest verdict was sent, or said again
+        self._said_at = now  # when the newest verdict was sent, or sent again
         self._running: _Running | None = None
         self._unsaid: _Unsaid | None = None
-        self._number = 0  # of the last pass
-        self._is_hit = False  # it had drafts, and all were accepted
-        self._wanted: int | None = None  # drafts that the next one starts with; None: not decided
+        self._number = 0  # number of the last pass
+        self._is_hit = False  # the last pass had drafts, and all were accepted
+        self._wanted: int | None = None  # drafts with which a pass starts; None: not decided
         self._waiting = Waiting(opened, known.costs, known.acceptance)
         self._failures = Failures(opened)
 
     def begin(self) -> Sequence[SharedAction]:
-        """Say again what the coordinator has missed."""
+        """Return a verdict with the tokens that the coordinator has missed, if any."""
         if not self._missed:
             return ()
         return (self._repeat(len(self.opened.tokens), self.ready_at),)
 
     def handle(self, event: TextEvent, now: float) -> Sequence[SharedAction]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
         match event:
             case Arrived(Draft() as message):
                 return self._on_draft(message, now)
@@ -236,7 +237,7 @@ class Verifying:
     def _on_draft(self, message: Draft, now: float) -> Sequence[SharedAction]:
         first_of_life = self.drafts.received.add(message)
         if not self.drafts.is_judgeable(message):
-            # Nothing worth waiting for will come before the drafter has heard of this attempt.
+            # No usable draft will come before the drafter has heard of this attempt.
             self.tree.num_stale += len(message.tokens)
             return self._tell_again(message, now)
         if self.course is not None:
@@ -246,10 +247,10 @@ class Verifying:
         return self._tell_again(message, now)
 
     def _tell_again(self, message: Draft, now: float) -> Sequence[SharedAction]:
-        """What a drafter cannot have heard, or the coordinator that should have passed it on.
+        """Repeat a verdict that the drafter cannot have received, or return no actions.
 
-        A drafter that says all it has again, behind the place where the text is, has waited in vain
-        for our verdict. If there has been time for it to hear the newest one, that was lost.
+        A drafter that sends all its drafts again, below an older root, has waited in vain for our
+        verdict. If there has been time for it to receive the newest one, that was lost.
         """
         is_said_again = message.first_number < message.number
         is_behind = message.parent_len < len(self.tree.text)
@@ -270,9 +271,9 @@ class Verifying:
         return (self._repeat(length, now),)
 
     def _repeat(self, base_len: int, now: float) -> Send:
-        """What was said of the text behind `base_len`, once more, with its logprobs.
+        """Return a verdict with all tokens after `base_len`, and their logprobs, to be sent again.
 
-        If they were asked for, they are here for all tokens that the coordinator may lack.
+        Logprobs that were asked for are kept for all tokens that the coordinator may lack.
         """
         self._said_at = now
         base_len = max(base_len, min(self.reports.start, len(self.tree.text) - 1))
@@ -284,7 +285,7 @@ class Verifying:
     # -- when to start ----------------------------------------------------------------------------
 
     def follow(self, course: Course | None, num_texts: int) -> None:
-        """What is known of texts like this one is kept there; so many share the passes."""
+        """Set the measurements of texts like this one, and how many texts share the passes."""
         self.course, self._num_texts = course, num_texts
         if self._rested and not self.rests:
             self._waiting.woke()
@@ -292,14 +293,14 @@ class Verifying:
 
     @property
     def rests(self) -> bool:
-        """Whether the drafter is to rest."""
+        """True if the drafter is to rest."""
         return self.course is not None and self.course.rests
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The committed tokens to prefill next; empty if a pass can take what is missing.
+        """The committed tokens to prefill next; empty if a pass can feed all that are missing.
 
-        In reproducible mode the prompt but for its last token is prefilled in passes of its own,
+        In reproducible mode the prompt without its last token is prefilled in passes of its own,
         and nothing after it is prefilled at all.
         """
         text, limit = self.tree.text.tokens, self._known.chunk
@@ -311,19 +312,19 @@ class Verifying:
 
     @property
     def may_copy(self) -> bool:
-        """Whether its lane may have what another has computed."""
+        """True if tokens that are cached in another lane may be copied to this text's lane."""
         if self._failures.is_reading_anew:
             return False
         return self._known.fixed_rows is None and not self.opened.sampling.scores_prompt
 
     @property
     def num_missing(self) -> int:
-        """Committed tokens that the cache lacks."""
+        """Number of committed tokens that the cache lacks."""
         return len(self.tree.text) - self.slots.prefix_len
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the next pass can only feed what is missing (reproducible mode)."""
+        """True if the next pass can only feed missing committed tokens (reproducible mode)."""
         return self._known.fixed_rows is not None and self.num_missing > 1
 
     def price_wait(self) -> None:
@@ -333,7 +334,7 @@ class Verifying:
             self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
 
     def ready(self, now: float) -> Ready:
-        """What there is to say of a pass with this text."""
+        """Return whether a pass with this text should start now, or until when it waits."""
         most = self._num_drafts_max()
         wanted = min(self._wanted or 0, most)
         deadline = self.ready_at + self._waiting.limit_s(wanted)
@@ -343,7 +344,7 @@ class Verifying:
         return Ready(cause, deadline, self.ready_at, missing, num_awaited, may_join)
 
     def _cause(self, most: int, wanted: int, *, is_late: bool) -> Cause | None:
-        """The launch rule, for a pass that verifies at most so many drafts. None: wait."""
+        """Return why a pass of at most `most` drafts should start now; None: wait for drafts."""
         if self.is_catching_up:
             return Cause.ALONE
         if (cause := self._why_alone(most)) is not None:
@@ -355,11 +356,11 @@ class Verifying:
 
     @property
     def num_at_hand(self) -> float:
-        """Tokens that the drafts that are here are expected to bring."""
+        """Number of tokens that the present drafts are expected to add."""
         return self.drafts.num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def waits(self) -> None:
-        """There was no reason to start."""
+        """Note that there was no reason to start a pass."""
         self._waiting.began()
 
     def _num_drafts_max(self) -> int:
@@ -371,7 +372,7 @@ class Verifying:
         return min(k, num_free, opened.limits.max_drafts(length))
 
     def _why_alone(self, most: int) -> Cause | None:
-        """Why no drafter is expected, if a pass verifies at most so many drafts. None: one is."""
+        """Return why no drafter is expected for a pass of `most` drafts; None: one is expected."""
         if self.rests:
             return Cause.RESTING
         return Cause.ALONE if most == 0 or not self.opened.policy.has_drafter else None
@@ -379,25 +380,25 @@ class Verifying:
     # -- a pass -----------------------------------------------------------------------------------
 
     def read(self, now: float) -> Part:
-        """Prefill the next chunk."""
+        """Return the Part that prefills the next chunk."""
         tokens = self.tree.text.tokens
         feed = self.slots.feed_prefix(self.chunk)
         is_last = self.slots.prefix_len == len(tokens)
         return self._part(feed, () if is_last else None, self._why_alone(0) or Cause.ALONE, now)
 
     def add_copies(self) -> None:
-        """A pass begins: drafts of our own join those at hand."""
+        """Add copies of earlier text to the drafts, for a pass that begins now."""
         if not self.is_catching_up:
             self.drafts.add_copies(self._num_drafts_max())
 
     def at_hand(self) -> Chances:
-        """The drafts that a pass could verify now."""
+        """Return the drafts that a pass could verify now, with their chances."""
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
     def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
-        """Verify some of what is at hand, likeliest first.
+        """Return the Part that verifies these drafts (path hashes, likeliest first).
 
-        cause  why the pass starts; None: others have a reason, and this text goes along
+        cause  why the pass starts; None: other texts have a reason, and this one joins
         """
         missing = self.tree.text.tokens[self.slots.prefix_len :]
         self._went_along = cause is None
@@ -445,7 +446,7 @@ class Verifying:
         )
 
     def _scored_by(self, feed: Feed) -> tuple[int, ...]:
-        """The tokens that follow the rows of a prefill, if logprobs of the prompt are wanted."""
+        """Return the prompt's tokens that follow a prefill's rows, if their logprobs are wanted."""
         opened = self.opened
         if feed.masks is not None or not opened.sampling.scores_prompt:
             return ()
@@ -455,7 +456,7 @@ class Verifying:
     # -- the verdict ------------------------------------------------------------------------------
 
     def computed(self, outcome: Outcome, model_us: int, now: float) -> Sequence[SharedAction]:
-        """What the pass that is running has said; it took so long. The text goes on."""
+        """Handle the outcome of the running pass: judge the drafts, and advance text and cache."""
         running, self._running = self._running, None
         assert running is not None
         if outcome.failure:
@@ -472,7 +473,7 @@ class Verifying:
         return () if moved.move is None else (MoveRows((moved.move,)),)
 
     def afterwards(self) -> Sequence[SharedAction]:
-        """Tell of the pass that has ended last, which nobody waits for as the device does."""
+        """Send the verdict of the last pass, and learn from it; no device waits for this."""
         unsaid, self._unsaid = self._unsaid, None
         if unsaid is None:
             return ()
@@ -481,7 +482,7 @@ class Verifying:
         return said
 
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
-        """Nothing follows the text by what its lane holds: read it anew, or end it."""
+        """Drop the cache of this text, and read it anew, or end it."""
         self.ready_at = now
         self.slots.truncate(0)
         said = self._failures.met(len(self.tree.text), why, is_cause=is_cause)
@@ -489,7 +490,7 @@ class Verifying:
         return (*said, Wipe(self.lane.slots.lane, 0))
 
     def _on_read(self, running: _Running, outcome: Outcome, now: float) -> Sequence[SharedAction]:
-        """A chunk was prefilled."""
+        """Handle the outcome of a prefill; returns messages with its logprobs and features."""
         self.ready_at = now
         return (
             *tell_prompt(self.opened, self.slots.prefix_len, outcome.logprobs),
@@ -497,7 +498,7 @@ class Verifying:
         )
 
     def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
-        """What the pass says about its drafts `keys`. A question: nothing changes."""
+        """Return which drafts `keys` the target accepts, and what follows; changes nothing."""
         nodes = self.tree.nodes
         verified = tuple([nodes[key] for key in keys])
         drafted = [node.token for node in verified]
@@ -520,7 +521,7 @@ class Verifying:
         )
 
     def _advance(self, judged: Judged, now: float) -> _Moved:
-        """The text goes on: the root moves, and what does not hang on it is dead."""
+        """Commit the judged tokens: the root moves, and drafts that are not below it die."""
         outcome, base_len, base_hash = judged.outcome, len(self.tree.text), self.tree.root
         self.finished = judged.finish is not None
         is_new_attempt = self.opened.rule is not Rule.COUPLED and judged.has_rejected
@@ -531,17 +532,17 @@ class Verifying:
         is_last_cached = self.slots.prefix_len == len(self.tree.text)
         if is_new_attempt or (is_last_cached and (outcome.was_repeated or not self.finished)):
             # The last token is always fed again, also if it is the draft that was rejected. If its
-            # own row is not finite, its slot holds zeros, which no later text may take for read.
+            # row is not finite, its slot holds zeros, which no later text may use as cached.
             self.slots.truncate(len(self.tree.text) - 1)
         self._is_hit, self._wanted = 0 < len(judged.verified) == len(judged.accepted), None
         self.ready_at = now
-        self._said_at = now  # or a launch later
+        self._said_at = now  # in fact after the next launch
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
-        """Tell everybody. The next pass may be running: nothing here is to be read from it."""
+        """Return the messages about a pass; the next pass may be running already."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
@@ -569,13 +570,13 @@ class Verifying:
             plain_us=round(self._plain_s * 1e6),
         )
         self.reports.add(moved.base_len, verdict.logprobs)
-        # A head can do nothing with a verdict without them.
+        # Features first: without them a head cannot use the verdict.
         features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
         return (*features, Send(verdict))
 
     @property
     def _plain_s(self) -> float:
-        """What a pass of the texts that share it takes without drafts."""
+        """Seconds of a pass without drafts of as many texts as share the passes now."""
         return self._known.costs.passes(self._num_texts).of(self._num_texts)
 
     def check(self) -> None:

@@ -1,23 +1,24 @@
-"""What one text waits for: its drafter's answer (pure).
+"""Decides how long one text waits for its drafter's answer, and measures the waits (pure).
 
-A verdict puts the root somewhere. Where nothing hangs there yet, the first draft that does is the
-answer to it, even if it comes when the root has moved on. So the time between the two is known also
-where nothing was waited for: without that, a drafter that is farther away than one pass would
-always come too late, and nobody would ever learn how late. What has come during a pass is heard
-when it ends, and says only that the answer took no longer. The first draft of a life answers an
-`Open`, with all its prefill, and is not measured.
+A verdict moves the root (the last committed token). If no draft hangs there yet, the first draft
+that does is the drafter's answer to this verdict, even if it arrives when the root has moved on. So
+the time of an answer is also measured where the target did not wait: otherwise a drafter that needs
+longer than one pass would always come too late, and it would never be known how late. A draft that
+has arrived during a pass is received when the pass ends, so that only an upper limit of its time is
+known. The first draft of a life answers an `Open`, with all its prefill, and is not measured.
 
-Whether a wait pays is a price (`economics.py`). What is not waited for cannot be measured, so now
-and then it is. So it is also when no draft was there after more passes alone than bad luck
-explains: then the drafter is too far away to get ahead while the target goes on.
+`economics.py` decides from costs whether a wait pays. A wait that is not made cannot be measured,
+so now and then one is made. One is also made if no draft was there after so many passes that bad
+luck alone does not explain it: then the drafter is too far away to get ahead while the target goes
+on.
 
-    began                 there is no reason to start a pass     -> WAITING
-    started, went_along   a pass begins, with it or beside it    -> BLIND, until the next `began`
+    began                 there is no reason to start a pass        -> WAITING
+    started, went_along   a pass begins, for this text or others    -> BLIND, until the next `began`
 
 A life begins FRESH. A wait that has begun is not given up before its limit. While BLIND, perhaps no
-message has been looked for since the pass began: so it is where the host computes by itself, and
-there a pass that is taken for an answer costs up to 13 % (docs/LOG.md). Where messages are heard
-during a forward, BLIND changes nothing that is measurable.
+messages have been received since the pass began. That is so if the host itself computes; there it
+costs up to 13 % to mistake the pass for the time of an answer (docs/LOG.md). If messages are
+received during a forward, BLIND makes no measurable difference.
 """
 
 from dataclasses import dataclass
@@ -34,25 +35,25 @@ from node.economics import (
 )
 from proto.messages import OWN_SOURCES, Cause, Draft, Open, Rule
 
-NUM_LATE_UNTIL_QUIET = 2
-FIRST_REPLY_S = 0.5  # an answer takes no longer, as long as none is known
-NUM_FIRST = 4  # waits that are made to learn how long they are
-NUM_SKIPPED_MAX = 32  # waits in a row that are left out before one is made to learn
-UNLIKELY = 0.01  # so rarely would bad luck alone have kept drafts away
+NUM_LATE_UNTIL_QUIET = 2  # missed deadlines in a row after which the drafter counts as silent
+FIRST_REPLY_S = 0.5  # assumed limit of an answer as long as none was measured
+NUM_FIRST = 4  # waits that are made first, to measure how long they are
+NUM_SKIPPED_MAX = 32  # possible waits in a row that are skipped before one is made to measure
+UNLIKELY = 0.01  # below this probability, bad luck does not explain that no drafts were there
 MAX_TOLD = 64
-MOST_AWAITED = 8  # drafts in a row, by price
+MOST_AWAITED = 8  # most drafts in a row to wait for, if costs decide
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a text has to say of a pass that could start now.
+    """Whether a pass with this text should start now, and until when drafts are awaited.
 
-    cause        why it should; None: drafts are waited for
-    deadline     until when they are
+    cause        why a pass should start; None: drafts are awaited
+    deadline     until when they are awaited
     since        when a pass with this text could have started
     num_missing  committed tokens that the cache lacks: rows of the pass besides drafts
-    num_awaited  tokens that the drafts which are waited for are expected to bring
-    may_join     it can go along with others that have a cause; not twice in a row
+    num_awaited  tokens that the awaited drafts are expected to add
+    may_join     True: this text can join a pass that others have a cause for; not twice in a row
     """
 
     cause: Cause | None
@@ -64,7 +65,7 @@ class Ready:
 
 
 class State(Enum):
-    """What a text was found doing last; the table is above."""
+    """Whether a text waits for drafts or has had a pass; the table is above."""
 
     FRESH = auto()
     WAITING = auto()
@@ -72,31 +73,31 @@ class State(Enum):
 
 
 class Waiting:
-    """The waits of one text, in one life of it; questions ask, facts are told."""
+    """Measures and decides the waits of one text, for one life of it."""
 
     def __init__(self, opened: Open, costs: Costs, acceptance: Acceptance) -> None:
         self._opened = opened
         self._costs = costs
         self._acceptance = acceptance
-        # A drafter is not waited for before it is heard: the first token must not pay for it.
-        self._num_late = NUM_LATE_UNTIL_QUIET  # passes in a row that waited in vain
+        # Before its first draft a drafter counts as silent, so that the first token does not wait.
+        self._num_late = NUM_LATE_UNTIL_QUIET  # waits in a row that have passed their deadline
         self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
         self._state = State.FRESH
         self._pass_at = 0.0  # when the last pass began
-        self._num_in_vain = 0  # passes begun alone since one had drafts
-        self._heard_at = 0.0  # when the last draft came
+        self._num_in_vain = 0  # passes that began without waiting since one had drafts
+        self._heard_at = 0.0  # when the last draft arrived
 
     # -- questions --------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """Whether the drafter is not waited for, because it has let so many deadlines pass."""
+        """True if the target does not wait for the drafter, which has missed several deadlines."""
         return self._num_late >= NUM_LATE_UNTIL_QUIET
 
     def num_wanted(self, most: int, *, is_hit: bool) -> int:
-        """With how many drafts in a row a pass starts, if it verifies at most so many.
+        """Return with how many drafts in a row a pass starts that verifies at most `most`.
 
-        is_hit  all drafts of the last pass were accepted
+        is_hit  True: all drafts of the last pass were accepted
         """
         policy, costs = self._opened.policy, self._costs
         least = min(policy.launch_hit if is_hit else policy.launch_min, most)
@@ -107,19 +108,23 @@ class Waiting:
         return least if number == 0 and self._is_in_vain(p) else number
 
     def _is_in_vain(self, p: float) -> bool:
-        """Whether nothing is at hand so often that the drafter must be too far away."""
+        """True if drafts are missing so often that the drafter must be too far away.
+
+        Also true if no wait was made for so long that one is due, to measure it.
+        """
         is_forgotten = self._costs.num_skipped >= NUM_SKIPPED_MAX
         return is_forgotten or (1 - p) ** self._num_in_vain < UNLIKELY
 
     def limit_s(self, wanted: int) -> float:
-        """How long a wait for so many drafts may take."""
+        """Return how many seconds a wait for `wanted` drafts may take."""
         is_ahead = self._opened.policy.window > wanted
         return wait_limit_s(wanted, self._costs, is_ahead=is_ahead)
 
     def reason(self, wanted: int, num_texts: int, *, is_late: bool) -> Cause | None:
-        """Why to start with fewer drafts than `wanted`. None: wait on; not if it `is_late`.
+        """Return why a pass starts with fewer drafts than `wanted`; None: wait on.
 
-        num_texts  that share the passes
+        num_texts  number of texts that share the passes
+        is_late    True: the deadline has passed
         """
         if self.is_over:
             return Cause.QUIET
@@ -129,10 +134,11 @@ class Waiting:
         return Cause.LATE if is_late else None
 
     def _is_priced(self, wanted: int) -> bool:
-        """Whether not to wait is thought of.
+        """True if costs decide whether to wait for so many drafts at all.
 
-        A drafter that waits for every verdict brings nothing meanwhile, and under the classical
-        rules what the target samples alone is hardly ever what was drafted.
+        Not for a drafter that waits for every verdict, which drafts nothing meanwhile, and not
+        under the classical rules: there a token that the target samples alone has hardly ever been
+        drafted.
         """
         policy = self._opened.policy
         is_ahead = policy.window > wanted and self._opened.rule is Rule.COUPLED
@@ -147,26 +153,29 @@ class Waiting:
         if not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
             return False
         if policy.prices_waits:
-            return True  # as many as are worth it are wanted
+            return True  # `num_wanted` has weighed the wait already
         return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
 
     def is_unheard(self, said_at: float, now: float) -> bool:
-        """Whether a drafter that has not heard what was said then will not hear it any more."""
+        """True if so much time has passed since `said_at` that the verdict sent then is lost."""
         reply = self._costs.reply
         return now - said_at > (reply.slow_s if reply.num else FIRST_REPLY_S)
 
     # -- facts ------------------------------------------------------------------------------------
 
     def began(self) -> None:
-        """There was no reason to start."""
+        """Note that there was no reason to start a pass: a wait begins or goes on."""
         self._state = State.WAITING
 
     def went_along(self, now: float) -> None:
-        """The wait is cut short by a pass that others have a reason for: nothing is learnt."""
+        """Note a pass that others have a reason for.
+
+        It cuts the wait short, so it is not measured.
+        """
         self._state, self._pass_at = State.BLIND, now
 
     def started(self, cause: Cause, ready_at: float, now: float) -> None:
-        """A pass begins that verifies drafts, or could have; it could have begun at `ready_at`."""
+        """Note that a pass of this text begins at `now`; it could have begun at `ready_at`."""
         has_waited = self._state is State.WAITING
         self._state, self._pass_at = State.BLIND, now
         if cause is Cause.LATE:
@@ -175,42 +184,43 @@ class Waiting:
             self._costs.skipped()
             self._num_in_vain += 1
         elif cause is Cause.READY and has_waited:
-            # What came after the last draft was for the sake of other texts.
+            # The time after the last draft was spent waiting for other texts.
             self._costs.waited(max(0.0, self._heard_at - ready_at))
 
     def had_drafts(self) -> None:
-        """A pass had drafts of the drafter's at hand."""
+        """Note that a pass had drafts of the drafter."""
         self._num_in_vain = 0
 
     def told(self, root: int, now: float) -> None:
-        """A verdict was sent that moves the root to where no draft hangs."""
+        """Note that a verdict was sent which moves the root to a place without drafts."""
         self._told_at[root] = now
         if len(self._told_at) > MAX_TOLD:
             del self._told_at[next(iter(self._told_at))]
 
     def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
-        """A draft has come, whatever becomes of it. Nobody waits for those of the target's own."""
+        """Note a draft, for the measured times; the target's own drafts are ignored."""
         if draft.source in OWN_SOURCES:
             return
         self._num_late = 0
         self._heard_at = now
-        if draft.tokens and draft.first_number == draft.number:  # else it was said again, for free
+        if draft.tokens and draft.first_number == draft.number:  # else it is a repetition
             self._costs.draft.add(draft.model_us / 1e6 / max(1, draft.num_steps))
-        told_at = self._told_at.pop(draft.parent_hash, None)  # the first one is the answer
+        told_at = self._told_at.pop(draft.parent_hash, None)  # only the first draft is the answer
         if told_at is not None and draft.num_steps and not first_of_life:
             self._answered(told_at, now)
 
     def _answered(self, told_at: float, now: float) -> None:
-        """What has come during a pass is heard when that ends: then only bounds are known."""
+        """Measure an answer; while BLIND it may have come any time during the pass."""
         reply, took = self._costs.reply, now - told_at
         if self._state is State.BLIND:
-            # At first a draft step: a pass taken for an answer would be waited for never again.
+            # Before any answer was measured: a draft step. If the whole pass were taken for the
+            # answer, the target would never wait again.
             usual = reply.value if reply.num else self._costs.draft.value
             at_least = max(0.0, self._pass_at - told_at)
             took = min(max(usual, at_least), took)
         reply.add(took)
 
     def woke(self) -> None:
-        """The drafter has rested: it has much to read first, and its first draft is no answer."""
+        """Note that the drafter's rest is over: it has to read first, so it is not waited for."""
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._told_at.clear()

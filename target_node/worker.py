@@ -1,4 +1,4 @@
-"""What a Compute means to the target: one pass, and what it chooses or judges by its logits."""
+"""Runs the Computes of a target: one pass each, and the choice or judgement by its logits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ def serve(
     *,
     has_lifeline: bool = True,
 ) -> NoReturn:
-    """Verify for the coordinator that has said Welcome (`Loop.run`)."""
+    """Verify for the coordinator that has sent this Welcome; never returns (see `Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
     known = Known(
         fixed_rows=config.fixed_rows or None,
@@ -74,18 +74,18 @@ def serve(
 
 
 class Worker:
-    """One target."""
+    """Computes for one target: runs passes, and chooses or judges tokens by their logits."""
 
     def __init__(self, forwards: Forwards) -> None:
         self.forwards = forwards
 
     def launch(self, action: Compute) -> Launched[Computed]:
-        """Start a pass, and choose, or judge, at the rows that it is asked for."""
+        """Start a pass, and choose or judge at the rows that are asked."""
         done = self.compute(action)
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Computed:
-        """The same; what it says is true when the device has ended it."""
+        """Run the Compute and return its result, valid once a simulated device has ended it."""
         try:
             return self._computed(action)
         except (RuntimeError, MemoryError) as error:
@@ -110,7 +110,7 @@ class Worker:
                 outcome and _with_features(part, outcome, out.features[start:end])
                 for part, outcome, (start, end) in zip(parts, outcomes, ends, strict=True)
             ]
-        # Last, for what the pass has left on the device is valid until the next one.
+        # Last, because another forward overwrites the results that this one has on the device.
         whole = tuple(
             outcome or self._again(part, len(ask), layers)
             for part, ask, outcome in zip(parts, asks, outcomes, strict=True)
@@ -118,14 +118,14 @@ class Worker:
         return Computed(action.ticket, whole, self.forwards.done())
 
     def _outcome_if_finite(self, part: Part, logits: torch.Tensor) -> Outcome | None:
-        """What the rows of one text say, [n, V]; None: some of them are not finite."""
+        """Return the outcome by the logits [n, V] of one text; None if some are not finite."""
         try:
             return self._outcome(part, logits)
         except NotFinite:
             return None
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
-        """What they say each by itself, so that a bad draft spoils nothing but what follows it."""
+        """Compute the rows of one text again, one by one, so that a bad draft spoils no others."""
         again = self.forwards.run_again(part.feed, num_asked, layers)
         bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
         if again.culprit is not None:
@@ -137,7 +137,7 @@ class Worker:
                 outcome = self._outcome_of_chain(part, part.judge, again)
             else:
                 outcome = self._outcome_of_tree(part, again)
-        except NotFinite:  # what was made of logits that are finite, by biases for one
+        except NotFinite:  # finite logits may have been made infinite, for example by biases
             return bad
         outcome = replace(outcome, was_repeated=True)
         if again.features is None:
@@ -145,9 +145,9 @@ class Worker:
         return _with_features(part, outcome, again.features)
 
     def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
-        """The chain ends with the draft whose row is bad: that one is judged by the row before.
+        """Judge a chain up to the first draft whose row is bad, which the row before judges.
 
-        If it is accepted nothing follows it here, and the next pass begins with it.
+        If that draft is accepted, no token follows it here, and the next pass begins with it.
         """
         count = again.is_good.index(False)
         wanted = replace(wanted, drafts=wanted.drafts[:count], proposals=wanted.proposals[:count])
@@ -159,7 +159,7 @@ class Worker:
         return Outcome(tokens, num_accepted, _logprobs(logits, tokens, replace(part, judge=wanted)))
 
     def _outcome_of_tree(self, part: Part, again: Again) -> Outcome:
-        """The choices at the good rows."""
+        """Return an outcome with the choices at the good rows."""
         good = [row for row, is_good in enumerate(again.is_good) if is_good]
         logits, spec = again.logits[good], part.opened.sampling
         positions, paths = [part.positions[row] for row in good], part.paths()
@@ -171,7 +171,7 @@ class Worker:
         return Outcome(tuple(tokens), None, _logprobs(again.logits, tokens, part))
 
     def _outcome(self, part: Part, logits: torch.Tensor) -> Outcome:
-        """What the rows of one text say, [n, V]. Raises NotFinite."""
+        """Return the outcome by the logits [n, V] of one text. Raises NotFinite."""
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = part.opened.sampling
@@ -189,9 +189,9 @@ class Worker:
     def _processed(
         self, logits: torch.Tensor, part: Part, paths: Sequence[tuple[int, ...]] | None = None
     ) -> torch.Tensor:
-        """The logits [n, V] after the processors of this text, each row after its path.
+        """Return the logits [n, V] after this text's processors, each row with its own path.
 
-        paths  of these rows; None: they are all that were asked
+        paths  of these rows; None: the rows are all that were asked
         """
         if not part.opened.sampling.has_processors:
             return logits
@@ -205,7 +205,7 @@ def _sampling_of(part: Part) -> Sampling:
 
 
 def _first_rows(part: Part, count: int) -> Part:
-    """The part without all but the first rows that are asked."""
+    """Return the part with only the first `count` of the asked rows."""
     num_left_out = part.num_asked - count
     feed = replace(part.feed, tokens=part.feed.tokens[: len(part.feed.tokens) - num_left_out])
     return replace(part, feed=feed, num_asked=count, parents=part.parents[: count - 1])
@@ -217,19 +217,19 @@ def _rows_asked_of(part: Part) -> range:
 
 
 def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outcome:
-    """The outcome with the features [n, F] of those of its rows that lie on the text."""
+    """Return the outcome with the features of the rows on the text, out of features [n, F]."""
     if not part.layers:
         return outcome
     rows = rows_on_text(part, outcome)
     found = fetch(features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows))
     if not bool(found.isfinite().all()):
-        return outcome  # what a head is not told it does without
+        return outcome  # a head can do without features
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))
 
 
 def _picked(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows of a tensor, which stay on its device."""
+    """Return these rows of a tensor, on the same device."""
     return tensor[send(torch.tensor(rows), tensor.device)]
 
 
@@ -251,7 +251,7 @@ def _judged(
 
 
 def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logprobs | None:
-    """Of the choices that can be committed."""
+    """Return the logprobs of the chosen tokens that can be committed; None if not wanted."""
     spec = part.opened.sampling
     if not spec.reports:
         return None

@@ -1,1 +1,1 @@
-"""What a program asks for: settings, prompts, an `LLM` or a pair of nodes, and what comes back."""
+"""The Python API and every setting that a user can make."""

@@ -113,7 +113,7 @@ class Asking:
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for what a prompt has besides its text or its tokens."""
+    """Raise ConfigurationError if a prompt has keys other than its text or its token ids."""
     more = [name for name, value in prompt.items() if name not in _KEYS and value is not None]
     if more:
         raise ConfigurationError(

@@ -1,7 +1,7 @@
-"""Conversations as prompts: the target's own chat template, rendered as transformers renders it.
+"""Turns conversations into prompts with the target's own chat template, as transformers does.
 
-Templates come with models and are not trusted: they run in jinja2's sandbox, without a way to
-files or modules.
+Templates come with models and are not trusted: they run in jinja2's sandbox, where they cannot
+reach files or modules.
 """
 
 import json
@@ -26,7 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 Arguments = Mapping[str, Any]
 NO_ARGUMENTS: Arguments = MappingProxyType({})
 
-# How a template fails on a conversation that it was not made for.
+# The exceptions that a template may raise on a conversation that it was not made for.
 REFUSALS = (
     TemplateError,
     ArithmeticError,
@@ -38,7 +38,7 @@ REFUSALS = (
     ValueError,
 )
 
-# For a target without a template of its own.
+# The template for a target that has none of its own.
 PLAIN = (
     "{% for message in messages %}"
     "{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
@@ -47,9 +47,9 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """Makes one prompt of a conversation.
+    """A target's chat template: renders a conversation as one prompt.
 
-    is_plain  whether the target has no template of its own, so that PLAIN is used
+    is_plain  the target has no template of its own, so that PLAIN is used
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:
@@ -58,13 +58,13 @@ class ChatTemplate:
         self._where = where
         try:
             self._template = _compiled(PLAIN if source is None else source)
-        # Deep nesting, and constants that are computed as it is read, end in the others.
+        # The other errors come from deep nesting and from constants that the compiler computes.
         except (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError) as error:
             raise ModelError(f"the chat template of {where} is no template: {error}") from error
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
-        """The template of a model in a folder or on the hub. Raises ModelError."""
+        """Read the template of a model in a folder or on the hub. Raises ModelError."""
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
         source = _in_config(config) if path is None else _read_text(path)
@@ -77,11 +77,10 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt, up to where the answer begins if that is asked for.
+        """Return the prompt that the template makes of a conversation. Raises ConfigurationError.
 
-        Raises ConfigurationError.
-
-        arguments  of the template, such as enable_thinking; one that it does not read is nothing
+        arguments  variables of the template, such as enable_thinking; unknown ones are ignored
+        add_generation_prompt  end the prompt where the answer begins
         """
         _check(messages, is_plain=self.is_plain)
         given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
@@ -96,7 +95,7 @@ class ChatTemplate:
 
 
 def _check(messages: Messages, *, is_plain: bool) -> None:
-    """Raises ConfigurationError. Some templates read more kinds of content than PLAIN does."""
+    """Raise ConfigurationError for a malformed conversation; PLAIN needs string contents."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ConfigurationError(f"a conversation is a list of messages, not {shown(messages)}")
     if not messages:
@@ -114,7 +113,7 @@ def _check(messages: Messages, *, is_plain: bool) -> None:
 
 
 def _is_structured(content: object) -> bool:
-    """Whether this is what stands for a text with tool calls, or a list of its parts."""
+    """True for a message content that is no string: None (with tool calls) or a list of parts."""
     if isinstance(content, Sequence):
         return all(isinstance(part, Mapping) for part in content)
     return content is None
@@ -170,7 +169,7 @@ def _read_json(path: Path | None) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Raises ModelError."""
+    """Return the text of a file. Raises ModelError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -180,7 +179,7 @@ def _read_text(path: Path) -> str:
 
 
 def _in_config(config: dict[str, Any]) -> str | None:
-    """The template in a tokenizer_config.json: a string, or a list of named ones."""
+    """Return the template in a tokenizer_config.json: a string, or the one named "default"."""
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = [item for item in entry if isinstance(item, dict)]
@@ -190,7 +189,7 @@ def _in_config(config: dict[str, Any]) -> str | None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, each a string or an object with its `content`."""
+    """Return `bos_token` and the like; in the file each is a string or has a `content`."""
     found = {}
     for name, entry in config.items():
         content = entry.get("content") if isinstance(entry, dict) else entry

@@ -1,4 +1,4 @@
-"""What a user can set of a pair and of speculation: the only home of ranges, defaults and help.
+"""The settings of a pair of models and of speculation, with their ranges, defaults and help.
 
 The flags of the command line are made of these fields (`coordinator.cli.flags`).
 """
@@ -40,15 +40,17 @@ VerifyName = Literal["coupled", "token", "block"]
 Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-# Rows of every pass in reproducible mode. It must not depend on the policy, or `ar` and `sync`
-# would round differently; so it bounds K.
+# Rows (token positions) of every pass in reproducible mode. The number must not depend on the
+# policy, or `ar` and `sync` would round differently; so it bounds K, the drafts of a pass.
 REPRODUCIBLE_ROWS = 16
 
-# Most tokens of a text if nobody says: what a text is must not depend on how much memory was free.
+# Default for the most tokens of a text in reproducible mode, where a text must not depend on how
+# much memory was free.
 REPRODUCIBLE_LEN = 4096
 
-# Texts at once if nobody says. In reproducible mode every pass has the rows of all lanes, also of
-# those without a text: more than one is for whoever has many texts.
+# Defaults for the number of texts at once. In reproducible mode every pass has the rows of all
+# lanes (a lane is one text's part of the cache), even of empty ones, so more than one lane helps
+# only with many texts.
 NUM_SEQS, REPRODUCIBLE_NUM_SEQS = 8, 1
 
 
@@ -65,7 +67,7 @@ def _check_links(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
 
 
 class PairConfig(ModelsConfig):
-    """The two models and where they run."""
+    """Settings of the two models: where and how they run, and what hardware is simulated."""
 
     target_device: Annotated[
         str,
@@ -194,26 +196,26 @@ class PairConfig(ModelsConfig):
 
     @property
     def num_seqs(self) -> int:
-        """Texts at once, as the nodes are asked for it."""
+        """How many texts at once the nodes are asked to make room for."""
         default = REPRODUCIBLE_NUM_SEQS if self.reproducible else NUM_SEQS
         return default if self.max_num_seqs is None else self.max_num_seqs
 
     @property
     def asked_len(self) -> int:
-        """Most tokens of a text, as the nodes are asked for it; 0: what is possible."""
+        """The most tokens of a text that the nodes are asked for; 0: as many as possible."""
         default = REPRODUCIBLE_LEN if self.reproducible else 0
         return default if self.max_model_len is None else self.max_model_len
 
     @property
     def ranks(self) -> dict[Role, int]:
-        """How many processes share each model."""
+        """How many processes share each model, by role."""
         return {
             Role.TARGET: num_ranks(self.target_device, self.tensor_parallel_size),
             Role.DRAFTER: num_ranks(self.drafter_device, self.drafter_tensor_parallel_size),
         }
 
     def check(self) -> None:
-        """Raises ConfigurationError if the models cannot be used like this."""
+        """Raise ConfigurationError if the models cannot be used with these settings."""
         self.check_heads()
         if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
             raise ConfigurationError(
@@ -223,12 +225,12 @@ class PairConfig(ModelsConfig):
 
     @property
     def links(self) -> dict[Role, Links]:
-        """The links that are simulated, by the node that they lead to."""
+        """The simulated links, by the role of the node at their end."""
         return parse_links(self.link)
 
     @property
     def simulated(self) -> Simulated | None:
-        """What of the hardware is simulated; None: nothing."""
+        """The simulated hardware; None if nothing is simulated."""
         simulated = Simulated(
             self.simulate_target_ms,
             self.simulate_target_ms_per_row,
@@ -257,7 +259,7 @@ NgramLen = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
 
 
 class SpeculationConfig(Frozen):
-    """The policy and its numbers."""
+    """Settings of speculation: policy, number of drafts, verification, n-gram drafts."""
 
     policy: Annotated[PolicyName, Field(description=_policies())] = "auto"
     num_speculative_tokens: Annotated[
@@ -274,7 +276,7 @@ class SpeculationConfig(Frozen):
         ),
     ] = None
     policy_option: Annotated[
-        # Of a number that is none the table of options says more.
+        # NaN and infinity pass here: `_check_options` has the better error message.
         dict[str, Annotated[float, Field(allow_inf_nan=True)]],
         AfterValidator(_check_options),
         Field(description=f"Other numbers of the policy. {', '.join(OPTIONS)}."),
@@ -316,29 +318,29 @@ class SpeculationConfig(Frozen):
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is drafted; else the target writes alone."""
+        """True if tokens are drafted; False if the target decodes alone."""
         return POLICIES[self.policy].drafts
 
     @property
     def rule(self) -> Rule:
-        """How drafts are verified."""
+        """The rule by which drafts are verified."""
         return Rule[self.verify.upper()]
 
     @property
     def also_copies(self) -> bool:
-        """Whether the target drafts by itself also where there is a draft model."""
+        """True if the target drafts n-grams or earlier text besides the draft model."""
         return self.also_ngram or self.remember
 
     def uses_ngrams(self, pair: PairConfig) -> bool:
-        """Whether the target copies what was written before."""
+        """True if the target drafts by copying from earlier tokens."""
         return self.drafts and (self.also_copies or pair.drafter == NGRAM)
 
     def lookup(self, reference: tuple[int, ...]) -> Lookup:
-        """How it does that, as the target reads it."""
+        """Return the settings of n-gram drafts; `reference`: tokens to copy from as well."""
         return Lookup(self.ngram_min, self.ngram_max, reference, self.remember)
 
     def _drafters(self, pair: PairConfig) -> list[str]:
-        """Who would draft, of those that a text may have besides each other."""
+        """Return the names of the drafters in use that only coupled drafting may combine."""
         drafters = {
             "also_ngram" if self.also_ngram else NGRAM: self.also_ngram or pair.drafter == NGRAM,
             "heads": pair.home_heads is not None,
@@ -347,7 +349,7 @@ class SpeculationConfig(Frozen):
         return [name for name, is_used in drafters.items() if is_used]
 
     def check(self, pair: PairConfig) -> None:
-        """Raises ConfigurationError if these settings do not go together, or not with the pair."""
+        """Raise ConfigurationError if these settings contradict each other or the pair's."""
         if self.drafts:
             pair.check()
         self.make(pair)
@@ -373,9 +375,9 @@ class SpeculationConfig(Frozen):
             )
 
     def make(self, pair: PairConfig) -> Policy:
-        """The policy as the nodes read it. Raises ConfigurationError.
+        """Return the policy in the form that the nodes read. Raises ConfigurationError.
 
-        Without a drafter's process the target waits for nobody.
+        Without a drafter process the policy has no drafter, so the target waits for no drafts.
         """
         policy = self._policy(reproducible=pair.reproducible)
         if not self.drafts or pair.has_draft_model:
@@ -399,4 +401,4 @@ class SpeculationConfig(Frozen):
         return policy if self.verify == "coupled" else as_chain(policy)
 
 
-ALONE = SpeculationConfig(policy="ar")  # nothing is drafted
+ALONE = SpeculationConfig(policy="ar")  # plain decoding, without drafts

@@ -1,4 +1,4 @@
-"""Settings that do not change, and say in one line what is wrong with them."""
+"""The base class of all settings: immutable, with one-line error messages for wrong values."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
@@ -22,14 +22,14 @@ AS_FLAGS = "as flags"  # validation context: name settings as the command line d
 
 
 class Frozen(BaseModel):
-    """Whatever does not fit is a ConfigurationError of one line that names the setting.
+    """Base of the settings classes; a wrong value raises a one-line ConfigurationError.
 
-    A value has the type of its setting, and is never made one that was probably meant; lists and
-    numbers of numpy are taken (`refusals.py`).
+    The error names the setting. A value must have the type of its setting and is never converted
+    by a guess; only lists (as tuples) and numbers of numpy are accepted (`refusals.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    # Whether a string may be any text; else it is the name of a model, a file, a host.
+    # True: a string may be any text. False: it names a model, file or host (no control characters).
     HAS_TEXTS: ClassVar[bool] = False
 
     @field_validator("*", mode="before")
@@ -70,27 +70,27 @@ class Frozen(BaseModel):
 
 
 def named(name: str, info: ValidationInfo) -> str:
-    """A setting as whoever made it calls it."""
+    """Return a setting's name as the caller wrote it: a flag, a name of the API, or the field."""
     if isinstance(info.context, Mapping):
         return str(info.context.get(name, name))
     return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
 
 
 def checked(kind: type[T], **values: object) -> T:
-    """Make a config of command line options; raises ConfigurationError, which names the flag."""
+    """Make a config from command line options. Raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
 
 
 def named_as(kind: type[T], names: Mapping[str, str], **values: object) -> T:
-    """Make a config; raises ConfigurationError, which calls these settings by these names."""
+    """Make a config. Raises ConfigurationError, which uses `names` for the settings."""
     return kind.model_validate(values, context=names)
 
 
 def reviewed(kind: type[T], value: object, name: str) -> T:
-    """The config that was handed over as `name`, checked again. Raises ConfigurationError.
+    """Return a config that the caller passed as `name`, checked again. Raises ConfigurationError.
 
-    What is frozen changes all the same: `model_copy(update=...)` checks nothing, and a dict in it
-    is a dict.
+    A frozen config can still have been changed: `model_copy(update=...)` checks nothing, and a dict
+    in it can be modified.
     """
     if not isinstance(value, kind):
         raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""Who starts the node processes: what a user can set of it."""
+"""The settings for starting the node processes: on this machine, on a Ray cluster or by hand."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def _check_listen(endpoint: str) -> str:
 
 
 class LaunchConfig(Frozen):
-    """Who starts the node processes, and where."""
+    """How and where the node processes are started."""
 
     ray: Annotated[
         str,

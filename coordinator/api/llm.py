@@ -1,8 +1,8 @@
-"""The Python API: `LLM`, in the shapes and names of vLLM.
+"""The Python API: `LLM`, with the names and signatures of vLLM.
 
 An `LLM` owns two node processes. Its methods may be called from any thread and from asyncio at the
-same time. The nodes write up to `max_num_seqs` texts at once, and begin with them in the order in
-which they were asked for; a call asks for no more of its own than can be written at once.
+same time. The nodes generate up to `max_num_seqs` texts at once and begin them in the order in
+which they were asked for; one call never has more texts open than can be generated at once.
 """
 
 import asyncio
@@ -31,13 +31,14 @@ logger = logging.getLogger(__name__)
 class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
-    model, drafter      folder or Hugging Face name; the drafter may be a head of the model's.
+    model, drafter      folder or Hugging Face name; the drafter may be a head made for the model.
                         Without any model: the embedded pair; without a drafter and a
-                        speculative_config the model writes alone
+                        speculative_config: plain decoding with the model alone
     target              another name for model
-    revision            of the model: branch, tag or commit
-    speculative_config  "method" (draft_model; ngram: no draft model; medusa, eagle or eagle3:
-                        "model" is such a head; or a policy), "model" and "revision" of the drafter,
+    revision            branch, tag or commit of the model
+    speculative_config  a dict: "method" (draft_model; ngram: no draft model; medusa, eagle or
+                        eagle3: "model" is such a head; or a policy), "model" and "revision" of
+                        the drafter,
                         "policy" (auto, sync, tree ... as `--policy`), "num_speculative_tokens",
                         "window", "adaptive", "rejection_sample_method" (coupled, standard, block);
                         for n-gram drafts "prompt_lookup_max", "prompt_lookup_min", "reference",
@@ -47,7 +48,7 @@ class LLM:
     settings            any other field of PairConfig: "dtype", "reproducible", "max_num_seqs",
                         "target_device", "drafter_home", "heads", ...
 
-    Raises, with one line each: ConfigurationError, ModelError, IncompatibleError, NodeError.
+    Raises ConfigurationError, ModelError, IncompatibleError or NodeError, with a one-line message.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Continue one prompt or several: up to `max_num_seqs` texts at once, results in order.
+        """Generate texts for one prompt or several, up to `max_num_seqs` at once; results in order.
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
 
-        A text that cannot be completed has the finish_reason "error", and says why (`error`). Any
-        other error ends all texts of this call and is raised: ConfigurationError, NodeError.
-        So does Ctrl-C (KeyboardInterrupt), at once, however many texts are open; the nodes stay
-        warm and the LLM can be asked again.
+        A text that cannot be completed has the finish_reason "error", and `error` says why. Any
+        other error ends all texts of this call and is raised: ConfigurationError, NodeError. So
+        does Ctrl-C (KeyboardInterrupt), at once, however many texts are open; the nodes stay loaded
+        and the LLM can be used again.
         """
         self._check_open()
         return self._answers(self.asking.requests(prompts, sampling_params), use_tqdm)
@@ -115,7 +116,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, by the target's chat template; as `generate`."""
+        """Answer one conversation or several with the target's chat template; see `generate`."""
         self._check_open()
         return self._answers(self.asking.chat_requests(messages, sampling_params), use_tqdm)
 
@@ -130,17 +131,17 @@ class LLM:
         return [request.whole() for request in requests]
 
     def get_tokenizer(self) -> TargetTokenizer:
-        """The target's tokenizer and chat template. Raises ConfigurationError if it has none."""
+        """Return the target's tokenizer. Raises ConfigurationError if it has none."""
         self._check_open()
         return TargetTokenizer(self.pair)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """What each pass adds, as it comes; the last part is `finished` and carries the metrics.
+        """Yield what each target pass adds; the last part is `finished` and has the metrics.
 
-        With `n` > 1 the parts of the texts are mixed, and each names its text (`index`). Leaving
-        the loop early, or closing the generator, ends the texts on both nodes.
+        With `n` > 1 the parts of the texts are interleaved, and each has the `index` of its text.
+        Leaving the loop early, or closing the generator, ends the texts on both nodes.
         """
         self._check_open()
         return self._parts(self.asking.request(prompt, sampling_params))
@@ -157,7 +158,7 @@ class LLM:
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """As `generate`; a cancelled task ends its texts on both nodes."""
+        """Like `generate`, for asyncio; cancelling the task ends its texts on both nodes."""
         self._check_open()
         requests = await asyncio.to_thread(self.asking.requests, prompts, sampling_params)
         async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
@@ -168,7 +169,7 @@ class LLM:
     async def astream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `stream`; closing the iterator or cancelling the task ends the texts on both nodes."""
+        """Like `stream`, for asyncio; closing the iterator or cancelling ends the texts."""
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
@@ -201,7 +202,7 @@ class LLM:
 
 
 def _warn(step: Step) -> None:
-    """A text that could not be completed must not pass for a short one."""
+    """Log a warning if a text could not be completed, so that it is not taken for a short one."""
     for made in step.part.outputs:
         if made.error is not None:
             logger.warning("a text could not be completed: %s", made.error)

@@ -1,4 +1,4 @@
-"""What generation returns, in the shapes and names of vLLM, and how it is put together (pure)."""
+"""The outputs of generation, in the shapes and names of vLLM, and how they are assembled (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,10 @@ from proto.messages import FinishReason, Logprobs
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely the target itself holds a token: natural logarithm, before any setting.
+    """The natural log of a token's probability in the target, before temperature and the like.
 
     rank           1 is the likeliest token
-    decoded_token  its text as it reads behind another token: a space that it begins with shows
+    decoded_token  its text as it reads after another token, so that a leading space is shown
     """
 
     logprob: float
@@ -27,11 +27,11 @@ TokenLogprobs = dict[int, Logprob]  # by token id: the token of the text, then t
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One continuation of a prompt, or in a stream what has been added to it.
+    """One continuation of a prompt; in a stream, what one pass has added to it.
 
     index               which of the `n` continuations
-    text                without special tokens; the ids if the target has no tokenizer
-    token_ids           up to and including the token that ended the text
+    text                the text without special tokens; the ids if the target has no tokenizer
+    token_ids           the tokens up to and including the one that ended the text
     finish_reason       "stop" or "length"; "error" if the text could not be completed; None while
                         more is to come
     stop_reason         the stop string or stop token that ended the text; None: its length or an
@@ -39,9 +39,9 @@ class CompletionOutput:
     token_origins       for each token `draft:SOURCE` (`origins.SOURCES`), `recovered`, `bonus` or
                         `plain`
     metrics             of the whole text, at its end; None if it could not be completed
-    error               why it could not, in one line
+    error               why the text could not be completed, in one line; None: it was
     logprobs            for each token, if they were asked for
-    cumulative_logprob  their sum over the tokens
+    cumulative_logprob  the sum of the tokens' log-probabilities
     """
 
     index: int
@@ -58,11 +58,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and what came of it.
+    """A prompt and its continuations.
 
     prompt           None if the prompt was given as token ids
-    finished         whether anything will be added; in a stream only the last output says so
-    seed             that was used: the one of the parameters, or a fresh one if they had none
+    finished         True if nothing will be added; in a stream only the last output has it
+    seed             the seed that was used: from the parameters, or a fresh one if they had none
     prompt_logprobs  for each token of the prompt, if they were asked for; None for the first
     """
 
@@ -75,10 +75,10 @@ class RequestOutput:
 
 
 class Assembly:
-    """Puts one text together from its passes, up to its end.
+    """Assembles the output of one text from the tokens of its passes, up to the text's end.
 
-    ending  what ends the text; stop strings are found here and nowhere else
-    index   which of several continuations
+    ending  where the text ends; stop strings are searched for here and nowhere else
+    index   the number of this continuation of the prompt
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Assembly:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has been found: what follows is no part of the text."""
+        """True if a stop string has been found; tokens after it are not part of the text."""
         return self._stops.found is not None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """The number of tokens so far."""
         return len(self._token_ids)
 
     @property
@@ -115,16 +115,16 @@ class Assembly:
         return bool(self._parts)
 
     def scored(self, logprobs: Logprobs) -> None:
-        """The prompt's logprobs, from its second token on."""
+        """Store the prompt's logprobs, from its second token on."""
         rows = self._named(logprobs)
         self._base = replace(self._base, prompt_logprobs=[None, *rows])
 
     def push(self, emit: Emit) -> RequestOutput:
-        """What a pass adds."""
+        """Add the tokens of a pass; return the output that they add."""
         return self.cut(emit)[1]
 
     def cut(self, emit: Emit) -> tuple[Emit, RequestOutput]:
-        """The part of a pass before the end of the text, and what it adds."""
+        """Add a pass; return (its part before the end of the text, the output it adds)."""
         assert not self.is_stopped
         text = ""
         pieces = self._pieces(emit.tokens)
@@ -150,10 +150,10 @@ class Assembly:
         is_last: bool = True,
         error: str | None = None,
     ) -> RequestOutput:
-        """The last part: text that was held back, how the text ended and what it cost.
+        """Return the last part: text that was held back, how the text ended, its metrics.
 
         is_last  no other continuation of the prompt is open
-        error    why it could not be completed
+        error    why the text could not be completed
         """
         text = ""
         if not self.is_stopped:
@@ -175,7 +175,7 @@ class Assembly:
         return self._output(part, finished=is_last)
 
     def whole(self) -> RequestOutput:
-        """Everything, after `finish`."""
+        """Return the output of the whole text; call it after `finish`."""
         last = self._parts[-1]
         rows = [row for part in self._parts for row in part.logprobs or ()]
         totals = [part.cumulative_logprob or 0.0 for part in self._parts]
@@ -190,7 +190,7 @@ class Assembly:
         return self._output(complete, finished=True)
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each token adds. A stop token is in the ids, but not in the text."""
+        """Return the text that each token adds. A stop token is in the ids, but not in the text."""
         if not self._ending.is_shown and tokens and tokens[-1] in self._ending.stop_ids:
             return [*self._decoder.pieces(tokens[:-1]), ""]
         return self._decoder.pieces(tokens)
@@ -206,7 +206,7 @@ class Assembly:
         self._token_ids += part.token_ids
 
     def _named(self, logprobs: Logprobs) -> list[TokenLogprobs]:
-        """Rows of ids and values as dicts. The token's own entry has its rank."""
+        """Return logprob rows as dicts by token id; the text's own token has its true rank."""
         rows: list[TokenLogprobs] = []
         for number, rank in enumerate(logprobs.ranks):
             row = logprobs.part(number, number + 1)
@@ -223,5 +223,5 @@ class Assembly:
 
 
 def merged(texts: Sequence[RequestOutput]) -> RequestOutput:
-    """Several continuations of one prompt as one output; the first has the prompt's logprobs."""
+    """Merge several continuations of one prompt; the first has the prompt's logprobs."""
     return replace(texts[0], outputs=[output for text in texts for output in text.outputs])

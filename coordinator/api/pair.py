@@ -1,4 +1,4 @@
-"""A running pair: two node processes and the service between them, as one object."""
+"""A running pair of models: two node processes and the service between them, as one object."""
 
 import secrets
 import time
@@ -42,17 +42,18 @@ MakeLauncher = Callable[[], NodeLauncher]
 
 
 class Pair:
-    """Target and drafter, loaded and warm. A context manager: nothing outlives it.
+    """Target and drafter, loaded and warm. A context manager that ends both nodes at its exit.
 
-    with_drafter   False starts the target alone (for `ar`), without heads; without a drafter's
-                   process it is with the drafter `ngram`, and with heads in the target's
-    check          called before a process is started: what it refuses need not wait for one
-    make_launcher  who starts the node processes, and where; by default here, and then all that can
-                   be known of devices and models is looked at first (`preflight`)
+    with_drafter   False starts the target alone (for the policy `ar`), without heads. The drafter
+                   `ngram` and a head in the target's process need no drafter process either
+    say            called again and again during the start with each node's state, for people
+    check          called with the pair before a process is started, to refuse a request early
+    make_launcher  makes the launcher that starts the node processes. With the default, on this
+                   machine, devices and models are checked first (`preflight`)
     traced         record what every process does, for `write_trace`
 
-    Raises on construction, with one line: ModelError, NodeError, IncompatibleError, TransportError,
-    ConfigurationError.
+    The constructor raises ModelError, NodeError, IncompatibleError, TransportError or
+    ConfigurationError, with a one-line message.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Pair:
         if make_launcher is Launcher:
             preflight = look_at(config, drafts=with_drafter)
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
-        self._references: dict[str, tuple[int, ...]] = {"": ()}  # by file; the latest one
+        self._references: dict[str, tuple[int, ...]] = {"": ()}  # tokens by file, only the latest
         if check is not None:
             check(self)
         if preflight is not None:
@@ -107,7 +108,7 @@ class Pair:
         deadline = time.monotonic() + self.config.start_timeout_s
         while not self.service.registry.none_expected():
             self.service.check_alive()
-            if FETCHING in self.states().values():  # on another host
+            if FETCHING in self.states().values():  # a node on another host is fetching its model
                 deadline = time.monotonic() + self.config.start_timeout_s
             if time.monotonic() > deadline:
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
@@ -125,9 +126,9 @@ class Pair:
         self.service.wait_for_round_trips()
 
     def _with_devices(self) -> PairConfig:
-        """The config with the devices that the nodes say they simulate.
+        """Return the config with the simulated times that the nodes themselves report.
 
-        By hand they were told so themselves, and one that joins later may be another device.
+        Nodes started by hand have their own settings, and one that joins later may differ.
         """
         devices: dict[str, float] = {}
         names = {Role.TARGET: "simulate_target_ms", Role.DRAFTER: "simulate_draft_ms"}
@@ -138,11 +139,11 @@ class Pair:
         return self.config.model_copy(update=devices)
 
     def states(self) -> dict[Role, str]:
-        """What each node is doing, for people."""
+        """Return what each node is doing, by role, in words for people."""
         return self.service.states()
 
     def whereabouts(self) -> list[str]:
-        """Where the nodes are, a line each, if they may be on other hosts."""
+        """Return a line on each node's host and device if nodes may be on other hosts."""
         if self._launcher.keys is None:
             return []
         registry = self.service.registry
@@ -156,17 +157,17 @@ class Pair:
         ]
 
     def notices(self) -> list[str]:
-        """What nobody has asked for and may be missed, a line each: texts that must be shorter."""
+        """Return a line for each limit on text or draft length that the user did not set."""
         drafters = self.service.registry.hellos(Role.DRAFTER)
         drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
         return shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
 
     def hello(self, role: Role) -> Hello:
-        """How the node introduced itself. The node is there."""
+        """Return the Hello of a node of this role, which must be there."""
         return self.service.registry.hellos(role)[0]
 
     def simulated(self) -> Simulated | None:
-        """What of the hardware is simulated, and how well it has gone so far; None: nothing."""
+        """Return the simulated hardware with its counts so far; None if nothing is simulated."""
         config = self._with_devices()
         simulated = config.simulated
         if simulated is None:
@@ -184,7 +185,7 @@ class Pair:
         )
 
     def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:
-        """A text's figures, marked if hardware is simulated. `before`: as it was asked for."""
+        """Return a text's metrics with the simulated hardware since `before`, its start."""
         now = self.simulated()
         elapsed_ms = metrics.elapsed_s * 1e3
         return replace(metrics, simulated=now and before and now.since(before, elapsed_ms))
@@ -201,15 +202,15 @@ class Pair:
 
     @property
     def num_seqs(self) -> int:
-        """Texts that are written at once: of those that were asked for, what the target takes."""
+        """How many texts can be generated at once, by the config and the target's room."""
         return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the nodes, by role."""
+        """Return the process ids of the nodes, by role."""
         return self._launcher.pids()
 
     def encode(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of a prompt. Raises ConfigurationError if the target has no tokenizer."""
+        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer."""
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
         return self._tokenizer().encode(prompt)
@@ -217,7 +218,7 @@ class Pair:
     def encode_chat(
         self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
     ) -> tuple[str, tuple[int, ...]]:
-        """A conversation as a prompt and its token ids; `arguments` are the template's.
+        """Return a conversation as (prompt, token ids); `arguments` go to the template.
 
         Raises ConfigurationError, ModelError.
         """
@@ -228,7 +229,7 @@ class Pair:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The target's. Raises ModelError."""
+        """The target's chat template. Raises ModelError."""
         return ChatTemplate.of_model(self.config.target, self.config.target_revision)
 
     def _tokenizer(self) -> Tokenization:
@@ -240,7 +241,7 @@ class Pair:
         return self.tokenization
 
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Turns the tokens of one answer to this prompt into what is shown of it."""
+        """Return a decoder that turns the tokens of one answer to this prompt into text."""
         if self.tokenization is None:
             return IdStream()
         return self.tokenization.stream(prompt, skip_special_tokens=skip_special_tokens)
@@ -254,11 +255,12 @@ class Pair:
         sample_index: int = 0,
         reader: Reader | None = None,
     ) -> tuple[TokenStream, int]:
-        """Start a text. Returns its stream and the seed that it uses. Raises ConfigurationError.
+        """Start a text; return its stream and the seed that it uses. Raises ConfigurationError.
 
-        What comes ends at tokens only: stop strings are for whoever makes text of it (`Assembly`).
+        The stream ends by tokens only: `Assembly`, which makes text of the tokens, finds stop
+        strings.
 
-        reader  who waits for it (`Service.submit`); None: whoever iterates the stream
+        reader  is notified of the stream's items (`Service.submit`); None: the caller iterates it
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -285,7 +287,7 @@ class Pair:
         return stream, seed
 
     def _limits(self) -> tuple[int, int]:
-        """Most tokens of a text, and columns of the logits; before there is a target, at most."""
+        """Return (most tokens of a text, size of logits); bounds until the target runs."""
         if hasattr(self, "service"):
             hello = self.hello(Role.TARGET)
             return hello.max_model_len, hello.logits_size
@@ -296,11 +298,11 @@ class Pair:
         return hasattr(self, "service") and bool(self.hello(Role.TARGET).heads)
 
     def how_longer(self) -> str:
-        """What makes texts longer than they may be; empty: nothing, the model takes no more."""
+        """Return advice on how to allow longer texts; "" if the model itself takes no more."""
         return how_longer(self.config, self._limits()[0], has_heads=self._has_heads_at_home)
 
     def ending(self, request: SamplingParams) -> Ending:
-        """What ends a text."""
+        """Return the stop strings and stop tokens of a text with these parameters."""
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         model_ids = frozenset(() if request.ignore_eos else eos_ids)
         return Ending(
@@ -314,7 +316,7 @@ class Pair:
     def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
-        wanted = request.prompt_logprobs if sample_index == 0 else None  # once is enough
+        wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
         return SamplingSpec(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -335,7 +337,7 @@ class Pair:
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
-        """The parameters, checked again and against the target. Raises ConfigurationError."""
+        """Return params checked again, also for this target. Raises ConfigurationError."""
         request = reviewed(SamplingParams, params, "sampling_params")
         _, size = self._limits()
         named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
@@ -351,7 +353,7 @@ class Pair:
         return request
 
     def _reference(self, file: str) -> tuple[int, ...]:
-        """The tokens of a text to copy from, read once. Raises ConfigurationError."""
+        """Return the tokens of a reference text, which is read once. Raises ConfigurationError."""
         if file not in self._references:
             if self.tokenization is None:
                 raise ConfigurationError(
@@ -367,7 +369,7 @@ class Pair:
         return self._references[file]
 
     def check(self, prompt: tuple[int, ...]) -> None:
-        """Raises ConfigurationError if the target cannot take the prompt."""
+        """Raise ConfigurationError if the target cannot take the prompt."""
         if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
             raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
         max_len, size = self._limits()
@@ -380,10 +382,10 @@ class Pair:
             raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
 
     def write_trace(self, path: Path) -> None:
-        """Write what was recorded since the last trace, or the start, as a Chrome trace.
+        """Write what was recorded since the last trace, or since the start, as a Chrome trace.
 
-        Of a pair that is traced, between texts or after them, also if one has failed. It takes up
-        to half a second, until the nodes have said all. Raises OutputError.
+        Only for a pair made with `traced`, between texts or after them, also after a failed text.
+        It takes up to half a second, until the nodes have sent all records. Raises OutputError.
         """
         assert self.service.tape is not None, "the pair was not started with traced=True"
         self.service.wait_for_traces()
@@ -391,7 +393,7 @@ class Pair:
         writing.write(path, writing.trace_of(self.service.tape.take(), settings))
 
     def close(self, why: str = "it was closed") -> None:
-        """End both nodes. May be called twice. `why`: for the log."""
+        """End both nodes. May be called twice. `why` goes into the log."""
         if hasattr(self, "service"):
             self.service.close(why)
         self._launcher.close()
@@ -409,7 +411,7 @@ class Pair:
 
 
 def _why(error: BaseException | None) -> str:
-    """Why the nodes are ended, in words that hold nothing of a prompt or a text."""
+    """Return why the nodes are ended, for the log, without any part of a prompt or a text."""
     if isinstance(error, KeyboardInterrupt):
         return str(error) or "interrupted"
     return "its work is done" if error is None else f"after an error ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""What a user can set of one text, with its ranges and its defaults: the only home of both."""
+"""The sampling parameters of one text, with their ranges and defaults."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -14,14 +14,14 @@ MAX_TOKENS = (1 << 20) - 1
 
 
 def _listed(value: object) -> object:
-    """One string, or nothing, where several may stand."""
+    """Accept one string, or None, where a list is expected."""
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else value
 
 
 def _by_token(value: object) -> object:
-    """Nothing is no bias; the names of a JSON object are strings, also those of tokens."""
+    """Accept None as no bias, and string keys (as in JSON) as token ids."""
     if not isinstance(value, dict):
         return {} if value is None else value
     return {
@@ -39,24 +39,25 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
 
 def _whole_vocabulary(value: object) -> object:
-    """-1 and 0 are both "all tokens"."""
+    """Turn top_k=-1 into 0; both mean "all tokens"."""
     return 0 if type(value) is int and value == -1 else value
 
 
 def _as_long_as_it_may_be(value: object) -> object:
-    """None: until the text has as many tokens as the target takes."""
+    """Turn max_tokens=None into the maximum: the text may be as long as the target allows."""
     return MAX_TOKENS if value is None else value
 
 
 class SamplingParams(Frozen):
-    """How a text is generated: the names and meanings of vLLM.
+    """The sampling parameters of a text, with the names and meanings of vLLM.
 
-    The defaults are vLLM's too, but for temperature (0: greedy) and max_tokens. max_tokens=None is
-    as many as the target takes with the prompt, and top_k=-1 all tokens, as 0 is.
+    The defaults are those of vLLM, except for temperature (0: greedy) and max_tokens.
+    max_tokens=None allows as many tokens as the target takes after the prompt; top_k=-1 allows all
+    tokens, as 0 does.
 
-    Made without a seed, each text gets a fresh one and reports it. bad_words may not be written,
-    with or without a space before them; logprobs and prompt_logprobs are numbers of alternatives
-    (0: only the token itself); each of n texts has noise of its own.
+    Without a seed, each text gets a fresh one and reports it. bad_words are never generated, with
+    or without a space before them; logprobs and prompt_logprobs are numbers of alternatives (0:
+    only the token itself); each of n texts has its own random numbers.
     """
 
     HAS_TEXTS: ClassVar[bool] = True
@@ -64,7 +65,7 @@ class SamplingParams(Frozen):
     temperature: Annotated[
         float,
         Field(ge=0, le=100, description="0: greedy."),
-        # What is greedy is shown as such too.
+        # A temperature so low that decoding is greedy is shown as 0.
         AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
     ] = 0.0
     top_k: Annotated[

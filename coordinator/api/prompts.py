@@ -1,9 +1,9 @@
-"""Prompts from the command line, from standard input and from files.
+"""Reads prompts from the command line, standard input and files, and tokenizes them.
 
-A file holds one prompt per line, or JSON Lines: per line an object with a string under `prompt`, or
-with several under `turns`, of which the first is taken. The suffix decides (.jsonl and .ndjson, or
-.txt); a file of another name is JSON Lines if its first line is such an object. Empty lines
-separate nothing and are left out.
+A file holds one prompt per line, or JSON Lines: on each line an object with a string under
+`prompt`, or a list of strings under `turns`, of which the first is taken. The suffix decides
+(.jsonl and .ndjson, or .txt); a file with another suffix is JSON Lines if its first line is such an
+object. Empty lines are ignored.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from proto.system import cannot_read, is_folder, path_of
 
 # -- tokenization ----------------------------------------------------------------------------------
 
-# Text <-> tokens on the coordinator, with the `tokenizers` package alone (no torch).
+# Converts text to tokens and back, with the `tokenizers` package alone (no torch).
 
 HUB_TIMEOUT_S = 5.0
 
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
-    """A file of a model in a folder or on the hub; None if there is none."""
+    """Return the path of a file of a model in a folder or on the hub; None if there is none."""
     folder = path_of(model) if is_folder(model) else _fetched(model, revision, name)
     path = folder and folder / name
     return path if path and path.exists() else None
 
 
 def _fetched(model: str, revision: str | None, name: str) -> Path | None:
-    """The folder of a model on the hub with this file; its library takes a while to load."""
+    """Fetch a file of a model on the hub; return the model's local folder, None if it fails."""
     from httpx2 import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -43,7 +43,7 @@ def _fetched(model: str, revision: str | None, name: str) -> Path | None:
 
     disable_progress_bars()
     try:
-        # Unlike a download of one file it turns to the local copy at once without a network.
+        # Unlike a download of one file, this uses the local copy at once where there is no network.
         return Path(
             snapshot_download(
                 model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
@@ -54,7 +54,7 @@ def _fetched(model: str, revision: str | None, name: str) -> Path | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a file, read once while it does not change. Raises ModelError."""
+    """Return the tokenizer in a file, cached until the file changes. Raises ModelError."""
     try:
         return _read_tokenizer(path, path.stat().st_mtime_ns)
     except OSError as error:
@@ -70,7 +70,7 @@ def _read_tokenizer(path: Path, _changed_ns: int) -> Tokenizer:
 
 
 class Tokenization:
-    """The target's tokenizer."""
+    """The target's tokenizer: encodes prompts and decodes answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +79,7 @@ class Tokenization:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
-        """The tokenizer in a folder or on the hub; None if there is none. Raises ModelError."""
+        """Read a model's tokenizer; None if it has none. Raises ModelError."""
         path = find_file(model, revision, "tokenizer.json")
         if path is None:
             return None
@@ -87,19 +87,19 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """What is known of it to whoever has it too: as `engine.loading.fingerprint` has it."""
+        """The SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     @property
     def raw(self) -> Tokenizer:
-        """As the library has it."""
+        """The tokenizer object of the `tokenizers` package."""
         return self._tokenizer
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids; `special_tokens` adds those that the tokenizer itself puts around a text.
+        """Return the token ids of a text. Raises ConfigurationError: it is not valid Unicode.
 
-        Raises ConfigurationError.
+        special_tokens  add the tokens that the tokenizer itself puts around a text
         """
         try:
             text.encode()
@@ -110,14 +110,14 @@ class Tokenization:
         return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        """A whole text without special tokens; an answer may read otherwise behind its prompt."""
+        """Return a whole text without special tokens, decoded without a prompt before it."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences that write these words, at the start of a text and after a space.
+        """Return the token sequences of these words, at the start of a text and after a space.
 
-        As vLLM has it: the form with a space is banned too if it is as long and begins with another
-        token.
+        As in vLLM, the form with a space is included only if it has as many tokens and begins with
+        a different one.
         """
         found: list[tuple[int, ...]] = []
         for word in words:
@@ -129,7 +129,7 @@ class Tokenization:
         return tuple(found)
 
     def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for the tokens of an answer to this prompt, as they come."""
+        """Return a decoder for the tokens of an answer to this prompt, as they come."""
         return TextStream(
             self._tokenizer, self._special_tokens, prompt, skips_special=skip_special_tokens
         )
@@ -143,7 +143,7 @@ MAX_BYTES = 1 << 28
 
 
 def from_argument(prompt: str) -> str:
-    """The prompt itself; `-` is all of standard input. Raises ConfigurationError."""
+    """Return the prompt, or all of standard input if it is `-`. Raises ConfigurationError."""
     if prompt != "-":
         return prompt
     if sys.stdin is None:
@@ -155,7 +155,7 @@ def from_argument(prompt: str) -> str:
 
 
 def from_file(path: Path) -> list[str]:
-    """The prompts in a file, at least one. Raises ConfigurationError."""
+    """Return the prompts in a file, at least one. Raises ConfigurationError."""
     lines = lines_of(path)
     if is_json(path, lines[0][1]):
         return [_prompt_of(line, f"{path}, line {number}") for number, line in lines]
@@ -163,7 +163,7 @@ def from_file(path: Path) -> list[str]:
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    """The lines of a file that are not empty, at least one, numbered. Raises ConfigurationError."""
+    """Return (number, text) of the non-empty lines of a file. Raises ConfigurationError if none."""
     numbered = enumerate(text_of(path).split("\n"), start=1)
     lines = [(number, line.rstrip("\r")) for number, line in numbered if line.strip()]
     if not lines:
@@ -172,11 +172,11 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 
 
 def text_of(path: Path) -> str:
-    """All of a file. Raises ConfigurationError."""
+    """Return the text of a file. Raises ConfigurationError."""
     try:
         with path.open("rb") as file:
             data = _read(file, str(path))
-    except ValueError as error:  # it has a NUL
+    except ValueError as error:  # the name contains a NUL character
         raise ConfigurationError(
             f"cannot read {shown(str(path))}: no file has such a name"
         ) from error
@@ -200,7 +200,7 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def is_json(path: Path, first_line: str) -> bool:
-    """Whether a file is JSON Lines."""
+    """True if a file is JSON Lines, by its suffix or else by its first line."""
     if path.suffix in (*JSON_SUFFIXES, ".txt"):
         return path.suffix in JSON_SUFFIXES
     try:

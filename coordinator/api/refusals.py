@@ -1,7 +1,7 @@
-"""What is said of a value that does not fit its setting, in words of our own.
+"""Makes one-line error messages for values that do not fit their settings.
 
-The library that checks settings speaks to programmers. Each of its kinds of errors has words here,
-which stand between "expected" and "got".
+pydantic, which checks the settings, has messages for programmers. For each of its error types there
+are words here for users, which stand between "expected" and "got".
 """
 
 import re
@@ -14,15 +14,16 @@ from proto.errors import did_you_mean, shown
 
 # -- values ----------------------------------------------------------------------------------------
 
-# Values as programs hand them over, before their types are checked: a number of numpy is a number.
+# Values as the caller passes them, before their types are checked: a number of numpy becomes a
+# number of Python.
 #
-# Nothing else changes its type: True is no 1, b"a" no "a", and a set has no order.
+# No other type is converted: True is not 1, b"a" is not "a", and a set is not a list.
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def plain(value: object) -> object:
-    """The value, lists as tuples and every mapping as a dict."""
+    """Return the value with lists as tuples, mappings as dicts, and numpy's scalars as Python's."""
     if isinstance(value, list | tuple):
         return tuple(map(scalar, value))
     if isinstance(value, Mapping):
@@ -31,16 +32,16 @@ def plain(value: object) -> object:
 
 
 def scalar(value: Any) -> object:
-    """One number, text or truth value as Python has it; anything else as it is."""
+    """Return a scalar of numpy as Python's int, float, str or bool; other values unchanged."""
     if isinstance(value, type) or getattr(value, "ndim", None) != 0:
         return value
     return value.item() if hasattr(value, "item") else value
 
 
 def check_texts(value: object, *, are_names: bool) -> None:
-    """Raise PydanticCustomError if the value, or a part of it, is a text that cannot work.
+    """Raise PydanticCustomError if the value, or a part of it, is a string that cannot be used.
 
-    are_names  of models, files and hosts: without control characters
+    are_names  the strings name models, files or hosts: control characters are refused too
     """
     parts = value if isinstance(value, tuple) else (value,)
     for part in parts:
@@ -56,13 +57,13 @@ def check_texts(value: object, *, are_names: bool) -> None:
 
 # -- refusals --------------------------------------------------------------------------------------
 
-OURS = "slipstream"  # the kind of an error whose message is such words already
+OURS = "slipstream"  # the type of an error whose message already has words for users
 WHOLE, NUMBER, TRUTH, TEXT = "a whole number", "a number", "true or false", "a text"
 LIST, TABLE = "a list", "a dict (a table)"
 
 
 def _number(value: object) -> str:
-    """A bound as a person writes it: 1, not 1.0."""
+    """Return a bound as a person writes it: 1, not 1.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
@@ -70,7 +71,7 @@ def _many(words: str, name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda context: words.format(_number(context[name]))
 
 
-# Of the words that stand for a type, whatever was wrong with it.
+# The words for the expected type, for each error type that means a wrong type.
 TYPES = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), WHOLE),
     **dict.fromkeys(("float_type", "float_parsing"), NUMBER),
@@ -91,9 +92,10 @@ BOUNDS = {
 
 
 def refusal(name: str, errors: Sequence[ErrorDetails], given: object) -> str:
-    """Of the first setting that does not fit, as a line: name is what its owner calls it.
+    """Return the error message for the first setting that does not fit, in one line.
 
-    given  all settings, as they were handed over: lists are lists there
+    name   the name by which the caller gave the setting
+    given  all settings as the caller passed them, before lists were made tuples
     """
     first = errors[0]
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
@@ -102,11 +104,11 @@ def refusal(name: str, errors: Sequence[ErrorDetails], given: object) -> str:
     if kind == "missing":
         return f"{name} is missing"
     if kind == "literal_error":
-        # A setting that is one of several lists of words has an error for each.
+        # A setting that allows several lists of words has one error for each list.
         same = [one for one in errors if one["loc"][:1] == first["loc"][:1]]
         lists = [one.get("ctx", {}).get("expected", "") for one in same if one["type"] == kind]
         return _one_of(name, " ".join(lists), value)
-    if kind == "value_error":  # the command line has an error of its own for lists of words
+    if kind == "value_error":  # the command line's own error for a wrong word
         told = str(context.get("error", first["msg"]))
         _, is_list, words = told.partition(" is not one of ")
         return _one_of(name, words, value) if is_list else f"{name}: {told}"
@@ -128,11 +130,11 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
 
 
 def _one_of(name: str, quoted: str, value: object) -> str:
-    """Of words in quotes; what stands for "nothing was said" is none that one would write."""
+    """Return the message for a value that is none of the quoted words (without the empty one)."""
     return one_of(name, [word for word in re.findall(r"'([^']*)'", quoted) if word], value)
 
 
 def one_of(name: str, words: Collection[str], value: object) -> str:
-    """Of a value that is none of these words, as a line."""
+    """Return the message for a value that is none of these words, with a similar word if any."""
     meant = did_you_mean(value, words) if isinstance(value, str) else ""
     return f"{name}: expected one of {', '.join(words)}, got {shown(value)}{meant}"

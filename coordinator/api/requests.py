@@ -1,7 +1,7 @@
-"""One prompt on its way to its texts, which are put together as they come.
+"""Runs requests: starts the texts of each prompt and assembles their outputs as tokens come.
 
-The `n` continuations of a prompt share the seed, also one that is drawn. Text is made here, in the
-thread or task of whoever asked, and never in the service's; `Batch` waits for what comes.
+The `n` continuations of a prompt share the seed, also a seed that is drawn. Tokens are decoded to
+text in the caller's thread or task, never in the service's thread; `Batch` waits for the tokens.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ ERROR, ABORT = "error", "abort"
 
 
 class Request:
-    """A prompt and how to continue it.
+    """A prompt, its sampling parameters, and its texts (continuations) so far.
 
-    failure  what ended one of its texts, or kept it from being begun
+    failure  the error that ended one of its texts or kept it from being started
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Request:
         self._prompt = prompt
         self._ids = ids
         self._params = params
-        self._open: dict[TokenStream, Assembly] = {}  # those asked for and not complete
+        self._open: dict[TokenStream, Assembly] = {}  # started, not complete
         self._simulated = pair.simulated()  # as it was when the request was made
-        self._complete: dict[int, RequestOutput] = {}  # those that are, by their index
+        self._complete: dict[int, RequestOutput] = {}  # the complete texts, by their index
         self._num_texts = params.n
 
     @property
@@ -64,16 +64,16 @@ class Request:
         return self._num_texts
 
     def want_no_more(self) -> None:
-        """Only those that have been begun are wanted."""
+        """Reduce `num_texts` to the number of texts that were started."""
         self._num_texts = len(self._open) + len(self._complete)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of them are there."""
+        """True if all wanted texts are complete."""
         return len(self._complete) == self.num_texts
 
     def start(self, reader: Reader) -> TokenStream:
-        """Ask for the next of its texts. Raises ConfigurationError if it cannot work."""
+        """Start the next text of this prompt; return its stream. Raises ConfigurationError."""
         pair, index = self._pair, len(self._open) + len(self._complete)
         try:
             stream, seed = pair.generate(
@@ -94,7 +94,10 @@ class Request:
         return stream
 
     def read(self, stream: TokenStream) -> "Step | None":
-        """What the next item of one of its texts adds. Raises the error that ended the text."""
+        """Return the step of the stream's next item, or None if it adds nothing.
+
+        Raises the error that ended the text.
+        """
         try:
             item = stream.take(0)
         except SlipstreamError as error:
@@ -103,7 +106,7 @@ class Request:
         return None if item is None else self._step(stream, self._open[stream], item)
 
     def failed(self, stream: TokenStream, error: TextError) -> "Step":
-        """One of its texts could not be completed. What has come of it is the whole of it."""
+        """End a text that could not be completed, with the tokens so far; return its last step."""
         self.failure = None
         return self._ended(stream, ERROR, None, str(error))
 
@@ -131,7 +134,10 @@ class Request:
         return Step(self, None, part)
 
     def _step(self, stream: TokenStream, assembly: Assembly, item: Item) -> "Step | None":
-        """At a stop string both nodes are freed; what follows it is dropped."""
+        """Return the step of one item; None if it adds nothing.
+
+        At a stop string the text is ended on both nodes, and later items are dropped.
+        """
         match item:
             case EmitPrompt(logprobs):
                 assembly.scored(logprobs)
@@ -148,14 +154,14 @@ class Request:
         return None
 
     def whole(self) -> RequestOutput:
-        """All texts, at their end."""
+        """Return the output with all texts; call it once `is_complete`."""
         assert self.is_complete
         return merged([self._complete[index] for index in range(self.num_texts)])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pass as far as it belongs to a text, and what it adds; None: how the text ended."""
+    """One pass of a text and the output that it adds. `emit` is None in the text's last step."""
 
     request: Request
     emit: Emit | None
@@ -163,58 +169,57 @@ class Step:
 
     @property
     def index(self) -> int:
-        """Of the text among those of its prompt."""
+        """The index of the text among the continuations of its prompt."""
         return self.part.outputs[0].index
 
     @property
     def is_last(self) -> bool:
-        """Whether the text is complete."""
+        """True if this step completes the text."""
         return self.emit is None
 
 
 # -- batch -----------------------------------------------------------------------------------------
 
-# The texts of one call on their way: as many at once as there is room for.
+# Runs the texts of one call, as many at once as there is room for.
 #
-# One thread or one task reads them all: the service says of which text there is news.
+# One thread or one task reads them all: the service tells it which text has a new item.
 
 
 class Batch:
-    """Requests of one call. Read its steps once; then each request has its `whole`.
+    """The requests of one call. Read its steps once; then each request has its `whole` output.
 
-    Texts are begun in the order of the requests, and all of them are queued from now on. A text
-    that cannot be completed ends with a step that says so (`CompletionOutput.error`). Any other
-    error ends those that are open and is raised; leaving the steps early ends them too.
+    Texts are started in the order of the requests; the queueing time of all of them counts from
+    now. A text that cannot be completed ends with a step that says so (`CompletionOutput.error`).
+    Any other error ends all open texts and is raised; leaving the steps early ends them too.
     """
 
     def __init__(self, pair: Pair, requests: Sequence[Request]) -> None:
         self._pair = pair
         self._since = time.monotonic()
-        # One entry for each text that has not been asked for.
+        # One entry for each text that was not started yet.
         self._waiting = deque(request for request in requests for _ in range(request.num_texts))
         self._open: dict[TokenStream, Request] = {}
         self._winds_up = False
 
     @property
     def num_open(self) -> int:
-        """Texts that are being written."""
+        """The number of texts that are being generated."""
         return len(self._open)
 
     @property
     def is_winding_up(self) -> bool:
-        """Whether no more texts are begun."""
+        """True if no more texts are started."""
         return self._winds_up
 
     def wind_up(self) -> None:
-        """Begin no more texts; also from the handler of a signal. What runs goes on to its end.
+        """Start no more texts; running ones go on. May be called in a signal handler.
 
-        A request of which some texts were begun wants no others any more; of one of which none
-        was, `num_texts` is 0.
+        `num_texts` of each request becomes the number of its texts that were started, also 0.
         """
         self._winds_up = True
 
     def steps(self) -> Generator[Step, None, None]:
-        """What comes, waited for in this thread. The steps of several texts are mixed."""
+        """Yield each step as it comes, from all texts mixed; waits in this thread."""
         news: queue.SimpleQueue[TokenStream] = queue.SimpleQueue()
         reader = Reader(self._since, news.put)
         try:
@@ -231,7 +236,7 @@ class Batch:
             self._leave()
 
     async def steps_async(self) -> AsyncGenerator[Step, None]:
-        """The same, waited for without a thread: the service wakes the event loop."""
+        """Yield the same steps for asyncio: the service wakes the event loop, no thread waits."""
         news: asyncio.Queue[TokenStream] = asyncio.Queue()
         reader = Reader(self._since, teller(asyncio.get_running_loop(), news.put_nowait))
         try:
@@ -249,7 +254,7 @@ class Batch:
             self._leave()
 
     def _begin(self, reader: Reader) -> None:
-        """Ask for as many texts as there is room for."""
+        """Start as many texts as there is room for."""
         if self._winds_up:
             for request in self._waiting:
                 request.want_no_more()
@@ -259,7 +264,7 @@ class Batch:
             self._open[request.start(reader)] = request
 
     def _read(self, stream: TokenStream, reader: Reader) -> Step | None:
-        """What the next item of a text adds. At its end the next one begins."""
+        """Return a stream's next step, or None; at a text's end the next text is started."""
         request = self._open[stream]
         try:
             step = request.read(stream)
@@ -271,7 +276,7 @@ class Batch:
         return step
 
     def _leave(self) -> None:
-        """End on both nodes what has not ended."""
+        """Cancel the texts that have not ended, on both nodes."""
         for stream in self._open:
             stream.cancel()
 
@@ -279,7 +284,7 @@ class Batch:
 def teller(
     loop: asyncio.AbstractEventLoop, put: Callable[[TokenStream], None]
 ) -> Callable[[TokenStream], None]:
-    """What the service's thread calls. An event loop that has ended needs no news."""
+    """Return the function that the service's thread calls to put a stream into `news`."""
 
     def tell(stream: TokenStream) -> None:
         with suppress(RuntimeError):

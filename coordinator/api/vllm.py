@@ -1,6 +1,7 @@
-"""`speculative_config` in vLLM's names: read into the drafter's model and a `SpeculationConfig`.
+"""Accepts the names of vLLM: `speculative_config`, settings, progress bar and tokenizer.
 
-Our names are taken as well. What is given under two names is refused, and so is what is not known.
+Our own names are accepted as well. A setting given under two names is refused, and so is an unknown
+name.
 """
 
 import time
@@ -23,14 +24,14 @@ from proto.policies import POLICIES
 
 # -- progress --------------------------------------------------------------------------------------
 
-# The progress bar of `generate` and `chat`, where one is asked for.
+# The progress bar of `generate` and `chat`, if the caller wants one.
 
-# Whether there is a bar, or what makes one of `total` and `desc`, as `tqdm.tqdm` does.
+# True: show a bar. A function makes the bar from `total` and `desc`, as `tqdm.tqdm` does.
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """Counts prompts whose texts are all complete, and says how many tokens came in a second."""
+    """A progress bar that counts complete prompts and shows the tokens per second."""
 
     def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
         self._num_tokens, self._since = 0, time.monotonic()
@@ -43,7 +44,7 @@ class Bar(AbstractContextManager["Bar"]):
             self._bar = _maker(use_tqdm)(total=total, desc="prompts")
 
     def show(self, step: Step) -> None:
-        """One more step of the call."""
+        """Count one more step of the call."""
         if self._bar is None:
             return
         self._num_tokens += len(step.part.outputs[0].token_ids)
@@ -72,16 +73,16 @@ def _maker(use_tqdm: UseTqdm) -> Callable[..., Any]:
 
 # -- tokenizer -------------------------------------------------------------------------------------
 
-# What `LLM.get_tokenizer` gives: the target's tokenizer, by the method names of transformers.
+# The tokenizer that `LLM.get_tokenizer` returns, with the method names of transformers.
 #
-# transformers' own would load torch into the process that owns the text. Its `from_pretrained` on
-# the same model makes one, for whoever needs more of it than is here.
+# A tokenizer of transformers would load torch into the process that owns the text. A caller who
+# needs more methods can make one with its `from_pretrained` on the same model.
 
 
 class TargetTokenizer:
-    """Text to token ids and back, exactly as prompts and answers of the pair are.
+    """Converts text to token ids and back, exactly as for the prompts and answers of the pair.
 
-    Raises ConfigurationError when it is made, if the target has no tokenizer.
+    The constructor raises ConfigurationError if the target has no tokenizer.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -92,33 +93,33 @@ class TargetTokenizer:
         self._raw = self._tokenization.raw
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises ConfigurationError for what is no Unicode."""
+        """Return the token ids of a text. Raises ConfigurationError: it is not valid Unicode."""
         return list(self._tokenization.encode(text, special_tokens=add_special_tokens))
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """`input_ids` and `attention_mask` of one text."""
+        """Return `input_ids` and `attention_mask` of one text."""
         ids = self.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of one token or of several."""
+        """Return the text of one token or of several."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return str(self._raw.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """Tokens as the vocabulary has them; None for an id that stands for nothing."""
+        """Return the tokens as spelled in the vocabulary; None for an id that has no token."""
         return [self._raw.id_to_token(token) for token in ids]
 
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
-        """The other way round."""
+        """Return the ids of tokens as spelled in the vocabulary; None for an unknown one."""
         return [self._raw.token_to_id(token) for token in tokens]
 
     def apply_chat_template(
         self, conversation: Messages, *, tokenize: bool = True, add_generation_prompt: bool = False
     ) -> str | list[int]:
-        """A conversation as the target is asked it: token ids, or the text.
+        """Render a conversation for the target; return its token ids, or the text.
 
-        add_generation_prompt  up to where the answer begins, as `LLM.chat` does
+        add_generation_prompt  end it where the answer begins, as `LLM.chat` does
 
         Raises ConfigurationError, ModelError.
         """
@@ -130,17 +131,17 @@ class TargetTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first of the tokens at which a text ends by itself."""
+        """The first of the target's end-of-text tokens; None if it has none."""
         ids: Sequence[int] = self._pair.hello(Role.TARGET).fingerprint.eos_ids
         return next(iter(ids), None)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, those that were added to it not counted."""
+        """The number of tokens, without added tokens."""
         return int(self._raw.get_vocab_size(with_added_tokens=False))
 
     def get_vocab(self) -> dict[str, Any]:
-        """Ids by token, those that were added included."""
+        """Return the ids by token, added tokens included."""
         return dict(self._raw.get_vocab())
 
     def __len__(self) -> int:
@@ -152,7 +153,7 @@ class TargetTokenizer:
 NAME = "speculative_config"
 DRAFT_MODEL = "draft_model"
 METHODS = (DRAFT_MODEL, NGRAM, *HeadKind, *POLICIES)
-# A setting of ours: as vLLM calls it, or as our policies do. The first name is shown.
+# Our name of a setting: the names accepted for it, vLLM's and ours. Messages show the first.
 NAMES = {
     "policy": ("policy",),
     "ngram_max": ("prompt_lookup_max", "ngram_max"),
@@ -164,7 +165,7 @@ SETTINGS = {
     for setting in SpeculationConfig.model_fields
     for name in NAMES.get(setting, (setting,))
 }
-# Of the pair, and of no text.
+# Names for settings of the pair of models, not of one text.
 OF_THE_PAIR = {
     "revision": "drafter_revision",
     "draft_tensor_parallel_size": "drafter_tensor_parallel_size",
@@ -175,12 +176,12 @@ RULES = {"standard": "token"}  # vLLM's name: ours
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a `speculative_config` says.
+    """The content of a `speculative_config`.
 
-    method    as it was given; None: the model says what it is
-    model     the draft model, the head, or NGRAM; None: it is not named here
-    settings  of the policy
-    of_pair   settings of the pair, by their names there
+    method    the method as given; None: not given, the model's files tell its kind
+    model     the draft model, the head, or NGRAM; None: not given
+    settings  the settings of speculation
+    of_pair   settings of the pair of models, by our names (fields of PairConfig)
     """
 
     method: str | None
@@ -189,7 +190,7 @@ class Speculation:
     of_pair: Mapping[str, Any]
 
     def check_kind(self, pair: PairConfig) -> None:
-        """Raises ConfigurationError if the model is known to be something else than `method`."""
+        """Raise ConfigurationError if the drafter is known to be of another kind than `method`."""
         if self.method not in (DRAFT_MODEL, *HeadKind):
             return
         if pair.drafter == NGRAM or find_config(pair.drafter, pair.drafter_revision) is None:
@@ -204,7 +205,7 @@ class Speculation:
 
 
 def read(config: Mapping[str, Any] | None) -> Speculation:
-    """Raises ConfigurationError."""
+    """Check a `speculative_config` and return its content. Raises ConfigurationError."""
     given = _known(config)
     method, model = given.get("method"), given.get("model")
     if method is not None and not (isinstance(method, str) and method in METHODS):
@@ -236,7 +237,7 @@ def read(config: Mapping[str, Any] | None) -> Speculation:
 
 
 def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What was given and is not None, which stands for what nobody has said."""
+    """Return the entries whose value is not None. Raises ConfigurationError for an unknown name."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):
@@ -252,7 +253,7 @@ def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by our names."""
+    """Return the settings of speculation by our names."""
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         if name not in given:
@@ -269,7 +270,7 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fit(values: dict[str, Any]) -> None:
-    """Of the two lengths of an n-gram, the one that nobody has said does not contradict."""
+    """If only one of ngram_min and ngram_max is given, adjust the other's default to fit it."""
     fields = SpeculationConfig.model_fields
     longest, shortest = values.get("ngram_max"), values.get("ngram_min")
     if type(longest) is int and shortest is None:
@@ -279,7 +280,7 @@ def _fit(values: dict[str, Any]) -> None:
 
 
 def _made(values: Mapping[str, Any]) -> SpeculationConfig:
-    """Raises ConfigurationError, which calls a setting as vLLM does."""
+    """Make the SpeculationConfig. Raises ConfigurationError, which names a setting as vLLM does."""
     try:
         return SpeculationConfig(**values)
     except ConfigurationError as error:
@@ -290,12 +291,13 @@ def _made(values: Mapping[str, Any]) -> SpeculationConfig:
 
 # -- settings --------------------------------------------------------------------------------------
 
-# Settings of vLLM's `LLM`: which are ours under another name, and what to do about the others.
+# Settings of vLLM's `LLM`: those that we have under another name, and those that we do not have.
 
-# Theirs: ours.
+# vLLM's name: ours.
 ALIASES = {"model": "target", "revision": "target_revision"}
 DTYPES = {"half": "float16", "float": "float32"}
-# Theirs that we have not: values that ask for nothing, and what there is in its place.
+# vLLM's settings that we do not have: the values that change nothing and are accepted, and what to
+# use instead.
 NOTHING = (None, False)
 NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "gpu_memory_utilization": ((None,), "max_model_len and max_num_seqs say what memory is for"),
@@ -319,11 +321,12 @@ NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 
 def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a `PairConfig`, without those that ask for nothing.
+    """Return the settings under the names of `PairConfig`, without those that change nothing.
 
-    given  what the caller said, and nothing else
+    given  only the settings that the caller gave
 
-    Raises ConfigurationError for what is said twice, and for what we have not, with what there is.
+    Raises ConfigurationError for a setting that is given twice, and for one that we do not have,
+    with what to use instead.
     """
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -344,7 +347,7 @@ def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_given(given: Mapping[str, Any]) -> dict[str, str]:
-    """How the caller has called our settings, of those that he has called otherwise."""
+    """Return vLLM's name for each of our settings that the caller gave under that name."""
     return {ALIASES[name]: name for name in given if name in ALIASES}
 
 

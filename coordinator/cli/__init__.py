@@ -1,1 +1,1 @@
-"""The command line: commands and their options, and what a person sees of a text."""
+"""The command line: its commands, what they show, and how they read and write."""

@@ -1,4 +1,4 @@
-"""The command line. Text goes to stdout and nothing else does; all else goes to stderr."""
+"""The command line. Only the generated text goes to stdout; everything else goes to stderr."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ from proto.system import unexplained
 
 # -- mistakes --------------------------------------------------------------------------------------
 
-# What is said of a command line that cannot be read, and what was probably meant.
+# Error messages for a command line that cannot be read, with a suggestion of what was meant.
 
 PROGRAM = "python -m coordinator"
 _TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((.*)\)$", re.DOTALL)
@@ -36,7 +36,7 @@ _NO_COMMAND = re.compile(r"No such command (.*?)\.(?: Did you mean|$)", re.DOTAL
 
 
 def line_of(error: typer.TyperException) -> str:
-    """One line; or the help itself, which is all that is said where there is no command."""
+    """Return the message for an error of the command line in one line, or the help itself."""
     message = str(getattr(error, "format_message", error.__str__)())
     if "Usage:" in message:
         return message
@@ -58,7 +58,7 @@ def line_of(error: typer.TyperException) -> str:
 
 
 def _usage(error: typer.TyperException, message: str, context: Any) -> str:
-    """Of an option or an argument that lacks what it needs, or has too much; empty: of neither."""
+    """Return the message for an option or argument with a missing or unwanted value; else ""."""
     option = getattr(error, "option_name", "")
     if option and message.endswith("requires an argument."):
         return f"{option} needs a value; --help says which"
@@ -71,7 +71,7 @@ def _usage(error: typer.TyperException, message: str, context: Any) -> str:
 
 
 def _name(parameter: Any) -> str:
-    """As it stands in the help: --max-tokens, FILE."""
+    """Return a parameter's name as the help shows it: --max-tokens, FILE."""
     if parameter is None:
         return "a value"
     long = [one for one in parameter.opts if one.startswith("--")]
@@ -124,7 +124,7 @@ def root(
 
 
 def command_line(measurements: Sequence[Command]) -> typer.Typer:
-    """All commands, each called like its function."""
+    """Return the program with all commands; each is named like its function."""
     app = typer.Typer(
         name=PROGRAM,
         cls=Program,
@@ -143,29 +143,30 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
 
 
 class _Line(logging.Formatter):
-    """What is logged may quote others: a path, the last words of a node."""
+    """Formats a log line without control characters, because it may quote other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # a terminal that is gone: the signal that said so is why we end
+    with suppress(OSError):  # the terminal is gone; a signal ends us because of that
         typer.echo(harmless(line), err=True)
 
 
 def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:
-    """Run the command line; every error of a user or a peer is one line on stderr.
+    """Run the command line; return the exit status. Every error is one line on stderr.
 
-    connect_ray   called for `--ray`
-    measurements  more commands; both are handed in, since this package knows neither deploy nor lab
+    connect_ray   makes the launcher for `--ray`
+    measurements  more commands. Both are passed in, because this package imports neither deploy
+                  nor lab
     """
     prepare_streams()
     lines = logging.StreamHandler()
     lines.setFormatter(_Line("%(message)s"))
     logging.basicConfig(handlers=[lines], level=logging.WARNING)
     interruption, status = Interruption(), EXIT_INTERRUPTED
-    # A signal may come just before the first `try` of a command or just after its last.
+    # A signal may come just before the first `try` of a command or just after its last one.
     with suppress(KeyboardInterrupt), interruption:
         status = run(command_line(measurements), connect_ray)
     if status != EXIT_INTERRUPTED:
@@ -175,13 +176,13 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
 
 
 def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
-    """Run what the arguments say; returns the exit status. Signals are as the caller has them."""
+    """Run the command that the arguments name; return the exit status. Sets no signal handlers."""
     try:
         if sys.stdout is None:
             raise ConfigurationError("standard output is closed; the text is written there")
         status = app(standalone_mode=False, obj=connect_ray)
     except typer.TyperException as error:
-        if line := line_of(error):  # without a command the help has been shown, and that is all
+        if line := line_of(error):  # empty where the help has been shown already
             _say(f"error: {line}")
         return EXIT_USAGE
     except ConfigurationError as error:
@@ -193,10 +194,10 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; what is left to say has nobody to hear it.
+        # The reader of our output has closed it, so nobody reads an error message either.
         sys.stderr.close()
         return EXIT_FAILED
     except OSError as error:
         _say(f"error: {unexplained(error)}")
         return EXIT_FAILED
-    return status or 0  # typer makes EXIT_INTERRUPTED of Ctrl-C as well, and returns it
+    return status or 0  # on Ctrl-C typer itself may return EXIT_INTERRUPTED

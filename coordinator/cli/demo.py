@@ -1,7 +1,7 @@
-"""`python -m coordinator demo`: the target alone, then with drafts, and how much faster that was.
+"""`python -m coordinator demo`: plain decoding, then with drafts, and how much faster that is.
 
-Both are measured first, several times in alternation and without anything being written meanwhile;
-what is shown then is the middle one of each.
+Both are measured first, several times in alternation, and nothing is printed meanwhile. Then the
+run of median speed of each is shown.
 """
 
 import sys
@@ -38,18 +38,17 @@ from proto.errors import TextError
 
 # -- replay ----------------------------------------------------------------------------------------
 
-# A text that was measured, shown again at a speed that one can follow.
+# Shows a measured text again at a speed that one can follow.
 #
-# Everything is slowed down by one factor, that of the target alone: what was faster stays as much
-# faster as it was.
+# Both texts are slowed down by the same factor, so the ratio of their speeds stays the same.
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """One measured text.
+    """One measured text, with the times of its steps.
 
-    steps    with the time at which each came: seconds since the text was asked for
-    metrics  of the whole text
+    steps    pairs: seconds since the text was asked for, and the step that came then
+    metrics  the metrics of the whole text
     """
 
     steps: tuple[tuple[float, Step], ...]
@@ -57,26 +56,26 @@ class Take:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All of the text's tokens."""
+        """All tokens of the text."""
         steps = (step for _, step in self.steps)
         return tuple(token for step in steps for token in step.part.outputs[0].token_ids)
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the whole time, the prompt's included."""
+        """Tokens per second over the whole time, with the time for the prompt."""
         return self.metrics.tokens_per_second
 
 
 def middle(takes: Sequence[Take]) -> Take:
-    """The one of median speed; of an even number the slower of the two in the middle."""
+    """Return the take of median speed; of an even number the slower of the middle two."""
     speed = median_low(take.tokens_per_second for take in takes)
     return next(take for take in takes if take.tokens_per_second == speed)
 
 
 def slowdown(plain: Take, pace_s: float) -> float:
-    """How many times slower a pass of the target alone is shown than it was, at `pace_s` seconds.
+    """Return the factor by which both takes are slowed down, so that a plain pass takes `pace_s` s.
 
-    0: not slowed, but as fast as it can be written.
+    0 means no delay at all: as fast as it can be written. Otherwise the factor is at least 1.
     """
     if pace_s == 0:
         return 0.0
@@ -84,14 +83,14 @@ def slowdown(plain: Take, pace_s: float) -> float:
 
 
 def scenes(take: Take, factor: float, show: Callable[[Step], str]) -> Iterator[tuple[float, str]]:
-    """When something is shown, in seconds after the first of it, and what."""
+    """Yield (seconds after the first step, text to show) for each step, slowed down by `factor`."""
     first = take.steps[0][0]
     for at, step in take.steps:
         yield (at - first) * factor, show(step)
 
 
 def first_difference(takes: Sequence[Take]) -> int | None:
-    """The index of the first token in which two of them differ; None: they do not."""
+    """Return the index of the first token in which the takes differ; None if they are equal."""
     texts = [take.token_ids for take in takes]
     for index, tokens in enumerate(zip(*texts, strict=False)):
         if len(set(tokens)) > 1:
@@ -101,7 +100,7 @@ def first_difference(takes: Sequence[Take]) -> int | None:
 
 
 def verdict(plain: Take, drafted: Take, difference: int | None) -> str:
-    """The last line."""
+    """Return the last line: the speed-up, and whether the texts are identical."""
     speed = f"{drafted.tokens_per_second / plain.tokens_per_second:.1f} x plain"
     if difference is None:
         return f"{speed}, text identical"
@@ -110,15 +109,15 @@ def verdict(plain: Take, drafted: Take, difference: int | None) -> str:
 
 # -- command ---------------------------------------------------------------------------------------
 
-# The embedded pair writes plausible code here; it was sought among a few hundred texts, and the
-# figures are those of whoever runs it.
+# The embedded pair writes plausible code here; this prompt was chosen among a few hundred. The
+# figures that the demo shows are measured on the user's machine.
 PROMPT = '''def parse_header(line):
     """Return the name and the value of a header."""
     if'''
 TEMPERATURE, SEED, MAX_TOKENS = 0.5, 19, 97
 PACE_S = 0.08
-NUM_WARM, NUM_TAKES = 1, 3  # of each: those that are not counted, and those that are, at most
-ENOUGH_S = 6.0  # of measuring; then no further round is begun
+NUM_WARM, NUM_TAKES = 1, 3  # takes of each: to warm up, and at most to count
+ENOUGH_S = 6.0  # after this time of measuring, no further round is begun
 EXIT_DIFFERS = 1
 BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
@@ -193,7 +192,7 @@ def _measured(
     request: SamplingParams,
     ways: Sequence[SpeculationConfig],
 ) -> list[list[Take]]:
-    """The takes of each way, in alternation. The first `NUM_WARM` of each warm up.
+    """Measure takes of each setting in `ways`, in alternation. The first NUM_WARM of each warm up.
 
     Raises NodeError, ConfigurationError.
     """
@@ -210,7 +209,7 @@ def _measured(
 def _take(
     pair: Pair, way: SpeculationConfig, text: str, ids: tuple[int, ...], params: SamplingParams
 ) -> Take:
-    """Write the text, and look at nothing but the clock."""
+    """Generate the text once; record only the time of each step."""
     request = Request(pair, way, text, ids, params)
     steps = []
     since = time.monotonic()
@@ -240,7 +239,7 @@ class Screen:
         self._factor = factor
 
     def show(self, title: str, explained: str, take: Take, shown: Callable[[Step], str]) -> None:
-        """The prompt and what follows it, as it came, then the figures."""
+        """Write the prompt and the text at the speed at which it came, then its figures."""
         slow = f", shown {rounded(self._factor)} times slower" if self._factor > 1 else ""
         write_out(f"\n{self._styled(title + slow, BOLD)}\n")
         write_out(f"{explained}\n\n" if explained else "\n")
@@ -253,7 +252,7 @@ class Screen:
         write_out(f"\n\n{self._styled(_figures(take.metrics), DIM)}\n")
 
     def end(self, line: str) -> None:
-        """The last line."""
+        """Write the last line."""
         write_out(f"\n{self._styled(line, BOLD)}\n")
 
     def _styled(self, text: str, style: str) -> str:

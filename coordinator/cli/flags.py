@@ -1,7 +1,7 @@
-"""Flags made of settings: a parameter of a command that is a config stands for a flag per field.
+"""Makes flags from settings: a command's parameter that is a config becomes a flag for each field.
 
 Name, type, default and help of a flag are those of the field (`coordinator.api.config`, `params`),
-and what was given is checked there. Here is only how it is written on a command line.
+which also checks the value. This file only defines how a value is written on a command line.
 """
 
 import functools
@@ -21,11 +21,11 @@ from proto.errors import ConfigurationError, shown
 
 # -- flags -----------------------------------------------------------------------------------------
 
-Command = Callable[..., None]  # what typer makes a command of
+Command = Callable[..., None]  # a function that typer makes a command
 
 
 def parse_ids(flag: str, text: str) -> tuple[int, ...]:
-    """Numbers like 1,2,3. Raises ConfigurationError."""
+    """Parse numbers like 1,2,3. Raises ConfigurationError, which names the flag."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -35,7 +35,7 @@ def parse_ids(flag: str, text: str) -> tuple[int, ...]:
 
 
 def parse_biases(flag: str, text: str) -> dict[int, float]:
-    """Biases like 50:-100,7:2.5. Raises ConfigurationError."""
+    """Parse biases like 50:-100,7:2.5 into a dict. Raises ConfigurationError, naming the flag."""
     try:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(token): float(bias) for token, bias in pairs}
@@ -46,7 +46,7 @@ def parse_biases(flag: str, text: str) -> dict[int, float]:
 
 
 def parse_options(flag: str, text: str) -> dict[str, float]:
-    """Numbers by name like width=4,branches=3. Raises ConfigurationError."""
+    """Parse numbers by name like width=4,branches=3. Raises ConfigurationError."""
     try:
         pairs = [part.split("=") for part in text.split(",")]
         return {name.strip().replace("-", "_"): float(value) for name, value in pairs}
@@ -58,7 +58,7 @@ def parse_options(flag: str, text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value is written, where its type does not say; `parse` is told the flag for errors."""
+    """How a value is written as a flag: placeholder, and `parse`, which gets flag and text."""
 
     metavar: str
     parse: Callable[[str, str], object] | None = None
@@ -74,7 +74,7 @@ FORMS = {
     "keys": Form("DIR"),
     "link": Form("NODE:DELAY,..."),
 }
-# Other hardware than there is.
+# The settings that simulate other hardware.
 SIMULATION = (
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),
@@ -83,10 +83,9 @@ SIMULATION = (
 
 
 class Flags:
-    """Which fields of a config a command has flags for: these, or all `but` some.
+    """Chooses the fields of a config that a command has flags for: `names`, or all `but` some.
 
-    defaults  where the command's default is another than the config's; it is fixed where there is
-              no flag
+    defaults  defaults of this command that differ from the config's; fixed for fields without flag
     """
 
     def __init__(self, *names: str, but: tuple[str, ...] = (), **defaults: object) -> None:
@@ -95,14 +94,14 @@ class Flags:
         self._defaults: Mapping[str, object] = defaults
 
     def of(self, kind: type[BaseModel]) -> Iterator[inspect.Parameter]:
-        """A parameter for each, as typer reads it."""
+        """Yield a parameter for each chosen field, in the form that typer reads."""
         for name in self._fields(kind):
             field = kind.model_fields[name]
             default = self._defaults.get(name, field.get_default(call_default_factory=True))
             yield _parameter(kind.__name__, name, field, default)
 
     def read(self, kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
-        """The config of what was given, which is taken out of `values`.
+        """Make the config from the flags' values, which are removed from `values`.
 
         Raises ConfigurationError.
         """
@@ -121,7 +120,7 @@ class Flags:
 
 
 def with_settings(command: Command) -> Command:
-    """The command with flags in the place of its configs, which it is then called with.
+    """Return the command with flags in the place of its configs; it is called with the configs.
 
     A parameter is a config, or `Annotated[config, Flags(...)]`.
     """
@@ -173,7 +172,7 @@ def _parameter(config: str, name: str, field: FieldInfo, default: object) -> ins
 
 
 def _written(annotation: Any) -> Any:
-    """The type that is read from the command line for a field of this type."""
+    """Return the type that typer reads from the command line for a field of this type."""
     kind = kind_of(annotation)
     origin = get_origin(kind)
     if origin is Literal or origin is dict:
@@ -185,7 +184,7 @@ def _written(annotation: Any) -> Any:
 
 # -- options ---------------------------------------------------------------------------------------
 
-# The options of the command line that are no settings; those are in `flags`.
+# The options of the command line that are not made from settings.
 
 Prompt = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`python -m coordinator generate`: read the prompts, continue each, show or print what comes."""
+"""`python -m coordinator generate`: reads the prompts, continues each, and prints the texts."""
 
 import os
 import signal
@@ -37,20 +37,20 @@ from proto.system import check_writable
 
 # -- turns -----------------------------------------------------------------------------------------
 
-# Texts that are written at once, read one after another.
+# Puts the steps of texts that are generated at the same time into the order of the prompts.
 
 
 class Turns:
-    """Reads mixed steps. Those of a text whose turn has not come are held until then."""
+    """Reads interleaved steps of several texts and returns them one text after another."""
 
     def __init__(self, steps: Iterator[Step]) -> None:
         self._steps = steps
         self._held: dict[tuple[Request, int], deque[Step]] = defaultdict(deque)
 
     def of(self, request: Request) -> Iterator[Step]:
-        """All steps of a request, one of its texts after another. Raises what ends the steps."""
+        """Yield all steps of a request, text by text. Raises the error of the steps."""
         index = 0
-        while index < request.num_texts:  # it may become less
+        while index < request.num_texts:  # num_texts may become smaller
             yield from self._of_text(request, index)
             index += 1
 
@@ -69,18 +69,21 @@ class Turns:
 
 # -- winding up ------------------------------------------------------------------------------------
 
-# Ctrl-C where several texts are written: once finishes those that run, twice ends now.
+# Ctrl-C while several texts are generated: the first starts no more texts, the second ends all now.
 
 WAITS = "interrupted: no more texts are begun; {} are finished first (Ctrl-C again ends now)"
 
 
 class WindingUp:
-    """Has Ctrl-C while it is entered. Where one text runs, whoever had it before has it."""
+    """Handles Ctrl-C inside its `with` block: the first one winds up if several texts are open.
+
+    With a single open text the previous handler is called.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._before = signal.getsignal(signal.SIGINT)
-        # Under nohup it is ignored and stays so; other threads cannot have it.
+        # If SIGINT is ignored (nohup) it stays so; only the main thread may set handlers.
         in_main = threading.current_thread() is threading.main_thread()
         self._is_ours = in_main and callable(self._before)
 
@@ -104,7 +107,7 @@ class WindingUp:
             line = WAITS.format(f"{self._batch.num_open} texts") + "\n"
             start = "\n" if sys.stderr is not None and sys.stderr.isatty() else ""
             with suppress(OSError):
-                # Not through sys.stderr: this may have interrupted whoever writes to it.
+                # Not through sys.stderr: the signal may have interrupted code that writes to it.
                 os.write(2, (start + line).encode())
         elif callable(self._before):
             self._before(number, frame)
@@ -125,7 +128,7 @@ def generate(
     chat: options.Chat = False,
     pair: PairConfig,
     speculation: SpeculationConfig,
-    # Without drafts: --policy ar.
+    # There is no --no-speculate: --policy ar decodes without drafts.
     request: Annotated[SamplingParams, Flags(but=("speculate",))],
     launch: LaunchConfig,
     as_json: options.Json = False,
@@ -136,7 +139,7 @@ def generate(
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
     speculation.check(pair)
     if speculation.reference:
-        prompts.text_of(Path(speculation.reference))  # before anything is started
+        prompts.text_of(Path(speculation.reference))  # an error here comes before nodes are started
     if trace is not None:
         check_writable(trace, "--trace")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
@@ -181,9 +184,9 @@ def generate(
 
 
 def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
-    """The nodes make room for no more texts than there are.
+    """Return the config with room for no more texts at once than there are.
 
-    In reproducible mode the shape of every pass would change with it, and so could the text.
+    In reproducible mode it is unchanged: the shape of every pass depends on it, so the text might.
     """
     if pair.reproducible:
         return pair
@@ -198,7 +201,7 @@ def _writer(
     show_speculation: bool,
     verbose: bool,
 ) -> Writer:
-    """Raises ConfigurationError."""
+    """Return the writer for the chosen form of output. Raises ConfigurationError."""
     if as_json:
         if show_speculation:
             raise ConfigurationError("--show-speculation is for people; --json has token_origins")
@@ -208,7 +211,7 @@ def _writer(
     return TextWriter(policy, request, show_speculation=show_speculation, verbose=verbose)
 
 
-# What a node that was started by hand has been told itself.
+# Settings that a node started by hand gets on its own command line, not from the coordinator.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
     *("dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
@@ -226,9 +229,9 @@ def launcher_for(
     with_drafter: bool,
     invite: Callable[[Path | None, NodeConfig], None],
 ) -> MakeLauncher:
-    """Who starts the nodes. Raises ConfigurationError.
+    """Return the function that makes the launcher for these settings. Raises ConfigurationError.
 
-    invite  is told of each node that somebody has to start by hand, and of the folder of keys
+    invite  called with the folder of keys and the config of each node to start by hand
     """
     devices = {Role.TARGET: pair.target_device}
     if with_drafter:
@@ -262,7 +265,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt and what is asked for, or why it does not fit."""
+    """A prompt with its request, or with the reason why it was refused (`misfit`)."""
 
     place: Place
     request: Request | None
@@ -270,25 +273,25 @@ class _Prompt:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its texts are there."""
+        """True if all texts of the prompt have ended."""
         return self.request is not None and self.request.is_complete
 
     @property
     def is_well(self) -> bool:
-        """Whether all of its texts were completed."""
+        """True if all texts of the prompt were completed without an error."""
         if self.request is None or not self.request.is_complete:
             return False
         return all(made.error is None for made in self.request.whole().outputs)
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of its texts could not be completed."""
+        """True if an error ended one of the prompt's texts."""
         return self.request is not None and self.request.failure is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Prompts on warm nodes: several texts are written at once, and shown one after another."""
+    """Generates the texts of several prompts at once and shows them one after another."""
 
     pair: Pair
     speculation: SpeculationConfig
@@ -296,9 +299,9 @@ class Run:
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
-        """Whether all went well. What fits is generated although other prompts do not fit.
+        """Generate and show all prompts; True if all went well. Refused ones are shown as errors.
 
-        Raises KeyboardInterrupt behind the texts that ran if Ctrl-C has left others out.
+        Raises KeyboardInterrupt after the texts that ran, if Ctrl-C kept others from starting.
         """
         prompts = [self._prompt(index, len(asked), one) for index, one in enumerate(asked)]
         requests = [prompt.request for prompt in prompts if prompt.request is not None]
@@ -312,7 +315,7 @@ class Run:
         return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
-        """Raises ConfigurationError if it does not fit and is the only one."""
+        """Make the request of a prompt; a refused one gets a `misfit` if there are others."""
         skips = self.request.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
         place = Place(index, total, asked.text, decoder)
@@ -326,7 +329,7 @@ class Run:
         return _Prompt(place, Request(self.pair, self.speculation, text, ids, self.request))
 
     def _show(self, prompts: Sequence[_Prompt], turns: Turns) -> None:
-        """Show each in its turn. Where one fails, or on Ctrl-C, what is complete still comes."""
+        """Show each prompt in turn. After a failure or Ctrl-C, complete ones are still shown."""
         for number, prompt in enumerate(prompts):
             try:
                 self._show_one(prompt, turns)
@@ -343,7 +346,7 @@ class Run:
 
     def _show_one(self, prompt: _Prompt, turns: Turns) -> None:
         if prompt.request is not None and not prompt.request.num_texts:
-            return  # Ctrl-C came before it was begun
+            return  # Ctrl-C came before one of its texts was started
         self.writer.begin(prompt.place)
         if prompt.request is None:
             self.writer.failed(prompt.place, prompt.misfit)
@@ -367,7 +370,7 @@ class Run:
 
 
 def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
-    """How a text is called among all."""
+    """Return the name of a text for messages: its prompt, and its number if there are several."""
     if len(whole.outputs) == 1:
         return str(place)
     text = f"text {index + 1} of {len(whole.outputs)}"
@@ -375,7 +378,7 @@ def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
 
 
 def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
-    """Raises ConfigurationError."""
+    """Return (prompt text or None, token ids). Raises ConfigurationError."""
     if asked.text is None:
         return None, asked.ids
     if asked.is_chat:
@@ -384,9 +387,10 @@ def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
 
 
 def _check_known(asked: Sequence[Asked], request: SamplingParams, pair: Pair) -> None:
-    """Before a process starts. Of several prompts those that fit are answered all the same.
+    """Check the parameters, and an only prompt, before a process starts.
 
-    Raises ConfigurationError.
+    Of several prompts, those that fit are answered even if others do not. Raises
+    ConfigurationError.
     """
     pair.reviewed_params(request)
     if len(asked) == 1:
@@ -394,7 +398,7 @@ def _check_known(asked: Sequence[Asked], request: SamplingParams, pair: Pair) ->
 
 
 def _asked(prompt: str | None, file: Path | None, ids: str | None, *, chat: bool) -> list[Asked]:
-    """What is to be continued, at least one prompt. Raises ConfigurationError."""
+    """Return the prompts that the options give, at least one. Raises ConfigurationError."""
     if sum(source is not None for source in (prompt, file, ids)) != 1:
         raise ConfigurationError("give either PROMPT, --prompt-file or --prompt-ids")
     if ids is not None:

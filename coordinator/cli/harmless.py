@@ -1,7 +1,7 @@
-"""Text that others wrote, on a terminal: what would steer it is shown as a sign (pure).
+"""Replaces control characters in text from others by visible signs, for a terminal (pure).
 
-Prompts, answers, names and the lines of nodes may have control characters. A terminal that is sent
-them changes its colours, its title or what was written before. In a pipe a text stays as it is.
+Prompts, answers, names and the output of nodes may contain control characters. A terminal that gets
+them changes its colours, its title or earlier text. In a pipe a text stays as it is.
 """
 
 KEPT = "\n\t"
@@ -15,5 +15,5 @@ SIGNS = {
 
 
 def harmless(text: str) -> str:
-    """The text with a sign for each control character; newlines and tabs stay."""
+    """Return the text with a sign for each control character; newlines and tabs stay."""
     return text.translate(SIGNS)

@@ -1,8 +1,8 @@
-"""`--help` of a command: its options in panels, a line for its flag and value, examples at the end.
+"""Draws `--help` of a command: options in panels, one line each, with examples at the end.
 
-Which panel an option is in, typer knows (`rich_help_panel`). The panels are drawn here, because
-typer's give all options of a panel the room of the longest, and cut off what is longer: at 80
-columns that happens in eight lines of `generate`.
+typer stores the panel of each option (`rich_help_panel`). The panels are drawn here, because typer
+gives all options of a panel the width of the longest, and cuts off longer text: at 80 columns that
+happens in eight lines of `generate`.
 """
 
 import re
@@ -23,9 +23,9 @@ from coordinator.api.models.settings import MODELS, ModelsConfig
 
 # -- panels ----------------------------------------------------------------------------------------
 
-# How the help shows a setting: in which panel, what stands for its value, its default.
+# How the help shows a setting: its panel, the placeholder for its value, its default.
 
-# Panels, from top to bottom; what is in none of them is in the first, with --help.
+# The panels from top to bottom. Options without a panel are in the first one, with --help.
 MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL = "Models", "Sampling", "Speculation"
 DEVICE_PANEL, OUTPUT_PANEL, SERVER_PANEL = "Devices", "Output", "Server"
 HOST_PANEL, REHEARSAL_PANEL, RARE_PANEL = (
@@ -37,7 +37,7 @@ PANELS = (
     *("", SERVER_PANEL, MODEL_PANEL, SAMPLING_PANEL, SPECULATION_PANEL, DEVICE_PANEL, OUTPUT_PANEL),
     *(HOST_PANEL, REHEARSAL_PANEL, RARE_PANEL),
 )
-# By the config that a setting is of, and its name where that says more.
+# The panel of a setting: by its name if listed in OF_NAME, else by its config.
 OF_CONFIG = {
     "ServeConfig": SERVER_PANEL,
     "PairConfig": DEVICE_PANEL,
@@ -65,19 +65,19 @@ LONGEST_CHOICES = 20  # characters
 
 
 def panel_of(config: str, name: str) -> str:
-    """The panel of a field of a config, by their names."""
+    """Return the panel of a field, by the names of its config and of the field."""
     if name.startswith(REHEARSAL_PREFIXES):
         return REHEARSAL_PANEL
     return OF_NAME.get(name) or OF_CONFIG.get(config, "")
 
 
 def _place_of(panel: str) -> int:
-    """Where a panel stands; one that is not known, at the end."""
+    """Return the position of a panel; unknown panels come last."""
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
 def metavar_of(name: str, annotation: Any) -> str | None:
-    """What stands for a value of this type; None: a flag has none."""
+    """Return the placeholder for a value of this type, such as N; None for a flag without value."""
     if name in METAVARS:
         return METAVARS[name]
     kind = kind_of(annotation)
@@ -93,7 +93,7 @@ def metavar_of(name: str, annotation: Any) -> str | None:
 
 
 def kind_of(annotation: Any) -> Any:
-    """The type without what is said about it, and without None."""
+    """Return the type without its annotations and without None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kind_of(arguments[0])
@@ -103,7 +103,7 @@ def kind_of(annotation: Any) -> Any:
 
 
 def default_of(default: object) -> bool | str:
-    """How a default is shown: not at all, in its own words, or as typer shows it."""
+    """Return how a default is shown: False (not at all), its own words, or True (as typer does)."""
     if default in (None, "") or default is False:
         return False
     if isinstance(default, str | Path) and Path(default).is_relative_to(MODELS):
@@ -113,11 +113,11 @@ def default_of(default: object) -> bool | str:
 
 # -- help ------------------------------------------------------------------------------------------
 
-MAX_WIDTH = 110  # of lines that one can still read
+MAX_WIDTH = 110  # longest readable line
 FLAG_WIDTH = 28  # a longer flag has a line of its own
 FIRST_SENTENCE = re.compile(r".*?[.:;](?=\s|$)|.*", re.DOTALL)
 
-Row = tuple[str, str, str]  # a flag with what stands for its value, its help, its default
+Row = tuple[str, str, str]  # a flag with the placeholder of its value, its help, its default
 
 EXAMPLES = {
     "generate": (
@@ -132,7 +132,7 @@ EXAMPLES = {
 
 
 def examples(command: str, program: str) -> str | None:
-    """The lines below the help of a command; None: there are none."""
+    """Return the example lines below the help of a command; None if it has none."""
     lines = [
         f"  {program} {command} {arguments}".rstrip() for arguments in EXAMPLES.get(command, ())
     ]
@@ -140,18 +140,18 @@ def examples(command: str, program: str) -> str | None:
 
 
 class Command(TyperCommand):
-    """A command that shows its help like this."""
+    """A command of typer that draws its help with the panels of this file."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Print it; typer prints what `formatter` holds afterwards, and that is nothing."""
+        """Print the help; `formatter` stays empty, so typer prints nothing more."""
         _show(self, ctx, _panels(self.get_params(ctx), ctx))
 
 
 class Program(TyperGroup):
-    """Several commands, and their help likewise."""
+    """A group of commands that draws its help with the panels of this file."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """As of `Command`."""
+        """Print the help, with a list of the commands; `formatter` stays empty."""
         found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = [
             (name, " ".join((one.help or "").partition("\n\n")[0].split()), "")
@@ -178,12 +178,12 @@ def _show(
     for title, table in tables:
         console.print(Panel(table, title=title, title_align="left", border_style="dim"))
     if command.epilog:
-        # Without padding behind a line: a \ at its end must be the last sign when it is pasted.
+        # Without padding after a line, so that a \ at its end is its last character when pasted.
         console.print(Text(f"\n{command.epilog}"), soft_wrap=True)
 
 
 def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
-    """The rows of every panel, from top to bottom."""
+    """Return (title, rows) of every panel, from top to bottom."""
     panels: defaultdict[str, list[Row]] = defaultdict(list)
     for one in parameters:
         if not getattr(one, "hidden", False):
@@ -205,7 +205,7 @@ def _row(parameter: Any, ctx: Any) -> Row:
 
 
 def _placeholder(kind: str) -> str:
-    """What stands for a value of a kind, as typer calls it; choices stand for themselves."""
+    """Return the placeholder for a value by typer's name of its type; choices stay as they are."""
     if "|" in kind:
         return kind
     numbers = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
@@ -213,7 +213,7 @@ def _placeholder(kind: str) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """As it is shown; empty: it is not."""
+    """Return a default as the help shows it; "" if it is not shown."""
     shown, default = getattr(parameter, "show_default", False), parameter.default
     if shown is True and not callable(default):
         shown = default_of(default)

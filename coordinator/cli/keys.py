@@ -1,4 +1,4 @@
-"""`python -m coordinator keys new DIR`, `keys add DIR`: keys for nodes that are started by hand."""
+"""`python -m coordinator keys`: makes encryption keys for nodes that are started by hand."""
 
 from pathlib import Path
 from typing import Annotated

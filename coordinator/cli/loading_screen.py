@@ -1,8 +1,8 @@
-"""What the nodes do until they are ready: a line each, the target's first.
+"""Shows what the nodes do until they are ready: a line for each, the target's first.
 
-On a terminal the lines are drawn anew while the nodes load. Elsewhere each is written once, when
-its node is ready, and every `REPORT_S` seconds one says what is not ready yet. So what is written
-does not depend on which node was faster.
+On a terminal the lines are redrawn while the nodes load. Elsewhere each line is written once, when
+its node is ready, and every `REPORT_S` seconds the nodes that are not ready yet get a line. So the
+output does not depend on which node was faster.
 """
 
 import json
@@ -31,21 +31,22 @@ from proto.system import is_folder, path_of
 
 # -- joining ---------------------------------------------------------------------------------------
 
-# What to type on the hosts of nodes that are started by hand, while they are waited for.
+# Shows the commands to type on other hosts, while nodes that are started by hand are waited for.
 
 PYTHON = ".venv/bin/python"  # as `make setup` makes it, in the checkout of that host
-SAID_AFTER_S = 2.0  # a node that is there already has joined by then
+SAID_AFTER_S = 2.0  # a node that runs already has joined by then
 ANY_ADDRESS = r"tcp://(0\.0\.0\.0|\[::\])(:\d+)"
-NODE_NUM_SEQS = 8  # texts for which a node by hand makes room if it is not told
+NODE_NUM_SEQS = 8  # texts at once, the default of a node started by hand
 
 
 @dataclass(slots=True)
 class Invitations:
-    """The nodes by hand that a coordinator waits for.
+    """The nodes started by hand that a coordinator waits for, and the commands that start them.
 
-    host     the name of this one, for whoever listens at all of its addresses
+    host     the name of this host, for a coordinator that listens at all of its addresses
     keys     folder of the keys; None: no encryption
-    since    when each was first waited for
+    configs  the config of each node that is waited for, by role
+    since    when each node was first seen as missing
     is_said  the commands have been shown
     """
 
@@ -56,11 +57,11 @@ class Invitations:
     is_said: bool = False
 
     def invite(self, config: NodeConfig) -> None:
-        """One more is waited for."""
+        """Add a node that is waited for."""
         self.configs[config.role] = config
 
     def lines(self, states: dict[Role, str], now: float) -> list[str]:
-        """What is shown when nodes have not joined for a while, once."""
+        """Return the lines to show once nodes have not joined for SAID_AFTER_S; only once."""
         missing = [role for role in self.configs if states.get(role) == NOT_JOINED]
         for role in missing:
             self.since.setdefault(role, now)
@@ -70,7 +71,7 @@ class Invitations:
         return self.of(missing)
 
     def of(self, roles: Iterable[Role]) -> list[str]:
-        """What to type for these."""
+        """Return the lines that say what to type to start nodes of these roles."""
         configs = [self.configs[role] for role in self.configs if role in tuple(roles)]
         if not configs:
             return []
@@ -85,7 +86,7 @@ class Invitations:
         return lines
 
     def command(self, config: NodeConfig) -> Sequence[str]:
-        """What starts such a node."""
+        """Return the words of the command that starts a node with this config."""
         words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
         if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
@@ -105,13 +106,13 @@ class Invitations:
         return words
 
     def endpoint_of(self, config: NodeConfig) -> str:
-        """Where it joins."""
+        """Return the address at which the node joins."""
         endpoint = config.outside or config.endpoint
         return re.sub(ANY_ADDRESS, rf"tcp://{self.host}\2", endpoint)
 
 
 def _quoted(word: str) -> str:
-    """For a shell, which may know another home."""
+    """Quote a word for a shell; a leading ~/ stays, because another host may have another home."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
@@ -120,36 +121,36 @@ def _quoted(word: str) -> str:
 ORDER = (Role.TARGET, Role.DRAFTER)
 REDRAW_S = 0.2
 REPORT_S = 15.0
-READY = "ready"  # what a node says when it has loaded
-WEIGHTS = ("*.safetensors", "*.bin")  # the second where there are none of the first
+READY = "ready"  # the state of a node that has loaded
+WEIGHTS = ("*.safetensors", "*.bin")  # the second only if there are none of the first
 MAX_CONFIG_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A folder or a name on the hub, as the nodes are told it."""
+    """A model's folder or its name on the hub, as the nodes get it."""
 
     name: str
     revision: str | None = None
 
     @property
     def short_name(self) -> str:
-        """For people."""
+        """The last part of the name, for people."""
         return Path(self.name).name
 
     def folder(self) -> Path | None:
-        """Where its files are on this machine; None: they are not. Nothing is fetched."""
+        """Return the model's folder on this machine; None if it is not here. Downloads nothing."""
         if is_folder(self.name):
             return path_of(self.name)
         try:
             found = try_to_load_from_cache(self.name, "config.json", revision=self.revision)
-        except ValueError:  # no name of a model
+        except ValueError:  # not a valid name of a model
             return None
         return Path(found).parent if isinstance(found, str) else None
 
 
 def models_of(pair: PairConfig) -> dict[Role, Model]:
-    """What the nodes of a pair load."""
+    """Return the models that the nodes of a pair load, by role."""
     return {
         Role.TARGET: Model(pair.target, pair.target_revision),
         Role.DRAFTER: Model(pair.drafter, pair.drafter_revision),
@@ -157,7 +158,7 @@ def models_of(pair: PairConfig) -> dict[Role, Model]:
 
 
 def size_of(model: Model) -> str:
-    """How large it is, in bytes and layers, as far as files on this machine say it."""
+    """Return the size of a model in words (bytes, layers), as far as files on this machine tell."""
     folder = model.folder()
     if folder is None:
         return ""
@@ -170,7 +171,7 @@ def size_of(model: Model) -> str:
         if config.stat().st_size <= MAX_CONFIG_BYTES:
             words += _layers(json.loads(config.read_bytes()))
     except (OSError, ValueError, RecursionError):
-        pass  # its node says what is wrong with it
+        pass  # the node reports what is wrong
     return ", ".join(words)
 
 
@@ -186,7 +187,7 @@ def _layers(config: object) -> list[str]:
 
 
 def shown_bytes(number: int) -> str:
-    """As a person says it: 999 kB, 1.8 MB, 29 MB, 16.1 GB."""
+    """Return a number of bytes for people: 999 kB, 1.8 MB, 29 MB, 16.1 GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if number >= size:
             value = number / size
@@ -196,13 +197,13 @@ def shown_bytes(number: int) -> str:
 
 @dataclass(slots=True)
 class Loading:
-    """What a node has said (pure).
+    """How far a node is with loading (pure).
 
     since     when its process was started: seconds of a monotonic clock
-    phase     what it is doing now, and since when
-    ready_at  None: it is not
-    told      it has been written that it is
-    size      of its model, once that is known
+    phase     what it is doing now; phase_since: since when
+    ready_at  when it became ready; None: it is not ready
+    told      a line has said that it is ready
+    size      the size of its model in words, once that is known
     """
 
     since: float
@@ -213,7 +214,7 @@ class Loading:
     size: str = ""
 
     def say(self, phase: str, now: float) -> None:
-        """It does this now."""
+        """Note what the node is doing now."""
         if phase != self.phase:
             self.phase, self.phase_since = phase, now
         if phase == READY and self.ready_at is None:
@@ -228,23 +229,23 @@ class Board:
     nodes: dict[Role, Loading] = field(default_factory=dict)
 
     def say(self, states: Mapping[Role, str], now: float) -> None:
-        """What the nodes that are there say they do."""
+        """Note the states of the nodes that are there; nodes not in `states` are removed."""
         for role, phase in states.items():
             self.nodes.setdefault(role, Loading(now)).say(phase, now)
         for role in self.nodes.keys() - states.keys():
-            del self.nodes[role]  # gone; why, whoever started it has said
+            del self.nodes[role]  # the node is gone; its launcher has reported why
 
     def all_ready(self, now: float) -> None:
-        """Whoever is there is ready, though it may not have said so."""
+        """Mark all nodes as ready, although some may not have reported it yet."""
         for node in self.nodes.values():
             node.say(READY, now)
 
     def roles(self) -> list[Role]:
-        """In their order."""
+        """Return the roles of the nodes, the target first."""
         return [role for role in ORDER if role in self.nodes]
 
     def line(self, role: Role, now: float) -> str:
-        """Of one node, at most 80 columns."""
+        """Return the line of one node, at most 80 columns."""
         node = self.nodes[role]
         if node.ready_at is not None:
             doing = f"ready after {node.ready_at - node.since:.1f} s"
@@ -256,7 +257,7 @@ class Board:
         return f"{start} {', '.join(word for word in about if word)}"[:79].rstrip()
 
     def news(self) -> list[Role]:
-        """Whose turn it is to be told as ready: in their order, each once."""
+        """Return the roles to report as ready now: each once, the target before the drafter."""
         found = []
         for role in self.roles():
             if self.nodes[role].ready_at is None:
@@ -309,13 +310,13 @@ class Progress:
             self._write(self._board.news(), now)
 
     def invite(self, keys: Path | None, config: NodeConfig) -> None:
-        """A node is waited for that somebody starts by hand, with these keys."""
+        """Wait for a node that a user starts by hand, with the keys in this folder."""
         if self._invitations is None:
             self._invitations = Invitations(socket.gethostname(), keys)
         self._invitations.invite(config)
 
     def say(self, states: dict[Role, str]) -> None:
-        """What each node does now; to be called often."""
+        """Show what each node does now; to be called often."""
         now, board = self._clock(), self._board
         if self._invitations is not None:
             self._print(self._invitations.lines(states, now))
@@ -337,7 +338,7 @@ class Progress:
             self._write([role for role in board.roles() if not board.nodes[role].told], now)
 
     def _measure(self) -> None:
-        """Look at the files of models: while they load, what has to be fetched is not there."""
+        """Look up the sizes of models again: files may have been downloaded while nodes load."""
         for role, node in self._board.nodes.items():
             if not node.size and role in self._board.models:
                 node.size = size_of(self._board.models[role])

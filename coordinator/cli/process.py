@@ -1,10 +1,10 @@
-"""What the command line's process does besides its work: signals, memory, standard streams.
+"""The command line's process: signals, lack of memory, standard streams.
 
-A signal ends the process with a line and the exit status that shells know (128 and its number):
-at once while the program is imported and when all is said, by KeyboardInterrupt in between, where
-nodes have to be ended first. This file is loaded before all others, so it imports nothing of them
-that imports more, and nothing that takes time. Pythons that are too old for the rest read it too
-(`installation.py`).
+A signal ends the process with a line and the exit status that shells know (128 plus its number).
+While the program is imported and after its work is done, it ends at once; in between a signal
+raises KeyboardInterrupt, because nodes have to be ended first. This file is loaded before all
+others, so it imports only modules that are small and quick to load. Pythons that are too old for
+the rest must be able to read it (`installation.py`).
 """
 
 import atexit
@@ -21,7 +21,7 @@ from proto import memory
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED = 1
-SIGNALLED = 128  # and the number of the signal: the exit status of what it has ended
+SIGNALLED = 128  # plus the number of the signal: the exit status of a process that it ended
 NO_MEMORY = (
     "error: there is too little memory for the coordinator, or no room for a thread; give it more, "
     "or raise its limits (`ulimit -v`, `ulimit -u`)\n"
@@ -29,13 +29,13 @@ NO_MEMORY = (
 
 
 def end_at_once_on_signals() -> None:
-    """From now on a signal ends the process at once, with its line.
+    """Let a signal end the process at once from now on, with a line on stderr.
 
-    One that is ignored, as under nohup, stays ignored.
+    A signal that is ignored, as under nohup, stays ignored.
     """
     for number in _heeded():
         signal.signal(number, _end_at_once)
-    # When nothing is left to be done, Python takes its handlers away before it ends.
+    # At its end Python removes signal handlers; then a late signal must do nothing.
     atexit.register(_ignore_signals)
 
 
@@ -44,7 +44,7 @@ def _heeded() -> "list[signal.Signals]":
 
 
 def _end_at_once(number: int, _frame: "FrameType | None") -> NoReturn:
-    # Not through sys.stderr: this may have interrupted whoever writes to it.
+    # Not through sys.stderr: the signal may have interrupted code that writes to it.
     _write_error(_line_of(number) + "\n")
     os._exit(SIGNALLED + number)
 
@@ -64,19 +64,19 @@ def _write_error(text: str) -> None:
 
 
 class Interruption:
-    """While it is entered, the first signal is a KeyboardInterrupt; the others are ignored."""
+    """In its `with` block the first signal raises KeyboardInterrupt; later ones are ignored."""
 
     def __init__(self) -> None:
-        self._number: int = signal.SIGINT  # where a library has raised KeyboardInterrupt
+        self._number: int = signal.SIGINT  # the default, where a library raised KeyboardInterrupt
 
     @property
     def line(self) -> str:
-        """What is to be said of the signal that has come."""
+        """The line for the user about the signal that has come."""
         return _line_of(self._number)
 
     @property
     def status(self) -> int:
-        """The exit status of a process that it ends."""
+        """The exit status of a process that the signal ends."""
         return SIGNALLED + self._number
 
     def __enter__(self) -> "Interruption":
@@ -96,15 +96,16 @@ class Interruption:
 
     def _interrupt(self, number: int, _frame: "FrameType | None") -> NoReturn:
         self._number = number
-        _ignore_signals()  # a second one would cut the cleaning up short
+        _ignore_signals()  # a second signal would interrupt the cleaning up
         raise KeyboardInterrupt(self.line)
 
 
 def prepare_streams() -> None:
-    """Make the standard streams ones that can be written to, whatever the text.
+    """Make the standard streams writable for any text.
 
-    A closed one is opened: a socket would get its number, and what is printed there. A sign that
-    an encoding lacks is replaced, unless the environment says what else becomes of it.
+    A closed stream is opened to /dev/null; otherwise a socket could get its number and receive
+    what is printed. A character that the encoding lacks is replaced, unless the environment sets
+    another error handler.
     """
     for number in range(3):
         try:
@@ -118,7 +119,7 @@ def prepare_streams() -> None:
 
 @contextlib.contextmanager
 def lack_of_memory_said() -> "Iterator[None]":
-    """End the process with a line where it has too little memory to begin or go on."""
+    """End the process with a line on stderr if an error means that there is too little memory."""
     try:
         yield
     except (MemoryError, ImportError, SyntaxError, OSError, RuntimeError, SystemError) as error:
@@ -131,13 +132,13 @@ def lack_of_memory_said() -> "Iterator[None]":
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what it came from, is for too little memory."""
+    """True if an error, or one of its causes, means that there is too little memory."""
     is_limited = memory.is_limited()
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or memory.is_lack_of_memory(str(seen)):
             return True
-        # Half of an import may have failed for it, and only what came of that is raised.
+        # An import may fail in the middle for lack of memory, and then only this error is raised.
         if is_limited and isinstance(seen, (ImportError, SyntaxError)):
             return not isinstance(seen, ModuleNotFoundError)
         seen = seen.__cause__ or seen.__context__

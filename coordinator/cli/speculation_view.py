@@ -1,4 +1,4 @@
-"""The text with its speculation in sight: which tokens were drafted, and what was rejected (pure).
+"""Shows a text with its speculation: which tokens were drafted, and what was rejected (pure).
 
                         in colour           in plain text (the marks of wdiff)
     accepted drafts                         text
@@ -10,9 +10,9 @@
     target's own        blue                {+text+}
     between passes      │ (not at the ends of lines)
 
-A rejected newline or tab shows as a sign, so that the layout stays that of the text itself. In
-plain text the marks end at every newline for the same reason, and the target's own tokens share
-theirs, whichever passes they are of: they close when something else comes, or with the text.
+A rejected newline or tab is shown as a sign, so that the layout stays that of the text itself. In
+plain text the marks end at every newline for the same reason. Neighbouring tokens of the target
+share one pair of marks, also across passes; it closes before another kind of text and at the end.
 """
 
 from collections import deque
@@ -40,9 +40,9 @@ PASS_SIGN = "│"
 
 
 class Kind(Enum):
-    """What became of a piece of text: its colour, and its marks without colour.
+    """What became of a piece of text: its colour, and the marks around it without colour.
 
-    An enumeration tells its members apart by their values; so do the colours of sources.
+    Members of an enumeration need different values; here the colours differ.
     """
 
     ACCEPTED = ("\x1b[32m", "", "")
@@ -59,8 +59,8 @@ class Kind(Enum):
         self.after = after
 
 
-BESIDES = (Kind.REJECTED, Kind.BOUNDARY)  # what is shown, but is no part of the text
-# Of accepted drafts, by source; those of a second drafter are a draft model's as well.
+BESIDES = (Kind.REJECTED, Kind.BOUNDARY)  # kinds that are shown but are no part of the text
+# The kind of accepted drafts, by source; a second drafter has the kind of the first.
 ACCEPTED = {
     MODEL: Kind.ACCEPTED,
     NGRAM: Kind.COPIED,
@@ -78,32 +78,32 @@ class Segment:
 
 
 class SpeculationView:
-    """Shows a text pass by pass.
+    """Shows a text pass by pass, with colours or marks for what became of the drafts.
 
-    What the text holds back (a beginning of a stop string, a part of a character) waits here too,
-    and so does what comes behind it.
+    Text that is held back (the beginning of a stop string, a part of a character) waits here too,
+    and so does all that comes after it.
     """
 
     def __init__(self, decoder: Decoder, *, in_colour: bool, on_terminal: bool = False) -> None:
         self._decoder = decoder
         self._on_terminal = on_terminal or in_colour  # else the text stays as it is
         self._pen: Pen = ColourPen() if in_colour else MarkPen()
-        self._last = Kind.OWN  # of the last token: whose text the decoder holds back
+        self._last = Kind.OWN  # the kind of the last token, which the decoder may hold back
         self._waiting: deque[Segment] = deque()
 
     def push(self, emit: Emit, text: str) -> str:
-        """What a pass shows, given what it adds to the text."""
+        """Return what to show for a pass; `text`: what the pass adds to the text."""
         self._waiting.append(Segment(Kind.BOUNDARY, PASS_SIGN))
         self._waiting.extend(self._segments(emit))
         return self._drawn(len(text))
 
     def finish(self, text: str) -> str:
-        """What the end shows, given what was held back and belongs to the text."""
+        """Return what to show at the end; `text`: the held-back text that belongs to the text."""
         self._waiting.append(Segment(self._last, self._decoder.finish()))
         return self._drawn(len(text)) + self.close()
 
     def close(self) -> str:
-        """What is still to be shown where the text breaks off."""
+        """Return the closing mark that is needed where the text breaks off."""
         return self._pen.close()
 
     def _drawn(self, room: int) -> str:
@@ -113,7 +113,7 @@ class SpeculationView:
         return "".join(map(self._pen.draw, segments))
 
     def _released(self, room: int) -> list[Segment]:
-        """The segments that wait, as far as the text has come: `room` characters more."""
+        """Take the waiting segments that the next `room` characters of the text cover."""
         released = []
         while self._waiting:
             segment = self._waiting.popleft()
@@ -142,7 +142,7 @@ class SpeculationView:
         ]
 
     def _accepted(self, emit: Emit) -> list[Segment]:
-        """The accepted drafts, a segment for those of one source in a row."""
+        """Return the accepted drafts as segments, one for each run of tokens of one source."""
         names = source_names(emit.sources, emit.num_accepted)
         pieces = self._decoder.pieces(emit.tokens[: emit.num_accepted])
         kinds = [ACCEPTED.get(name, Kind.ACCEPTED) for name in names]
@@ -151,24 +151,24 @@ class SpeculationView:
 
 
 class Pen(Protocol):
-    """Draws segments, one after another."""
+    """Draws segments one after another, in colour or with marks."""
 
     def draw(self, segment: Segment) -> str:
-        """A segment that is not empty."""
+        """Return a segment as it is shown; its text is not empty."""
 
     def close(self) -> str:
-        """The end of the text."""
+        """Return what is shown at the end of the text."""
 
 
 @dataclass(slots=True)
 class ColourPen:
-    """For a terminal. Colours end before a newline, lest a terminal fill the line."""
+    """Draws in colour for a terminal. A colour ends before a newline, or it might fill the line."""
 
-    _pending: str = ""  # a boundary, until something follows it
+    _pending: str = ""  # the sign between passes, until text follows in the same line
     _is_in_line: bool = False
 
     def draw(self, segment: Segment) -> str:
-        """The segment, with the boundary before it if a pass begins with it within a line."""
+        """Return the segment in colour, after the pass sign if one is due in this line."""
         drawn = coloured(segment)
         if segment.kind is Kind.BOUNDARY:
             self._pending = drawn if self._is_in_line else ""
@@ -180,33 +180,33 @@ class ColourPen:
         return drawn
 
     def close(self) -> str:
-        """Every colour has ended."""
+        """Return "": every colour has ended already."""
         return ""
 
 
 @dataclass(slots=True)
 class MarkPen:
-    """For a file: marks around every line, a sign for a newline that is marked."""
+    """Draws with marks for a file: marks end at each line, and a marked newline gets a sign."""
 
-    _open: Kind = field(default=Kind.ACCEPTED)  # whose mark is open; it has none
+    _open: Kind = field(default=Kind.ACCEPTED)  # the kind whose mark is open; ACCEPTED has none
 
     def draw(self, segment: Segment) -> str:
-        """The segment without the marks that it shares with its neighbours."""
+        """Return the segment with marks, except those that it shares with its neighbours."""
         if segment.kind is Kind.BOUNDARY:
             return ""
         *lines, last = segment.text.split("\n")
         sign = NEWLINE_SIGN if segment.kind.before else ""
         drawn = "".join(f"{self._turn(segment.kind)}{line}{sign}{self.close()}\n" for line in lines)
         drawn += self._turn(segment.kind) + last if last else ""
-        # Drafts of two passes that were rejected at one place are not one draft.
+        # Close here: drafts of two passes that were rejected at one place are not one draft.
         return drawn + (self.close() if segment.kind is Kind.REJECTED else "")
 
     def close(self) -> str:
-        """The end of what is open."""
+        """Return the closing mark of what is open."""
         return self._turn(Kind.ACCEPTED)
 
     def _turn(self, kind: Kind) -> str:
-        """What stands between the last piece of text and one of this kind."""
+        """Return the marks between the last piece of text and one of this kind."""
         if kind is self._open or not (kind.before or self._open.before):
             return ""
         closing, self._open = self._open.after, kind
@@ -214,14 +214,14 @@ class MarkPen:
 
 
 def coloured(segment: Segment) -> str:
-    """A segment for a terminal."""
+    """Return a segment in its colour, for a terminal."""
     return "\n".join(
         f"{segment.kind.colour}{line}{RESET}" if line else "" for line in segment.text.split("\n")
     )
 
 
 def visible(text: str) -> str:
-    """A text on one line: signs for newlines, tabs and other control characters."""
+    """Return a text on one line, with signs for newlines, tabs and other control characters."""
     signs = {"\n": NEWLINE_SIGN, "\t": TAB_SIGN}
     return "".join(
         signs.get(sign, sign if sign.isprintable() else "\N{MIDDLE DOT}") for sign in text
@@ -229,9 +229,9 @@ def visible(text: str) -> str:
 
 
 def legend(*, in_colour: bool, drafter_only: bool = False) -> str:
-    """One line of at most 80 columns that explains the colours or marks.
+    """Return one line of at most 80 columns that explains the colours or marks.
 
-    drafter_only  of accepted drafts only the drafter's are explained: there are no others
+    drafter_only  explain only the drafter's colour for accepted drafts: no other source drafts
     """
     if not in_colour:
         words = {Kind.ACCEPTED: "accepted draft", Kind.REJECTED: "rejected draft"}

@@ -1,4 +1,4 @@
-"""`python -m coordinator status`: how the coordinators of this user on this machine are."""
+"""`python -m coordinator status`: shows the state of this user's coordinators on this machine."""
 
 import json
 import os
@@ -25,10 +25,10 @@ from proto.errors import NodeError
 
 # -- asking ----------------------------------------------------------------------------------------
 
-# Finds the coordinators of this user on this machine, and asks each how it is.
+# Finds the coordinators of this user on this machine, and asks each for its state.
 #
-# Every wait has a limit. What comes from a socket is read up to a limit, and is only believed as
-# far as it has the form that it should have.
+# Every wait has a limit. An answer is read up to a limit of bytes, and used only as far as it has
+# the expected form.
 
 LIMIT_S = 5.0  # longer than a coordinator takes to say that its loop hangs
 AGAIN_S = 0.1
@@ -37,10 +37,10 @@ MAX_COORDINATORS = 64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A coordinator.
+    """A coordinator that was found, with its answer or what is wrong.
 
-    answer   what it has said; empty: nothing that can be understood
-    trouble  why not; empty: all is well
+    answer   its state as JSON; empty: it gave none that can be read
+    trouble  what is wrong, for people; empty: all is well
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Found:
 
 
 def folders() -> list[Path]:
-    """The runtime folders of all coordinators that run, in a fixed order."""
+    """Return the runtime folders of all coordinators that run, in a fixed order."""
     try:
         here = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
     except OSError:
@@ -60,7 +60,7 @@ def folders() -> list[Path]:
 
 
 def ask(folder: Path, limit_s: float = LIMIT_S) -> Found | None:
-    """What the coordinator of this folder says; None: it has just ended."""
+    """Ask the coordinator of this folder for its state; None: it has just ended."""
     deadline = time.monotonic() + limit_s
     pid = 0
     while True:
@@ -69,7 +69,7 @@ def ask(folder: Path, limit_s: float = LIMIT_S) -> Found | None:
         except TimeoutError:
             return Found(folder, pid or _listener(folder), trouble=_hung(limit_s))
         except BlockingIOError:
-            read = b""  # so many ask that one more cannot even wait
+            read = b""  # the socket's queue is full
         except OSError as error:
             if not has_owner(folder):
                 return None
@@ -78,7 +78,7 @@ def ask(folder: Path, limit_s: float = LIMIT_S) -> Found | None:
             read = b""
         if read:
             return _understood(folder, pid, read)
-        if time.monotonic() > deadline:  # it had no place for one more question
+        if time.monotonic() > deadline:  # the coordinator took no more requests
             return Found(folder, pid, trouble=_hung(limit_s))
         time.sleep(AGAIN_S)
 
@@ -88,7 +88,7 @@ def _hung(limit_s: float) -> str:
 
 
 def _exchange(folder: Path, deadline: float) -> tuple[int, bytes]:
-    """Process id and answer. Raises OSError, TimeoutError."""
+    """Send the request; return (process id, answer). Raises OSError, TimeoutError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_left(deadline))
         connection.connect(os.fspath(folder / NAME))
@@ -112,7 +112,7 @@ def _left(deadline: float) -> float:
 
 
 def _listener(folder: Path) -> int:
-    """The process that listens there, whether or not it answers; 0: not known."""
+    """Return the process id of the coordinator that listens there, even if it hangs; else 0."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SERVED_IN_S)
@@ -141,10 +141,10 @@ def _understood(folder: Path, pid: int, read: bytes) -> Found:
 
 # -- screen ----------------------------------------------------------------------------------------
 
-# What `status` shows of a coordinator, in lines of at most 80 columns but for paths.
+# The lines that `status` shows of a coordinator, at most 80 columns except for paths.
 
 WIDTH = 80
-MAX_TEXTS = 8  # that are shown; --json has more
+MAX_TEXTS = 8  # texts that are shown; --json has more
 
 NODE_COLUMNS = ("NODE", "STATE", "MODEL", "TYPE", "DEVICE", "TEXTS", "ROUND TRIP")
 
@@ -152,7 +152,7 @@ Answer = Mapping[str, Any]
 
 
 def lines_of(answer: Answer, log: Sequence[str], now: float) -> list[str]:
-    """A coordinator that has answered. `log`: the end of its log; `now`: seconds since 1970."""
+    """Return the lines for a coordinator's answer. `log`: end of its log; `now`: s since 1970."""
     return [
         *heading(answer, now),
         "",
@@ -167,7 +167,7 @@ def lines_of(answer: Answer, log: Sequence[str], now: float) -> list[str]:
 
 
 def heading(answer: Answer, now: float) -> list[str]:
-    """Which coordinator it is."""
+    """Return the lines that say which coordinator it is."""
     up = _duration(max(0.0, now - answer["started"]))
     lines = [f"coordinator {answer['pid']} on {answer['host']}, for {up}"]
     where = f", listens at {answer['listens']}" if answer["listens"] else ""
@@ -199,7 +199,7 @@ def _row(node: Answer) -> tuple[str, ...]:
 
 
 def _about(node: Answer) -> list[str]:
-    """What there is to say of a node beyond its row."""
+    """Return the lines on a node that follow its row in the table."""
     words = []
     if node["health"] == "starting":
         words.append(node["doing"])
@@ -253,7 +253,7 @@ def _since_the_start(answer: Answer) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be."""
+    """Return rows as lines, with columns as wide as needed."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         _cut("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -262,7 +262,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    """Two units at most: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Return a duration in two units at most: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -274,7 +274,7 @@ def _duration(seconds: float) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line below another, as long as it is."""
+    """Return a line as indented lines of at most WIDTH columns."""
     return wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
@@ -302,7 +302,7 @@ def status(pid: Pid = None, as_json: Json = False) -> None:
     Exits with 1 where none runs, or one does not answer.
     """
     asked = folders()[:MAX_COORDINATORS]
-    # At the same time: each that hangs would take seconds.
+    # All at the same time, because each one that hangs takes seconds.
     with ThreadPoolExecutor(max_workers=max(1, len(asked))) as pool:
         found = [one for one in pool.map(ask, asked) if one is not None]
     if pid is not None:
@@ -343,7 +343,7 @@ def _lines(found: Sequence[Found]) -> list[str]:
 
 
 def _encodable(line: str) -> str:
-    """The line as standard output can show it."""
+    """Return the line with characters that standard output cannot encode replaced."""
     encoding = sys.stdout.encoding or "utf-8"
     return line.encode(encoding, errors="replace").decode(encoding)
 

@@ -1,7 +1,7 @@
-"""What becomes of the texts: shown to a person as they come, or printed as JSON when complete.
+"""Writes the texts: shown to a person as they come, or printed as JSON when complete.
 
-Standard output carries the texts or the objects and nothing else. What stands around them (the
-prompt's number, the figures) goes to standard error.
+Standard output gets only the texts or the JSON objects. Everything around them (the prompt's
+number, the figures) goes to standard error.
 """
 
 import dataclasses
@@ -30,24 +30,24 @@ from proto.system import cannot_write
 
 # -- display ---------------------------------------------------------------------------------------
 
-# What a person sees behind the text, on stderr: its figures. docs/screens.md has every word.
+# The figures that a person sees after the text, on stderr. docs/screens.md explains every word.
 
 WIDTH = 80
 
 
 def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:
-    """The figures of one text, in lines of at most 80 columns.
+    """Return the figures of one text, in lines of at most 80 columns.
 
-    Two lines, a third for a long seed or if the drafter was lost, and what says that hardware is
-    simulated. `verbose`: all the others too.
+    Two lines; a third one for a long seed or a lost drafter; and a note if hardware is simulated.
+    `verbose` adds all other figures.
     """
     m = metrics
-    # Whoever drafted nothing is not faster or slower than plain decoding: he is it.
+    # Without drafts the text was decoded plainly, so there is no speed-up to show.
     worth = [f"{m.speedup:.1f} x plain"] if m.speedup and m.num_draft_tokens else []
     words = [_tokens(m.num_tokens), *_speed(m), *worth, *_accepted(m)]
     lost = m.drafter_lost_at
     more = [] if lost is None else [f"the drafter was lost after {_tokens(lost)}"]
-    # A seed that was drawn is long.
+    # A random seed is long.
     is_long = len(", ".join([*words, *_seed(seed)])) > WIDTH
     (more if is_long else words).extend(_seed(seed))
     lines = [", ".join(words), ", ".join((_reading(m), *_writing(m)))]
@@ -61,12 +61,12 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = 
 
 
 def rounded(number: float) -> str:
-    """Three digits, or all of a larger number."""
+    """Return a number with three digits, or all digits before the point of a larger one."""
     return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 
 def shown_time(seconds: float) -> str:
-    """A duration: 31 ms, 1.24 s."""
+    """Return a duration for people: 31 ms, 1.24 s."""
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{rounded(seconds)} s"
 
 
@@ -75,7 +75,7 @@ def _tokens(number: int) -> str:
 
 
 def _speed(m: Metrics) -> list[str]:
-    """None where all tokens came at once."""
+    """Return the speed in words; [] where all tokens came at once."""
     return [f"{rounded(m.writing_tokens_per_second)} tokens/s"] if m.writing_s > 0 else []
 
 
@@ -100,7 +100,7 @@ def _writing(m: Metrics) -> list[str]:
 
 
 def _details(m: Metrics, policy: str) -> list[str]:
-    """What only --verbose shows."""
+    """Return the figures that only --verbose shows."""
     lines = [
         f"in all {m.tokens_per_second:.1f} tokens/s in {m.elapsed_s:.2f} s, policy {policy}",
         f"target busy {m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
@@ -117,7 +117,7 @@ def _details(m: Metrics, policy: str) -> list[str]:
 
 
 def engines(nodes: Iterable[Node]) -> str:
-    """What ran the models, in one line."""
+    """Return what ran the models (backend, dtype, device), in one line."""
     return "; ".join(
         f"{hello.role}: {hello.backend}, {hello.dtype}, {hello.device}"
         + (f", {hello.heads} heads" if hello.heads else "")
@@ -127,7 +127,7 @@ def engines(nodes: Iterable[Node]) -> str:
 
 
 def _by_source(accepted: Mapping[str, int], hits: Mapping[str, int]) -> list[str]:
-    """Whose drafts were accepted, in lines of at most 80 columns; none if all are the model's."""
+    """Return whose drafts were accepted, in lines of 80 columns; [] if all were the drafter's."""
     if not set(accepted) - {MODEL}:
         return []
     words = [
@@ -139,7 +139,7 @@ def _by_source(accepted: Mapping[str, int], hits: Mapping[str, int]) -> list[str
 
 
 def _what_failed(m: Metrics) -> list[str]:
-    """How often drafts were of use, and why they were not."""
+    """Return how often drafts were of use, and why they were not, in words."""
     misses = ", ".join(f"{number} {why}" for why, number in m.misses.items() if number)
     words = [f"hit rate {m.hit_rate:.0%}" + (f", misses: {misses}" if misses else "")]
     if fallbacks := ", ".join(f"{number} {cause}" for cause, number in m.fallbacks.items()):
@@ -150,7 +150,7 @@ def _what_failed(m: Metrics) -> list[str]:
 
 
 def simulation(simulated: Simulated) -> str:
-    """That figures are not of this machine, in lines of at most 80 columns."""
+    """Return a note that figures are of simulated hardware, in lines of at most 80 columns."""
     words = f"SIMULATED: {simulated.words}"
     if simulated.verdict:
         words += f"; {simulated.verdict}"
@@ -158,7 +158,7 @@ def simulation(simulated: Simulated) -> str:
 
 
 def heading(index: int, total: int, prompt: str | None) -> str:
-    """A line of 80 columns above the text of one prompt of several."""
+    """Return the line of 80 columns above the text of one of several prompts."""
     shown = "" if prompt is None else harmless(" ".join(prompt.split()))
     line = f"── {index + 1} of {total} ── {shown}"
     line = line if len(line) < WIDTH - 3 else line[: WIDTH - 4] + "…"
@@ -166,15 +166,16 @@ def heading(index: int, total: int, prompt: str | None) -> str:
 
 
 def figures_in_short(metrics: Metrics) -> str:
-    """The figures of one text of several, in a line."""
+    """Return the figures of one of several texts, in one line."""
     return ", ".join((_tokens(metrics.num_tokens), *_speed(metrics), *_accepted(metrics)))
 
 
 def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = False) -> str:
-    """The figures of several texts of one call together, from its start."""
+    """Return the figures of all texts of one call together, from its start."""
     num_tokens = sum(m.num_tokens for m in done)
     num_passes = sum(m.num_target_passes for m in done)
-    # Several are written at once. All were queued at the same time.
+    # Texts run at the same time, and all were queued at once, so this is the time from first to
+    # last.
     elapsed_s = max(m.queued_s + m.elapsed_s for m in done) - min(m.queued_s for m in done)
     accepted, drafted = (
         sum(m.num_accepted_tokens for m in done),
@@ -195,7 +196,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = Fals
             accepted_by.update(one.accepted_by_source)
             hits_by.update(one.hits_by_source)
         line += "".join(f"\n{more}" for more in _by_source(accepted_by, hits_by))
-    # Counted from the start of the call, so the last one to end has all of them.
+    # Overruns are counted from the start of the call, so the last text to end has all of them.
     simulated = [m.simulated for m in done if m.simulated is not None]
     if simulated:
         line += "\n" + simulation(max(simulated, key=lambda one: one.num_forwards))
@@ -207,7 +208,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prompt among all: `index` of `total`; `decoder` makes one for an answer to its ids."""
+    """Which prompt of how many this is; `decoder` makes a decoder from the prompt's token ids."""
 
     index: int
     total: int
@@ -219,29 +220,29 @@ class Place:
 
 
 class Writer(Protocol):
-    """Told of every text: begin, add..., then end or failed; close after the last."""
+    """Gets every text: begin, add..., then end, failed or break_off; close after the last."""
 
     def begin(self, place: Place) -> None:
         """The text of this prompt comes next."""
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
-        """A pass, and what it adds to the text; None for what was held back until the end."""
+        """Write what a pass adds to the text; `emit` is None at the end of the text."""
 
     def break_off(self) -> None:
-        """No more of this text will come; what ended it is said next."""
+        """No more of this text will come; the error that ended it is reported next."""
 
     def end(self, whole: RequestOutput) -> None:
-        """All of it."""
+        """All texts of the prompt are complete."""
 
     def failed(self, place: Place, reason: str) -> None:
-        """There will be no text for this prompt."""
+        """The prompt was refused for this reason: there will be no text."""
 
     def close(self) -> None:
-        """That was all."""
+        """There are no more prompts."""
 
 
 class JsonWriter:
-    """One object per prompt, one per line."""
+    """Prints one JSON object per prompt, on one line."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
@@ -252,13 +253,13 @@ class JsonWriter:
         self._index = place.index
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
-        """Nothing yet."""
+        """Do nothing: the object is printed at the end."""
 
     def break_off(self) -> None:
-        """Half an object is never printed."""
+        """Do nothing: half an object is never printed."""
 
     def end(self, whole: RequestOutput) -> None:
-        """Print the object: with one text all in it, with several a list of them."""
+        """Print the object: with the one text in it, or with a list of several."""
         texts = [_as_record(made) for made in whole.outputs]
         record: dict[str, object] = {"index": self._index, "prompt": whole.prompt}
         record |= texts[0] if len(texts) == 1 else {"outputs": texts}
@@ -268,12 +269,12 @@ class JsonWriter:
         self._print(record)
 
     def failed(self, place: Place, reason: str) -> None:
-        """An object that says so, so that lines and prompts correspond."""
+        """Print an object with the error, so that lines and prompts correspond."""
         self._print({"index": place.index, "prompt": place.prompt, "error": reason})
         typer.echo(f"error: {place}: {reason}", err=True)
 
     def close(self) -> None:
-        """Every line has been written."""
+        """Do nothing: every line has been written."""
 
     def _print(self, record: dict[str, object]) -> None:
         write_out(json.dumps(record) + "\n")
@@ -301,7 +302,7 @@ def _named(row: TokenLogprobs) -> dict[str, object]:
 
 
 class TextWriter:
-    """The text as it comes, with or without its speculation, then its figures."""
+    """Shows the text as it comes, with or without its speculation, then its figures."""
 
     def __init__(
         self,
@@ -318,12 +319,12 @@ class TextWriter:
         self._view: SpeculationView | None = None
         self._place: Place | None = None
         self._text_index = 0  # which of several texts of the prompt
-        self._is_only = True  # one text: all of its figures; several: a line each
-        self._ends_line = True  # what was written last ended with a newline
+        self._is_only = True  # one text gets all of its figures; several get a line each
+        self._ends_line = True  # the last character written was a newline
         self._done: list[Metrics] = []
 
     def begin(self, place: Place) -> None:
-        """Say which prompt it is, if there are several, and what the colours mean."""
+        """Show which of several prompts it is, and what the colours mean."""
         self._is_only = place.total == self._request.n == 1
         self._place = place
         in_colour = wants_colour(sys.stdout)
@@ -334,7 +335,7 @@ class TextWriter:
         self._begin_text(0)
 
     def _begin_text(self, index: int) -> None:
-        """The next of several texts of a prompt, or the only one."""
+        """Begin the next text of a prompt; if there are several, show its number."""
         self._text_index = index
         self._view = None
         if self._request.n > 1:
@@ -357,14 +358,14 @@ class TextWriter:
         return view_of(self._place.decoder(prompt))
 
     def break_off(self) -> None:
-        """End what is marked, and on a terminal the line."""
+        """Close open marks, and on a terminal end the line."""
         if self._view is not None:
             self._write(self._view.close())
         if not self._ends_line and sys.stdout.isatty():
             self._write("\n")
 
     def end(self, whole: RequestOutput) -> None:
-        """Show the figures."""
+        """End the text's line and show its figures."""
         if not self._ends_line or not whole.outputs[-1].text:
             self._write("\n")
         found = [made.metrics for made in whole.outputs if made.metrics is not None]
@@ -380,11 +381,11 @@ class TextWriter:
                 typer.echo(f"seed {whole.seed}", err=True)
 
     def failed(self, place: Place, reason: str) -> None:
-        """Say why."""
+        """Show why the prompt was refused."""
         typer.echo(f"error: {place}: {reason}", err=True)
 
     def close(self) -> None:
-        """The figures of all texts, if there were several."""
+        """Show the figures of all texts, if there were several."""
         if not self._is_only and self._done:
             figures = figures_of_all(self._done, policy=self._policy, verbose=self._verbose)
             typer.echo("\n" + figures, err=True)
@@ -400,19 +401,19 @@ class TextWriter:
 
 
 def for_reader(text: str) -> str:
-    """A text as it is written to standard output: as it is, or without what steers a terminal."""
+    """Return a text for standard output; on a terminal without control characters."""
     return harmless(text) if sys.stdout.isatty() else text
 
 
 def view_of(decoder: Decoder) -> SpeculationView:
-    """A view for standard output."""
+    """Return a speculation view for standard output."""
     return SpeculationView(
         decoder, in_colour=wants_colour(sys.stdout), on_terminal=sys.stdout.isatty()
     )
 
 
 def write_out(text: str) -> None:
-    """Write to standard output at once. Raises BrokenPipeError, OutputError."""
+    """Write to standard output and flush. Raises BrokenPipeError, OutputError."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -423,5 +424,5 @@ def write_out(text: str) -> None:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether to write colours there: to a terminal, unless NO_COLOR is set."""
+    """True if the stream is a terminal that shows colours and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,1 +1,1 @@
-"""The nodes and the texts, and the thread through which their messages go."""
+"""Keeps track of the nodes, passes messages between them, and runs the queue of texts."""

@@ -1,15 +1,15 @@
-"""A link that is slow, narrow, unsteady or loses messages: what becomes of each message (pure).
+"""Simulates a slow, narrow, unsteady or lossy link: when each message arrives, if it does (pure).
 
 Theory of operation
 -------------------
-A link has two directions. A message leaves when those before it have left, in the time that its
-bytes take at the bandwidth, and arrives after the delay, give or take the jitter, unless it is
-lost on the way. Messages arrive in the order in which they were sent, as over TCP: one that would
-overtake another arrives with it. With `reorder` it does overtake.
+A link has two directions. A message starts when those before it have left; its bytes take the time
+that the bandwidth gives. It arrives after the delay, plus or minus the jitter, unless it is lost.
+Messages arrive in the order in which they were sent, as over TCP: a message that would overtake
+another arrives at the same time. With `reorder` it does overtake.
 
 A user writes drafter:delay=5ms,jitter=1ms,loss=1%,bandwidth=100Mbit for both directions,
-to-drafter:... or from-drafter:... for one, as seen from the coordinator. Chance comes in as a
-function, so that the same seed loses the same messages.
+to-drafter:... or from-drafter:... for one, as seen from the coordinator. Random numbers come from a
+function that is passed in, so that the same seed loses the same messages.
 """
 
 import re
@@ -22,8 +22,8 @@ from typing import Generic, NamedTuple, TypeVar
 from proto.errors import ConfigurationError, shown
 from proto.messages import Role
 
-MAX_IN_FLIGHT = 4096  # messages in one direction; what does not fit is refused
-MAX_DELAY_S, MAX_LOSS = 1.0, 0.5  # beyond these a node counts as silent, or nothing gets through
+MAX_IN_FLIGHT = 4096  # messages in one direction; further ones are refused
+MAX_DELAY_S, MAX_LOSS = 1.0, 0.5  # with more, nodes count as silent or no message gets through
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MIN_BITS_PER_S = 64e3  # with less, heartbeats alone fill it
 BITS = {"k": 1e3, "M": 1e6, "G": 1e9}
@@ -38,12 +38,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How one direction of a link behaves.
+    """The properties of one direction of a link.
 
-    jitter_s     at most the delay
-    loss         the chance that a message is lost, 0 to 1
+    delay_s      seconds on the way
+    jitter_s     largest deviation from the delay; at most the delay
+    loss         the probability that a message is lost, 0 to 1
     reorder      messages may overtake each other
-    bytes_per_s  its bandwidth
+    bytes_per_s  the bandwidth
     """
 
     delay_s: float = 0.0
@@ -54,34 +55,34 @@ class Link:
 
 
 class Links(NamedTuple):
-    """Both directions of the link to a node."""
+    """Both directions of the link between the coordinator and a node."""
 
     to_node: Link = Link()
     from_node: Link = Link()
 
     @property
     def hop_s(self) -> float:
-        """The delay of one direction, in the mean of both."""
+        """The mean delay of the two directions, in seconds."""
         return (self.to_node.delay_s + self.from_node.delay_s) / 2
 
 
 class Direction(Generic[Item]):
-    """The messages on their way in one direction.
+    """The messages that are on their way in one direction of a link.
 
-    draw  a number from 0 up to 1, each time another; two are drawn for each message
+    draw  returns a random number in [0, 1); called twice for each message
     """
 
     def __init__(self, link: Link, draw: Callable[[], float]) -> None:
         self._link = link
         self._draw = draw
         self._num_put = 0
-        self.newest_s = inf  # when the one arrives that was put in last; infinity: none was
-        self._last_s = -inf  # when the last one that was put in arrives; unused with `reorder`
-        self._free_s = -inf  # when the last one has left
+        self.newest_s = inf  # arrival time of the message put in last; infinity: none was put in
+        self._last_s = -inf  # latest arrival time of all messages; unused with `reorder`
+        self._free_s = -inf  # when the last message has left
         self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
 
     def put(self, item: Item, now: float, *, may_be_lost: bool, num_bytes: int = 0) -> bool:
-        """Send a message; False if too many are on their way. One that is lost counts as sent."""
+        """Send a message; False if too many are on their way. Lost ones count as sent."""
         if len(self._flying) >= MAX_IN_FLIGHT:
             return False
         self._free_s = max(now, self._free_s) + num_bytes / self._link.bytes_per_s
@@ -99,7 +100,7 @@ class Direction(Generic[Item]):
         return len(self._flying)
 
     def take(self, now: float) -> list[Item]:
-        """The messages that have arrived, in the order of their arrival."""
+        """Return the messages that have arrived, in the order of their arrival."""
         arrived = []
         while self._flying and self._flying[0][0] <= now:
             arrived.append(heappop(self._flying)[2])
@@ -107,12 +108,12 @@ class Direction(Generic[Item]):
 
     @property
     def next_s(self) -> float:
-        """When the next one arrives; infinity: none is on its way."""
+        """When the next message arrives; infinity if none is on its way."""
         return self._flying[0][0] if self._flying else inf
 
 
 def parse_links(texts: Iterable[str]) -> dict[Role, Links]:
-    """The links by the node that they lead to. Raises ConfigurationError."""
+    """Return the links by the role of the node at their end. Raises ConfigurationError."""
     links: dict[Role, Links] = {}
     given: set[tuple[Role, str]] = set()
     for text in texts:

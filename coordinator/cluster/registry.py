@@ -1,24 +1,23 @@
-"""Which nodes there are and whether they fit together (pure).
+"""Knows which nodes there are, and checks whether they fit together (pure).
 
 Theory of operation
 -------------------
 A node is *expected* from the moment its process is started, *ready* once its Hello was accepted,
-*silent* while nothing is heard from it for too long (it may come back), and *gone* when its process
-has ended or has failed: nothing that it sends counts any more. A node whose Hello does not fit is
-refused with a reason that says how it differs.
+*silent* if no message has come from it for too long (it may come back), and *gone* when its process
+has ended or has failed: what it sends is then ignored. A node whose Hello does not fit is refused
+with a reason that says how it differs.
 
-An id names one process. A process that takes the place of another has an id of its own; what is
-known of those that are gone is kept until then.
+An id names one process. A process that replaces another one has a new id; what is known of a node
+that is gone is kept until then.
 
-Nodes that somebody starts by hand are another matter: nobody knows when they come, or how many. An
-id is there the name of a *place*, `target-1`, `drafter-1`, `drafter-2` ..., and one process after
-another may take it, each with a Hello of its own. A drafter's place that nobody has taken when the
-target has been there for JOIN_LIMIT_S is not waited for. Where two nodes do not fit, the drafter
-is the one that is refused, whichever came first. So drafters are held to the target alone, and all
-are welcome while none is there: when it comes, those that do not fit are told to go (`misfits`). Of
-heads that fit the target, but read features of different layers, the first one stays. A target may
-take the place of another one in the middle of a text only if it is the same model with the same
-settings.
+Nodes that users start by hand differ: nobody knows when they come, or how many. There an id is the
+name of a *place*, `target-1`, `drafter-1`, `drafter-2` ..., and one process after another may take
+it, each with its own Hello. A drafter's place that is still free when the target has been there for
+JOIN_LIMIT_S is not waited for any longer. Where two nodes do not fit together, the drafter is
+refused, whichever came first. So drafters are compared with the target only, and all are accepted
+while there is no target: when it comes, drafters that do not fit are sent away (`misfits`). Of
+heads that fit the target but read hidden states of different layers, the first one stays. A target
+may replace another one in the middle of a text only if it is the same model with the same settings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,18 +43,18 @@ from proto.messages import (
 
 # -- fitting ---------------------------------------------------------------------------------------
 
-# Whether the models of two nodes fit together, by how these introduce themselves.
+# Checks whether the models of two nodes fit together, by their Hello messages.
 #
-# Each function returns None, or a line that says how they differ and what to do.
+# Each function returns None if they do, else a line that says how they differ and what to do.
 
 
 def difference(hello: Hello, other: Hello) -> str | None:
-    """Why these two cannot work on one text. Of two heads: `layers_difference` as well."""
+    """Return why two nodes cannot work on one text, or None (see `layers_difference` too)."""
     return _tokenizer_difference(hello, other) or _feature_difference(hello, other)
 
 
 def layers_difference(name: str, hello: Hello, other_name: str, other: Hello) -> str | None:
-    """Why two drafters cannot work beside each other, if both are heads."""
+    """Return why two heads cannot draft for one target (they read different layers), or None."""
     if not hello.layers or not other.layers or hello.layers == other.layers:
         return None
     return (
@@ -65,7 +64,7 @@ def layers_difference(name: str, hello: Hello, other_name: str, other: Hello) ->
 
 
 def release_difference(version: int, role: Role) -> str | None:
-    """Why a node that speaks this version of the protocol cannot be understood."""
+    """Return why a node with this protocol version is refused, or None."""
     if version == PROTOCOL_VERSION:
         return None
     return (
@@ -75,9 +74,10 @@ def release_difference(version: int, role: Role) -> str | None:
 
 
 def replacement_difference(hello: Hello, before: Hello) -> str | None:
-    """Why a target cannot go on with the texts of the one that was there before.
+    """Return why a new target cannot continue the texts of the one before it, or None.
 
-    Half of a text would be of another model. A path is no part of it: each host has its own.
+    Otherwise parts of one text would come from two models. The path of the model may differ,
+    because each host has its own.
     """
     names = {
         "fingerprint": "tokenizer",
@@ -103,7 +103,7 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
 
 
 def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
-    """How two models' tokenizers differ, or None. A padded tail of the logits may differ."""
+    """Return how two models' tokenizers differ, or None. The padding of the logits may differ."""
     mine, theirs = hello.fingerprint, other.fingerprint
     fix = "choose a drafter with the target's tokenizer"
     if bool(mine.digest) != bool(theirs.digest):
@@ -125,7 +125,7 @@ def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
 
 
 def _feature_difference(hello: Hello, other: Hello) -> str | None:
-    """Why a drafter that is a head cannot read this target's features, or None."""
+    """Return why a drafter that is a head cannot read this target's hidden states, or None."""
     if hello.role is other.role:
         return None
     head, target = (other, hello) if hello.role is Role.TARGET else (hello, other)
@@ -152,14 +152,14 @@ def _listed(layers: tuple[int, ...]) -> str:
 # -- registry --------------------------------------------------------------------------------------
 
 OWN_PAUSE_S = 1.0
-# A node by hand that is there already asks at least every three seconds.
+# A node started by hand that is already running tries to join at least every three seconds.
 JOIN_LIMIT_S = 5.0
 MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
-NOT_JOINED = "has not joined"  # the state of a place that nobody has taken yet
+NOT_JOINED = "has not joined"  # the state of a place that is still free
 
 
 class Health(Enum):
-    """What is known of a node."""
+    """Whether a node is expected, ready, silent or gone (see the top of this file)."""
 
     EXPECTED = auto()
     READY = auto()
@@ -169,27 +169,28 @@ class Health(Enum):
 
 @dataclass(slots=True)
 class Node:
-    """One node process.
+    """What is known of one node process.
 
-    hello     its introduction; None until it was accepted
-    source    its number in drafts and acks; -1 until it was accepted
-    state     what it says it is doing, for people
-    progress  forwards that it has finished
+    detector  measures for how long no message has come from it
+    hello     its Hello message; None until it was accepted
+    source    its source number in drafts and acks; -1 until it was accepted
+    state     what the node says it is doing, for people
+    progress  number of forward passes that it has finished
     marks     the sessions that it has open, by its last heartbeat
-    times_us  in each phase of its loop while no device was at work, by its last heartbeat
-    beside_us  likewise while one was
-    num_uncaptured  decode passes that no captured graph had room for, by its last heartbeat
+    times_us  time in each phase of its loop while no device computed, by its last heartbeat
+    beside_us  the same while a device computed
+    num_uncaptured  decode passes that fitted no captured CUDA graph, by its last heartbeat
     num_overruns    forwards that took longer than its simulated device, by its last heartbeat
-    late_us         by how much, together
-    num_bad_frames  frames of it that could not be decoded
-    round_trips     how long a message takes there, and its answer back
-    is_again        it takes the place of one that has ended
-    is_by_hand      whoever has its name may take its place
-    is_awaited      no text begins before it is there
-    has_rival       a process that was refused has spoken under its name
+    late_us         the sum of these extra times
+    num_bad_frames  frames from it that could not be decoded
+    round_trips     how long a message to it and its answer take
+    is_again        it replaces a node that has ended
+    is_by_hand      a user starts it; another process may take its place under the same name
+    is_awaited      no text begins before the node is there
+    has_rival       a process that was refused has sent messages under its name
     joined_at       when it was accepted
-    ready_at        when it was first heard after it was accepted
-    num_forwards_before, num_overruns_before, late_us_before  of those in whose place it is
+    ready_at        when its first heartbeat came after it was accepted
+    num_forwards_before, num_overruns_before, late_us_before  sums of the nodes that it replaces
     """
 
     role: Role
@@ -220,21 +221,21 @@ class Node:
 
     @property
     def num_lanes(self) -> int:
-        """Texts that it has room for at once; none before it was accepted."""
+        """How many texts the node has room for at once; 0 before it was accepted."""
         return self.hello.num_lanes if self.hello is not None else 0
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """A drafter that is a head: whose features it reads."""
+        """The target's layers whose hidden states this drafter reads; () unless it is a head."""
         return self.hello.layers if self.hello is not None else ()
 
 
 class Registry:
-    """The nodes of one coordinator. Other threads may expect a node, and ask.
+    """The nodes of one coordinator. Other threads may call `expect` and read.
 
-    host       of the coordinator, within which the ways are not watched
+    host       the coordinator's host name; links to nodes of this host are not watched for slowness
     traced     the nodes are told to record what they do
-    tokenizer  digest of the target's, as the coordinator has it; empty: it has none
+    tokenizer  digest of the target's tokenizer that the coordinator has read; empty: it has none
     """
 
     host = ""
@@ -243,7 +244,7 @@ class Registry:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
-        self._looked_at = 0.0  # when the nodes' silence was last asked for
+        self._looked_at = 0.0  # when `newly_silent` was last called
         self._nodes: dict[NodeId, Node] = {}
 
     def expect(
@@ -255,10 +256,10 @@ class Registry:
         is_again: bool = False,
         is_by_hand: bool = False,
     ) -> Node:
-        """A process of this role will introduce itself by this id.
+        """Add a node that will introduce itself with this id, and return it.
 
-        is_again    it takes the place of one that is gone
-        is_by_hand  it is started by somebody else, at any time; and others of this role may be too
+        is_again    it replaces a node that is gone
+        is_by_hand  a user starts it, at any time; others of this role may be started as well
         """
         gone = [
             node
@@ -267,7 +268,7 @@ class Registry:
         ]
         for node in gone:
             del self._nodes[node.id]
-        # A target is waited for longer: without it nothing goes on, without a drafter all does.
+        # The limit is longer for a target, because no text can go on without it.
         limit = SILENCE_LIMIT_S * (3 if role is Role.TARGET else 1)
         node = self._nodes[node_id] = Node(
             role,
@@ -283,7 +284,7 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """The node that introduces itself by this id, or the place that is free for it, by hand."""
+        """Return the node with this id; add it if a node started by hand may take that id."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -293,18 +294,18 @@ class Registry:
         return node
 
     def place_named(self, node_id: NodeId, now: float) -> Node | None:
-        """The place by hand of this name, taken or free, for whom nobody could understand."""
+        """Return the node started by hand with this name, or its free place; else None."""
         role = next((one for one in Role if node_id.startswith(f"{one}-".encode())), None)
         node = None if role is None else self.place_for(node_id, role, now)
         return node if node is not None and node.is_by_hand else None
 
     def _is_open(self, node_id: NodeId, role: Role) -> bool:
-        """Whether a place of this name may be taken by hand."""
+        """True if a node started by hand may take a place of this name."""
         is_wanted = any(node.is_by_hand for node in self.of_role(role))
         return is_wanted and node_id in names_by_hand(role)
 
     def awaits_no_longer(self, now: float) -> list[Node]:
-        """Drafters by hand that have not joined and are not waited for any more, from now on."""
+        """Stop waiting for drafters, started by hand, that have not joined; return these."""
         since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
         if not since or now - min(since) < JOIN_LIMIT_S:
             return []
@@ -318,12 +319,12 @@ class Registry:
         return absent
 
     def title(self, node: Node) -> str:
-        """What people call it: "the drafter", and its name where there are or may be several."""
+        """Return the node's name for people: "the drafter", or "drafter-2" of several."""
         name = self.name(node)
         return f"the {name}" if name == str(node.role) else name
 
     def name(self, node: Node) -> str:
-        """The same without an article: drafter, or drafter-2."""
+        """Return the same name without an article: "drafter", or "drafter-2"."""
         is_second = node.is_by_hand and node.id != names_by_hand(node.role)[0]
         is_one_of_several = node.is_by_hand and self.has_others(node)
         if is_second or is_one_of_several:
@@ -331,23 +332,23 @@ class Registry:
         return str(node.role)
 
     def has_others(self, node: Node) -> bool:
-        """Whether another node of this role has joined."""
+        """True if another node of this role has joined."""
         others = (one for one in self.of_role(node.role) if one is not node)
         return any(one.hello is not None for one in others)
 
     def find(self, node_id: NodeId) -> Node | None:
-        """The node of this id, unless it is gone."""
+        """Return the node with this id; None if there is none or it is gone."""
         node = self._nodes.get(node_id)
         return node if node is not None and node.health is not Health.GONE else None
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All of them, in the order in which they were expected; those that are gone as well."""
+        """All nodes, in the order in which they were expected; also those that are gone."""
         return tuple(self._nodes.values())
 
     @property
     def present(self) -> Sequence[Node]:
-        """Those that are there, or are waited for."""
+        """The nodes that are there or are waited for."""
         return [
             node
             for node in self.nodes
@@ -356,41 +357,42 @@ class Registry:
         ]
 
     def of_role(self, role: Role) -> list[Node]:
-        """The nodes of this role, whatever their health."""
+        """Return the nodes of this role, whatever their health."""
         return [node for node in self.nodes if node.role is role]
 
     def of(self, role: Role) -> Node | None:
-        """The first node of this role, whatever its health."""
+        """Return the first node of this role, whatever its health; None if there is none."""
         return next(iter(self.of_role(role)), None)
 
     def hellos(self, role: Role) -> list[Hello]:
-        """How the nodes of this role that are or were there have introduced themselves."""
+        """Return the Hello messages of the nodes of this role that are there or were."""
         return [node.hello for node in self.of_role(role) if node.hello is not None]
 
     def ready(self, role: Role) -> list[Node]:
-        """The nodes of this role that can work."""
+        """Return the nodes of this role that can work."""
         return [node for node in self.of_role(role) if node.health is Health.READY]
 
     def worked_s(self, node_id: NodeId, now: float) -> float | None:
-        """For how long the node, which may be gone, has been ready; None: it never was."""
+        """Return for how many seconds a node has been ready; None: it was never accepted."""
         node = self._nodes.get(node_id)
         if node is None or node.hello is None:
             return None
         return 0.0 if node.ready_at is None else now - node.ready_at
 
     def none_expected(self) -> bool:
-        """Whether nobody is waited for: every node that was started was ready once, or is gone."""
+        """True if no node is waited for: each that was started was ready once, or is gone."""
         return all(
             node.health is not Health.EXPECTED or node.is_again or not node.is_awaited
             for node in self.nodes
         )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """A source number for a node that no other has, nor any text knows, if there is one.
+        """Return a source number (which drafter) that no other node has; None: none is left.
 
-        Otherwise that of a drafter that is gone: what counts drafts by their numbers is told a new
-        incarnation with it, so only the figures of a text take the two for one. None: there are too
-        many drafters.
+        A number that no open text knows is preferred. Otherwise it is that of a drafter that is
+        gone. That is safe: the new drafter comes with a new incarnation, so drafts are not
+        confused; only the metrics of an open text count the two drafters as one. The target has a
+        fixed number.
         """
         if node.role is Role.TARGET:
             return NGRAM_SOURCE
@@ -402,7 +404,7 @@ class Registry:
         return next((source for source in free if source in unknown or not unknown), None)
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
-        """Answer a Hello. The node is ready, and has this source number, if it is Welcome."""
+        """Return Welcome and make the node ready with `source`, or a Fault that refuses it."""
         reason = self._why_not(node, hello)
         if reason is not None:
             node.has_rival = node.is_by_hand
@@ -412,7 +414,7 @@ class Registry:
         node.hello = hello
         node.source = source
         node.health = Health.READY
-        # Ids that only one of the two knows, or no tokenizer, are padding: never drafted.
+        # Token ids that not both models and the tokenizer have are padding, and never drafted.
         fitting = (one for _, one in self._others(node) if difference(hello, one) is None)
         sizes = [hello.logits_size, *(one.logits_size for one in fitting)]
         if hello.fingerprint.digest:
@@ -420,12 +422,12 @@ class Registry:
         return Welcome(min(sizes), source, self.traced)
 
     def joined(self, node: Node, now: float) -> None:
-        """A node was accepted, and is heard from now on."""
+        """Note that a node was accepted; its silence counts from now on."""
         node.joined_at = now
         node.detector.heard(now)
 
     def misfits(self, target: Node) -> list[tuple[Node, str]]:
-        """The drafters by hand that do not fit a target which has joined after them, and why."""
+        """Return (drafter, reason) of drafters started by hand that do not fit this target."""
         assert target.hello is not None
         found: list[tuple[Node, str]] = []
         kept: list[tuple[NodeId, Hello]] = []
@@ -440,14 +442,14 @@ class Registry:
         return found
 
     def is_of_newcomer(self, node: Node, beat: Heartbeat) -> bool:
-        """Whether a heartbeat is of another process by hand, that was not accepted yet.
+        """True if a heartbeat is from a second process of this name, which was not accepted.
 
-        It has never heard the coordinator, and the one whose place this is had.
+        That process has had no heartbeat of the coordinator yet, but the accepted one has.
         """
         return node.is_by_hand and not beat.stamp_us and node.round_trips.now_s is not None
 
     def beaten(self, node: Node, beat: Heartbeat, now: float) -> bool:
-        """A node has told how it is. True if the way to another host has just become slower."""
+        """Store a node's heartbeat. True if its link to another host just became slower."""
         if node.ready_at is None:
             node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
@@ -458,15 +460,15 @@ class Registry:
         return is_slower and node.hello is not None and node.hello.host != self.host
 
     def readers(self, drafters: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-        """Those of these drafters that read features."""
+        """Return those of these drafters that read hidden states of the target (heads)."""
         return tuple(one for one in drafters if self._nodes[one].layers)
 
     def lives(self, node_id: NodeId, now: float) -> None:
-        """A node that is ready has said something."""
+        """Note that a message has come from a node that is ready."""
         self._nodes[node_id].detector.heard(now)
 
     def heard(self, node: Node, now: float) -> bool:
-        """Anything came from the node. True if it had been silent and is back."""
+        """Note that a message has come from the node. True if it had been silent and is back."""
         node.detector.heard(now)
         if node.health is Health.SILENT:
             node.health = Health.READY
@@ -474,10 +476,10 @@ class Registry:
         return False
 
     def newly_silent(self, now: float) -> list[Node]:
-        """The ready nodes that have just passed the limit of silence. Called all the time.
+        """Mark ready nodes as silent that have just passed the limit; return them. Called often.
 
-        Whoever has not called for long was stopped itself and has read nothing since: then silence
-        counts from now on.
+        If the last call is long ago, this process itself was stopped and has read no messages
+        since. Then the silence of all nodes counts from now on.
         """
         if now - self._looked_at > OWN_PAUSE_S:
             for node in self.nodes:
@@ -493,11 +495,11 @@ class Registry:
         return silent
 
     def gone(self, node: Node) -> None:
-        """The node's process has ended, or is as good as that."""
+        """Mark a node as gone: its process has ended or failed, or was sent away."""
         node.health = Health.GONE
 
     def _introduced(self) -> list[Node]:
-        """Those that were accepted; of those by hand, not the ones that are gone."""
+        """Return the nodes that were accepted, except nodes started by hand that are gone."""
         return [
             node
             for node in self.nodes
@@ -506,7 +508,7 @@ class Registry:
         ]
 
     def _others(self, node: Node) -> list[tuple[NodeId, Hello]]:
-        """How all the others have introduced themselves."""
+        """Return (id, Hello) of all other nodes that were accepted."""
         others = ((other.id, other.hello) for other in self._introduced() if other is not node)
         return [(node_id, hello) for node_id, hello in others if hello is not None]
 
@@ -520,11 +522,11 @@ class Registry:
             if node.role is Role.TARGET:
                 return self._why_not_target(node, hello)
             if all(other.role is not Role.TARGET for _, other in others):
-                return None  # a drafter that does not fit must not shut out one that does
+                return None  # no target yet: a drafter that does not fit must not exclude others
         return _first_difference(node.id, hello, others)
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
-        """Of one by hand. The drafters have to fit it, not it them."""
+        """Return why a target started by hand is refused, or None; drafters do not matter."""
         digest = hello.fingerprint.digest
         if self.tokenizer and digest != self.tokenizer:
             return (
@@ -535,16 +537,16 @@ class Registry:
 
 
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
-    """The names of the places that nodes of this role may take."""
+    """Return the names that nodes of this role may have if they are started by hand."""
     return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
 
 
 def _first_difference(
     node_id: NodeId, hello: Hello, others: Iterable[tuple[NodeId, Hello]]
 ) -> str | None:
-    """Why a node does not fit the first of others that it does not fit; None: it fits them all.
+    """Return why a node does not fit one of the others; None if it fits them all.
 
-    Drafters that fit one target fit each other, but for the features that they read.
+    Drafters that fit one target fit each other, except that heads must read the same layers.
     """
     name = node_id.decode(errors="replace")
     for other_id, other in others:
@@ -557,7 +559,7 @@ def _first_difference(
 
 
 def _begin_anew(node: Node) -> None:
-    """A process has taken a place by hand, perhaps after another: its own figures begin at none."""
+    """Reset a node's figures, because a new process has taken its place; keep the old sums."""
     node.has_rival = False
     node.round_trips = RoundTrips()
     node.num_bad_frames = 0

@@ -1,18 +1,19 @@
-"""How long a message takes to a node and its answer back (pure).
+"""Measures how long a message to a node and its answer take (pure).
 
-The coordinator's heartbeats carry its clock, and a node's the latest that has come and how long it
-has lain there: what is left is the way. A node reads its messages between two forwards, so one
-answer may be a forward late; the least of some is the way itself.
+The coordinator's heartbeats carry the time of its clock. A node's heartbeat returns the latest of
+these times, and for how long it has had it; the rest of the elapsed time was spent on the link. A
+node reads its messages between two forward passes, so an answer may be late by one pass; the
+smallest of several times is that of the link alone.
 """
 
 from collections import deque
 
 NUM_LATEST = 16  # four seconds of heartbeats
-SLOWER, SLOWER_BY_S = 3.0, 0.01  # what counts as slower: so many times as long, and by so much
+SLOWER, SLOWER_BY_S = 3.0, 0.01  # a link is slower if it takes 3 times as long and 10 ms more
 
 
 class RoundTrips:
-    """Of one node."""
+    """The round-trip times of the link to one node."""
 
     def __init__(self) -> None:
         self.at_start_s: float | None = None
@@ -22,18 +23,18 @@ class RoundTrips:
 
     @property
     def now_s(self) -> float | None:
-        """Seconds there and back; None before the first answer."""
+        """The smallest of the latest round-trip times, seconds; None before the first."""
         return min(self._latest, default=None)
 
     @property
     def words(self) -> str:
-        """For people: now, and at the start."""
+        """The round-trip times for people: now, and at the start."""
         return f"{(self.now_s or 0) * 1e3:.1f} ms, at the start {(self.at_start_s or 0) * 1e3:.1f}"
 
     def add(self, stamp_us: int, held_us: int, now: float) -> bool:
-        """An answer has come, at `now` of the clock of its stamp. True: the link has got slower."""
+        """Add an answer that came at `now`. True if the link has just become slower."""
         if stamp_us == self._stamp_us:
-            return False  # an old one, or of a node that has heard nothing yet
+            return False  # an old stamp, or of a node that has had no heartbeat yet
         self._stamp_us = stamp_us
         self._latest.append(max(0.0, now - (stamp_us + held_us) / 1e6))
         least = min(self._latest)

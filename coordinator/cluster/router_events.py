@@ -1,4 +1,4 @@
-"""What the router is told, and what it asks for (pure). Events are facts, actions imperatives."""
+"""The events and actions of the `Router` (pure). Events are facts, actions are imperatives."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, SessionFi
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message
 
-UNREAD = (Draft, Features)  # what is passed on, and nothing else
+UNREAD = (Draft, Features)  # messages that are passed on and not decoded
 
 
 @dataclass(frozen=True, slots=True)
 class TextSubmitted:
-    """Somebody wants this text. It waits until the nodes are free for it."""
+    """A user has asked for this text. It waits until the nodes have room for it."""
 
     text: SessionFigures
 
@@ -26,7 +26,7 @@ class TextLeft:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A message has come from a node; a verdict has been passed on before."""
+    """A message has come from a node; if it is a verdict, it was passed on already."""
 
     node: NodeId
     message: Message
@@ -34,9 +34,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """A frame has come from a node that is no message, for this reason.
+    """A frame has come from a node that cannot be decoded; `reason` says why.
 
-    is_hello  it should have been an introduction
+    is_hello  by its kind byte it is a Hello
     """
 
     node: NodeId
@@ -46,9 +46,9 @@ class Garbled:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
-    """A node's process has ended.
+    """A node's process has ended; `line` says how, for people.
 
-    is_unusable  as it was configured it cannot work
+    is_unusable  with this configuration the node can never work
     """
 
     node: NodeId
@@ -58,12 +58,12 @@ class NodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed; sent at regular intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a frame to a node. It may be lost."""
+    """Send a frame to a node. The frame may be lost."""
 
     node: NodeId
     frame: bytes
@@ -71,7 +71,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand something new to the reader of a text."""
+    """Give new tokens, or the prompt's logprobs, to the reader of a text."""
 
     session: int
     item: Emit | EmitPrompt
@@ -79,7 +79,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Hand the last to the reader of a text, of which nothing more is heard."""
+    """Give the result of a text, or the error that ended it, to its reader; the text is over."""
 
     session: int
     last: Result | SlipstreamError
@@ -87,14 +87,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Tell people."""
+    """Show a line to people and write it to the log."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End everything: no text can go on."""
+    """End the coordinator with this error: no text can go on."""
 
     error: SlipstreamError
 

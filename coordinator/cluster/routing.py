@@ -1,31 +1,35 @@
-"""Which texts are open, who works on them, and what goes where (pure).
+"""Runs the queue of texts and decides which nodes work on which text (pure).
 
 Theory of operation
 -------------------
-The router owns the texts that somebody wants, their queue, and the nodes, which it knows by id. A
-text is a machine of its own (`text/session.py`); what goes wrong in one ends that one alone.
+The router owns the submitted texts, their queue, and the nodes, which it knows by id. Each text is
+a state machine of its own (`text/session.py`); an error in one ends that text alone.
 
     TextSubmitted     the oldest begin as soon as the target has room for them        -> Send(Open)
     Arrived(Hello)    a node that fits is welcomed and offered the open texts         -> Send
-    Arrived, Tick     whatever the text's machine asks for            -> Send, Deliver, End
-    node lost         its texts go on without it, or with another; without any target nothing can
+    Arrived, Tick     the actions of the text's state machine         -> Send, Deliver, End
+    node lost         its texts go on without it, or with another; without any target no text can
                       go on                                            -> Warn | Abort
-    Arrived(Hello)    by hand, and it does not fit: the texts do not notice  -> Send(Fault), Warn
+    Arrived(Hello)    a node by hand that does not fit; texts go on    -> Send(Fault), Warn
 
-A frame of a round is passed on before anybody looks at it: `forward` says to whom. A draft goes to
-the target of its text, features to those of its drafters that are heads, and nobody here reads
-them; a verdict goes to the drafters of its text, and only then is it read and told to the session.
+Frames of drafts and verdicts are passed on before they are decoded: `forward` returns the
+receivers. A draft goes to the target of its text, hidden states (`Features`) go to those of its
+drafters that are heads, and neither is decoded here. A verdict (the result of a pass) goes to the
+drafters of its text; only then is it decoded and given to the session.
 
-At most max_num_seqs texts are open, and no more than the target has lanes for; the others wait in
-the order in which they came. A node works on as many texts as it has lanes, and when one ends it is
-offered the open texts that it had no room for, the oldest first. Where a target is replaced by one
-with fewer lanes, the youngest texts stay open without a target until it is their turn.
+At most max_num_seqs texts are open, and at most as many as the target has lanes (a lane is the part
+of the cache for one text); the others wait in the order in which they came. A node works on as many
+texts as it has lanes. When a text ends, the node gets open texts that it had no room for, the
+oldest first. Where a target is replaced by one with fewer lanes, the youngest texts stay open
+without a target until it is their turn.
 
-A text has one target. Under coupled verification every drafter that is there feeds it. Under the
-classical rules one does: to choose between two for what they drafted would bias the text. If that
-one is lost another takes over, as it would itself if it came back, and keeps the text.
+A text has one target. Under coupled verification all drafters that are there draft for it. Under
+the classical rules (rejection sampling) only one drafter does: choosing between the drafts of two
+would bias the text. If that drafter is lost, another one, or the same one when it comes back, takes
+over and keeps the text.
 
-A drafter has a source number, and no other gets it as long as an open text knows it: it means one.
+A drafter has a source number. No other drafter gets this number while an open text has drafts of
+it, so that the number means one drafter.
 """
 
 from collections import Counter, deque
@@ -73,17 +77,17 @@ from proto.node_config import READY_BUT
 
 # -- open text -------------------------------------------------------------------------------------
 
-# A text that is being written, and the nodes that work on it.
+# A text that is being generated, and the nodes that work on it.
 
 NOBODY: tuple[NodeId, ...] = ()
 
 
 @dataclass(slots=True)
 class SessionNodes:
-    """A text that the nodes work on.
+    """An open text and the nodes that work on it.
 
-    targets, drafters  who has been told of it and is there; at most one target
-    sources            numbers of all drafters that were ever told of it
+    targets, drafters  ids of the nodes that work on it and are there; at most one target
+    sources            source numbers of all drafters that ever worked on it
     """
 
     running: SessionFigures
@@ -92,22 +96,22 @@ class SessionNodes:
     sources: set[int] = field(default_factory=set)
 
     def workers(self, role: Role) -> tuple[NodeId, ...]:
-        """The nodes of this role."""
+        """Return the ids of the nodes of this role that work on the text."""
         return self.targets if role is Role.TARGET else self.drafters
 
     def set_workers(self, role: Role, nodes: tuple[NodeId, ...]) -> None:
-        """From now on these."""
+        """Replace the nodes of this role that work on the text."""
         if role is Role.TARGET:
             self.targets = nodes
         else:
             self.drafters = nodes
 
     def wants(self, node: NodeId, role: Role) -> bool:
-        """Whether this node could work on it and does not."""
+        """True if the text could use this node and the node does not work on it yet."""
         return node not in self.workers(role) and self.has_room_for(role)
 
     def has_room_for(self, role: Role) -> bool:
-        """Whether one more node of this role may work on it."""
+        """True if one more node of this role may work on the text."""
         machine = self.running.machine
         if role is Role.TARGET:
             return not self.targets
@@ -117,7 +121,7 @@ class SessionNodes:
 
 # -- routing ---------------------------------------------------------------------------------------
 
-MAX_REFUSALS_SAID = 8  # lines under one name, until a node of this name is accepted
+MAX_REFUSALS_SAID = 8  # warnings of refusals for one name, until a node of this name is accepted
 UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"
 NOBODY_DRAFTS = (
     "no drafter has joined yet: texts begin with the target alone, and a drafter that joins later "
@@ -126,34 +130,34 @@ NOBODY_DRAFTS = (
 
 
 class Router:
-    """The texts and nodes of one coordinator.
+    """The texts and nodes of one coordinator: a state machine from events to actions.
 
     max_num_seqs   most texts that are open at once, if the target has room for as many
-    awaits_target  a lost target is replaced, and its texts wait; otherwise its end is that of all
+    awaits_target  if the target is lost, texts wait for another one; else the coordinator ends
     """
 
     def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
         self.registry = Registry(secret)
-        self.mishap: Exception | None = None  # the latest in the machine of a text
-        # Processes by hand that took the place of another one, by role. Those that are started from
-        # here are counted where that is done.
+        self.mishap: Exception | None = None  # the latest error inside a text's state machine
+        # Processes by hand that took the place of another one, by role. Restarts by this
+        # coordinator are counted in the service's tally.
         self.successors: Counter[Role] = Counter()
-        self._last_failure = ""  # what was said of the latest drafter that ended
-        # By hand: what was said of those that were refused under a name, since one was accepted.
+        self._last_failure = ""  # how the latest drafter ended, as it was reported
+        # By hand: the reasons of refusals that were reported for a name since one was accepted.
         self._refusals: dict[NodeId, set[str]] = {}
         self._max_num_seqs = max_num_seqs
         self._awaits_target = awaits_target
         self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
         self._waiting: deque[SessionFigures] = deque()  # submitted, oldest first
         self._next_beat = 0.0
-        self._actions: list[Action] = []  # of the event that is handled
+        self._actions: list[Action] = []  # actions for the event that is handled now
 
     def forward(
         self, node_id: NodeId, kind: type[Message], frame: bytes, now: float
     ) -> tuple[NodeId, ...]:
-        """To whom a frame of this kind goes on, unread. Raises RemoteProtocolError.
+        """Return the nodes to which this frame is passed on, undecoded. Raises RemoteProtocolError.
 
-        Drafts and features are not read afterwards either, so who sends them is heard here.
+        Drafts and features are never decoded here, so their sender is noted as alive in this call.
         """
         text = self._open.get(session_of(frame)) if kind in (*UNREAD, Verdict) else None
         if text is None or node_id not in (text.drafters if kind is Draft else text.targets):
@@ -165,7 +169,7 @@ class Router:
         return self.registry.readers(text.drafters) if kind is Features else text.drafters
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Update the state by one event; return the actions to do (`now` in seconds)."""
         self._actions = []
         num_open = len(self._open)
         match event:
@@ -180,7 +184,7 @@ class Router:
             case Tick():
                 self._on_tick(now)
             case NodeEnded(node_id, line, is_unusable):
-                # One that has failed has said itself why it ends.
+                # A node that is gone already has reported its failure itself.
                 if (node := self.registry.find(node_id)) is not None:
                     self._failed(node, line, now, is_unusable=is_unusable)
             case TextSubmitted(running):
@@ -195,28 +199,28 @@ class Router:
 
     @property
     def _room(self) -> int:
-        """Most texts that may be open now, for one more to begin."""
+        """How many texts may be open now."""
         num_lanes = sum(node.num_lanes for node in self.registry.ready(Role.TARGET))
         return min(self._max_num_seqs, num_lanes)
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The open texts, oldest first."""
+        """The session numbers of the open texts, oldest first."""
         return tuple(self._open)
 
     @property
     def open_texts(self) -> tuple[SessionNodes, ...]:
-        """The same texts."""
+        """The open texts with their nodes, oldest first."""
         return tuple(self._open.values())
 
     @property
     def num_queued(self) -> int:
-        """How many texts wait."""
+        """How many texts wait to be opened."""
         return len(self._waiting)
 
     @property
     def queued(self) -> tuple[int, ...]:
-        """The texts that wait, oldest first."""
+        """The session numbers of the texts that wait, oldest first."""
         return tuple(running.machine.session for running in self._waiting)
 
     def check(self) -> None:
@@ -236,7 +240,7 @@ class Router:
     # -- what nodes say ---------------------------------------------------------------------------
 
     def _on_arrived(self, node_id: NodeId, message: Message, now: float) -> None:
-        """Anything but a Hello. It is nothing if it is of nobody that was started, or gone."""
+        """Handle any message but a Hello; ignored if its node is unknown or gone."""
         node = self.registry.find(node_id)
         if node is None:
             return
@@ -246,7 +250,7 @@ class Router:
         self._on_message(node, message, now)
 
     def _heard(self, node: Node, now: float) -> None:
-        """A node lives."""
+        """Note a node's message; if the node had been silent, give it its texts again."""
         if self.registry.heard(node, now):
             self._do(Warn(f"{self.registry.title(node)} is there again"))
             self._joined(node, now)
@@ -307,7 +311,7 @@ class Router:
         self._joined(node, now)
 
     def _word_of(self, node: Node, hello: Hello) -> str:
-        """What is said when this node is accepted, if anything."""
+        """Return the line that people see if this node is accepted; "" for none."""
         if node.health is Health.SILENT or _takes_over(node, hello):
             return f"{self.registry.title(node)} is there again"
         is_late = not node.is_awaited or self.registry.has_others(node)
@@ -318,10 +322,10 @@ class Router:
     def _refused(
         self, node: Node, reason: str, now: float, *, is_lasting: bool = True, host: str = ""
     ) -> None:
-        """A node was told that it does not fit.
+        """Handle that a node was told that it does not fit.
 
-        By hand it was started by somebody else, so it alone ends: a drafter is not waited for any
-        more, another target is. Of what is there under its name nothing changes.
+        If a user started it by hand, only that node ends: a drafter is no longer waited for; for a
+        target, another one is. A node that already has this name is not affected.
         """
         if node.is_by_hand:
             if node.role is Role.DRAFTER:
@@ -333,7 +337,7 @@ class Router:
             self._do(Abort(IncompatibleError(reason)))
 
     def _say_refused(self, node: Node, reason: str, host: str) -> None:
-        """Once, although an older release asks again and again."""
+        """Warn people of a refusal, once per reason (old releases try again and again)."""
         said = self._refusals.setdefault(node.id, set())
         if reason not in said and len(said) < MAX_REFUSALS_SAID:
             said.add(reason)
@@ -342,15 +346,18 @@ class Router:
             self._do(Warn(f"refused {name}: {reason}; {others}"))
 
     def _turn_out(self, drafter: Node, reason: str, now: float) -> None:
-        """A drafter by hand does not fit the target that has joined after it."""
+        """Send away a drafter, started by hand, that does not fit the new target."""
         self._do(Send(drafter.id, encode(Fault(0, 0, FaultCode.REFUSED, reason))))
         self._say_refused(drafter, reason, drafter.hello.host if drafter.hello is not None else "")
         self.registry.gone(drafter)
         self._lost(drafter, now)
 
     def _on_garbled(self, event: Garbled, now: float) -> None:
-        """Who by hand was not accepted is perhaps of another release: its first word is answered,
-        and the others are none of a node's.
+        """Refuse a Hello that cannot be decoded; warn of other frames and count them.
+
+        Such a Hello of a node started by hand is perhaps of another release, so it is answered;
+        other frames of nodes that were not accepted are ignored. A node that sends too many garbled
+        frames has failed.
         """
         node = self.registry.find(event.node)
         if event.is_hello and (place := self.registry.place_named(event.node, now)) is not None:
@@ -371,12 +378,12 @@ class Router:
     # -- nodes come and go ------------------------------------------------------------------------
 
     def _joined(self, node: Node, now: float) -> None:
-        """A node is ready, or is back."""
+        """Offer all open texts to a node that is ready, or is back."""
         for session in self.sessions:
             self._offer(session, node, now)
 
     def _offer(self, session: int, node: Node, now: float) -> None:
-        """Let a node work on a text, if each has room for the other."""
+        """Let a node work on a text if the text can use it and it has a free lane."""
         text = self._open.get(session)
         if text is None:
             return
@@ -390,18 +397,18 @@ class Router:
         self._step(session, s.NodeJoined(node.id, node.role, node.layers), now)
 
     def _give_free_lanes(self, now: float) -> None:
-        """A text has ended: others that are open may get its lanes, the oldest first."""
+        """After a text has ended, give its lanes to other open texts, the oldest first."""
         for session in self.sessions:
             for role in (Role.TARGET, Role.DRAFTER):
                 self._offer_to_all(session, role, now)
 
     def _num_free(self, node: Node) -> int:
-        """Lanes of a node that no text has."""
+        """Return the number of a node's lanes that no text uses."""
         texts = self._open.values()
         return node.num_lanes - sum(node.id in text.workers(node.role) for text in texts)
 
     def _lost(self, node: Node, now: float) -> None:
-        """A node can do nothing for its texts now. Another takes its place, if there is one."""
+        """Take all texts from a node that cannot work now; offer them to other nodes."""
         for session, text in tuple(self._open.items()):
             workers = text.workers(node.role)
             if node.id in workers:
@@ -411,24 +418,26 @@ class Router:
                 self._offer_to_all(session, node.role, now)
 
     def _offer_to_all(self, session: int, role: Role, now: float) -> None:
-        """Let every ready node of this role work on a text that does not yet."""
+        """Offer a text to every ready node of this role that does not work on it yet."""
         for node in self.registry.ready(role):
             text = self._open.get(session)
             if text is not None and text.wants(node.id, role):
                 self._offer(session, node, now)
 
     def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
-        """A node is gone: the end of everything, or of the drafts.
+        """Handle that a node has ended: go on without a drafter; without a target end or wait.
 
-        is_unusable  as it was configured it cannot work: from the start, an error of the user
+        line         how it failed, for people
+        is_unusable  with its configuration it can never work. If a drafter fails in this way before
+                     it was ready, the user made a mistake, and the coordinator ends
         """
         was_ready = node.health is not Health.EXPECTED or node.is_again
         was_silent = node.health is Health.SILENT
         self.registry.gone(node)
         if node.role is Role.DRAFTER and (was_ready or not is_unusable):
-            # One that is tried again and again, and ends in one way before it is ready, is no news.
+            # If restarts fail again and again in the same way, only the first is reported.
             if node.hello is not None or line != self._last_failure:
-                # Of one that was silent it has been said how the texts go on.
+                # For a node that was silent, people know already how the texts go on.
                 self._do(Warn(line if was_silent else f"{line}; {self._how_it_goes_on()}"))
             self._last_failure = line
         elif was_ready and self._awaits_target:
@@ -440,7 +449,7 @@ class Router:
         self._lost(node, now)
 
     def _how_it_goes_on(self) -> str:
-        """After a drafter was lost."""
+        """Return how texts go on after a drafter was lost, in words for people."""
         others = self.registry.ready(Role.DRAFTER)
         return f"going on without {'it' if others else 'drafts'}"
 
@@ -463,7 +472,7 @@ class Router:
             self._beat(round(now * 1e6))
 
     def _beat(self, stamp_us: int) -> None:
-        """Tell every node how far the texts are that it works on. What is not listed is closed."""
+        """Send every node a heartbeat that lists its open texts, so that it closes others."""
         for role in Role:
             for node in self.registry.ready(role):
                 texts = [one for one in self._open.values() if node.id in one.workers(role)]
@@ -487,7 +496,7 @@ class Router:
             self._step(session, s.NodeLost(absent.id, Role.DRAFTER), now)
 
     def _on_left(self, event: TextLeft) -> None:
-        """End a text, if it has not ended yet."""
+        """End a text that its reader has left, if it has not ended yet."""
         text = self._open.get(event.session)
         running = text.running if text is not None else self._queued(event.session)
         if running is None:
@@ -510,12 +519,12 @@ class Router:
         self._do(End(session, last))
 
     def _close(self, running: SessionFigures, reason: str) -> None:
-        """Tell its nodes to forget a text."""
+        """Tell a text's nodes to forget it."""
         for action in running.machine.close(reason):
             self._perform(running, action, 0.0)
 
     def _break_off(self, running: SessionFigures, error: Exception) -> None:
-        """End a text in which something has gone wrong. The others do not notice."""
+        """End a text whose state machine has raised an error; the other texts go on."""
         self.mishap = error
         self._close(running, BROKEN_OFF)
         if running.machine.session in self._open or running in self._waiting:
@@ -524,7 +533,7 @@ class Router:
     # -- doing what the machines say --------------------------------------------------------------
 
     def _step(self, session: int, event: s.Event, now: float) -> None:
-        """Tell the machine of a text. For one that is not open it comes too late."""
+        """Give an event to an open text's state machine and do the actions it returns."""
         if (text := self._open.get(session)) is None:
             return
         running = text.running
@@ -535,7 +544,7 @@ class Router:
             self._break_off(running, error)
 
     def _step_each(self, node: Node, event: s.Event, now: float) -> None:
-        """Tell the machines of all texts that a node works on."""
+        """Give an event to the state machines of all texts that a node works on."""
         for session, text in tuple(self._open.items()):
             if node.id in text.workers(node.role):
                 self._step(session, event, now)
@@ -560,11 +569,11 @@ class Router:
 
 
 def _takes_over(node: Node, hello: Hello) -> bool:
-    """Whether the process that introduces itself takes the place of another one."""
+    """True if the process that sends this Hello replaces another one."""
     return node.is_again if node.hello is None else node.hello != hello
 
 
 def _on(host: str) -> str:
-    """Where a node says that it is, in a line of ours."""
+    """Return " on HOST" with the host that a node names, printable; "" if it names none."""
     name = "".join(letter if letter.isprintable() else "?" for letter in host[:80])
     return f" on {name}" if name else ""

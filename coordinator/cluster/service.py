@@ -1,8 +1,8 @@
-"""The thread, the socket and the clock around the router; whoever launches nodes is asked here.
+"""Runs the router: with a thread, the socket and the clock; starts and restarts nodes.
 
-Nothing is decided in this file. A frame is passed on before anything else is done with it, to whom
-the router says; then the router is told. Text is rendered elsewhere: whoever submitted a request
-reads its `TokenStream` in a thread of their own. Every wait has a limit.
+Nothing is decided in this file. A frame is first passed on to the nodes that the router names; only
+then is it decoded and given to the router. Tokens are decoded to text elsewhere: the thread that
+submitted a text reads its `TokenStream`. Every wait has a limit.
 """
 
 import logging
@@ -84,20 +84,20 @@ logger = logging.getLogger(__name__)
 TIMER_S = 0.05
 ROUND_TRIP_LIMIT_S = 1.0
 SNAPSHOT_LIMIT_S = 2.0
-GOODBYE_LIMIT_S = 2.0  # a forward, and the way there and back
+GOODBYE_LIMIT_S = 2.0  # enough for a forward pass and a round trip
 GOODBYE_AGAIN_S = 0.02
-MAX_SAID = 64  # names are whatever a peer says, so there is no end of them
-END_LIMIT_S = 1.0  # of the loop, besides
+MAX_SAID = 64  # warnings with names from peers, which may send any number of names
+END_LIMIT_S = 1.0  # for the end of the loop, in addition to GOODBYE_LIMIT_S
 UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
 
 
 class Service:
-    """What keeps a router running.
+    """Runs a router in a thread: receives frames, performs the router's actions, watches processes.
 
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
-    links, link_seed  that are simulated, by the role of the nodes that they lead to
-    drafter_restarts  times in a row that a drafter which has ended is soon started again
+    links, link_seed  the simulated links, by the role of the nodes at their end, and their seed
+    drafter_restarts  how often in a row a drafter that has ended is soon started again
     traced            record what every process does
     """
 
@@ -122,8 +122,8 @@ class Service:
             keys=launcher.keys,
         )
         self.outside = listener.outside
-        self.num_refused = 0  # connections from outside
-        self._said: set[str] = set()  # of whoever was not let in: each line once, up to MAX_SAID
+        self.num_refused = 0  # refused connections from outside
+        self._said: set[str] = set()  # warnings of refused peers; each is given once
         self._network = (
             SimulatedNetwork(listener, seed=link_seed, may_be_lost=may_be_lost, spares=spares)
             if links
@@ -135,38 +135,39 @@ class Service:
         self._router = Router(self.secret, max_num_seqs=max_num_seqs)
         if not links:
             self.registry.host = socket.gethostname()
-        # From other threads; told to the router by the loop.
+        # Events from other threads; the loop gives them to the router.
         self._events: deque[TextSubmitted | TextLeft | NodeEnded] = deque()
         self._lock = threading.Lock()  # guards the next two
-        # Of the texts that have been submitted and not ended, by session.
+        # The streams of texts that were submitted and have not ended, by session number.
         self._streams: dict[int, TokenStream] = {}
-        # Never used again, also after a restart of the coordinator: nodes compare session ids.
+        # Session numbers are never used twice, also after a restart of the coordinator, because
+        # nodes compare them. So they begin at a random number.
         self._last_session = secrets.randbits(30) << 32
         self._failure: SlipstreamError | None = None
-        self.watch = Stopwatch(time.monotonic_ns)  # of the loop, on the clock of the stamps
+        self.watch = Stopwatch(time.monotonic_ns)  # times the loop; same clock as the stamps
         self.tape = Tape(time.monotonic_ns) if traced else None
         self.registry.traced = traced
-        self._num_dropped = 0  # frames that a queue refused
-        self.num_bytes = 0  # of all frames that came or went but those of UNCOUNTED
+        self._num_dropped = 0  # frames that could not be sent because a queue was full
+        self.num_bytes = 0  # of all frames received and sent, without UNCOUNTED
         self.tally = Tally()
-        self._asked: deque[queue.SimpleQueue[Snapshot]] = deque()  # who waits for a snapshot
+        self._asked: deque[queue.SimpleQueue[Snapshot]] = deque()  # threads that wait
         self._since = time.time()
         self._status = StatusSocket(launcher.folder, self.status)
         self._stopping = False
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
-        # The loop shares Python's lock with whoever renders text: hand it over quickly.
+        # The loop shares Python's global lock with threads that decode text: switch quickly.
         sys.setswitchinterval(0.0005)
 
     # -- called from other threads ----------------------------------------------------------------
 
     @property
     def registry(self) -> Registry:
-        """The nodes."""
+        """The nodes of this coordinator."""
         return self._router.registry
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread and begin to listen."""
         self._thread.start()
         self._status.start()
         self._note("the coordinator starts, process %d, nodes: %s", os.getpid(), self._launcher.way)
@@ -194,22 +195,22 @@ class Service:
         return len(self._streams)
 
     def check_alive(self) -> None:
-        """Raises what ended the service, if something did, or if this is a forked child's copy."""
+        """Raise the error that ended the service, if any; in a forked child ClosedError."""
         if os.getpid() != self._owner:
             raise ClosedError("a forked process cannot use its parent's nodes; start some in it")
         if self._failure is not None:
-            # A new one each time: an exception that is raised again keeps every traceback.
+            # Raise a copy each time: raising the same exception again adds to its traceback.
             raise copy(self._failure) from self._failure
         if self._stopping:
             raise ClosedError("the coordinator was closed")
 
     def wait_for_traces(self) -> None:
-        """Until every node that lives has said what it did up to now, or a second is over."""
+        """Wait until every ready node has sent all its trace records, at most one second."""
         deadline = time.monotonic() + ROUND_TRIP_LIMIT_S
         if (tape := self.tape) is None or self._failure is not None or self._stopping:
             return
         nodes = [node.id for role in Role for node in self.registry.ready(role)]
-        # The next part may have been on its way already.
+        # Two more parts, because the next one may have been on its way already.
         wanted = {node: tape.num_parts(node) + 2 for node in nodes}
         while time.monotonic() < deadline:
             if all(tape.num_parts(node) >= number for node, number in wanted.items()):
@@ -217,7 +218,7 @@ class Service:
             time.sleep(0.01)
 
     def wait_for_round_trips(self) -> None:
-        """Until every node of another host has answered once, or a second is over."""
+        """Wait until every node on another host has answered a heartbeat, at most one second."""
         deadline = time.monotonic() + ROUND_TRIP_LIMIT_S
         while self._launcher.keys is not None and time.monotonic() < deadline:
             nodes = [node for role in Role for node in self.registry.ready(role)]
@@ -226,7 +227,7 @@ class Service:
             time.sleep(0.01)
 
     def status(self) -> dict[str, Any]:
-        """How everything is, as JSON. If the loop does not say it in time, that is told."""
+        """Return the coordinator's state as JSON; `hung` is true if its loop does not answer."""
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -244,7 +245,7 @@ class Service:
             return {**about, "hung": not self._stopping and self._failure is None}
 
     def states(self) -> dict[Role, str]:
-        """What each node is doing, for people."""
+        """Return what each node is doing, by role, in words for people."""
         return {node.role: node.state for node in reversed(self.registry.present)}
 
     def submit(
@@ -258,16 +259,15 @@ class Service:
         lookup: Lookup | None = None,
         reader: Reader | None = None,
     ) -> TokenStream:
-        """Queue a text; its tokens come through the stream.
+        """Queue a text and return its stream, through which its tokens come.
 
-        The nodes begin with texts in the order of submission. A reader waits for them, so its
-        texts have a place in the queue in any case; whoever only submits is refused when
-        MAX_SESSIONS texts have not ended. Raises ConfigurationError if the nodes could not be told
-        of the text, NodeError, ClosedError.
+        The nodes begin with texts in the order of submission. With a `reader` the text is always
+        queued. Without one, NodeError is raised while MAX_SESSIONS texts have not ended. Raises
+        ConfigurationError if the text cannot be encoded in a message, NodeError, ClosedError.
         """
         self.check_alive()
         key = os.urandom(SESSION_KEY_BYTES)
-        # Under the lock, because session ids must grow in the order in which texts are served.
+        # Under the lock, because session numbers must grow in the order of the queue.
         with self._lock:
             if reader is None and len(self._streams) >= MAX_SESSIONS:
                 raise NodeError(f"{MAX_SESSIONS} texts are queued already; try again later")
@@ -295,15 +295,15 @@ class Service:
         return stream
 
     def _tell(self, event: TextSubmitted | TextLeft | NodeEnded) -> None:
-        """Tell the router, in the loop."""
+        """Add an event for the router and wake the loop, which handles it."""
         self._events.append(event)
         self._listener.wake()
 
     def close(self, why: str = "it was closed") -> None:
-        """Stop the loop and end the nodes. May be called twice. `why`: for the log."""
+        """Stop the loop and end the nodes. May be called twice. `why` goes into the log."""
         if os.getpid() == self._owner:
             self._status.close()
-        if not self._stopping and os.getpid() == self._owner:  # a forked child ends nothing
+        if not self._stopping and os.getpid() == self._owner:  # not in a forked child
             self._note("the coordinator ends: %s", why)
         self._stopping = True
         self._listener.wake()
@@ -329,7 +329,7 @@ class Service:
                 now = time.monotonic()
                 while self._events:
                     self._handle(self._events.popleft(), now)
-                # Not for every frame: it asks the kernel about each process.
+                # Not for every frame, because the timer asks the kernel about each process.
                 if now >= next_timer:
                     next_timer = now + TIMER_S
                     self._on_timer(now)
@@ -376,27 +376,27 @@ class Service:
         self._handle(event, now)
 
     def _is_of_stranger(self, node: bytes, message: Message) -> bool:
-        """By hand a node that was not accepted cannot fail, and so ends nobody else's texts."""
+        """True for a Fault of a node, started by hand, that was not accepted: ignore it."""
         is_new = self.registry.worked_s(node, time.monotonic()) is None
         return is_new and isinstance(message, Fault) and self._launcher.is_by_hand
 
     def _say_goodbye(self) -> None:
-        """To nodes that outlive the coordinator, until each has hung up or the limit has passed.
+        """Tell nodes started by hand that the coordinator ends; wait briefly for them.
 
-        A node that hangs up has heard it. What a node has not read yet goes with the connection, so
-        whoever is in the middle of a forward would not hear of it if this end hung up first.
+        A node that disconnects has read the message. If this end closed the connection first, a
+        node in the middle of a forward pass would lose the messages that it has not read yet.
         """
         if not self._launcher.is_by_hand:
             return
         frame = encode(Fault(0, 0, FaultCode.CLOSED, "the coordinator has ended"))
         there = [node.id for node in self.registry.nodes if self.registry.find(node.id)]
         deadline = time.monotonic() + GOODBYE_LIMIT_S
-        # Beside links that are simulated: they end with the coordinator.
+        # Past any simulated links, which end with the coordinator.
         while (there := [node for node in there if self._door.send(node, frame)]) and (
             time.monotonic() < deadline
         ):
             for _ in self._door.receive(0.0):
-                pass  # unread, it would let the system cut the link at once
+                pass  # unread frames would make the system reset the connection at once
             time.sleep(GOODBYE_AGAIN_S)
 
     @property
@@ -443,7 +443,7 @@ class Service:
                 self._warn(restart.words)
             self.tally.restarted(restart.config.role)
             self._expect(restart.config, now, is_again=True)
-            # A cluster may take long, and the texts do not wait for it.
+            # In a thread, because a cluster may take long and texts must go on meanwhile.
             starting = threading.Thread(
                 target=self._start_again, args=(restart.config,), name="restart", daemon=True
             )
@@ -493,7 +493,7 @@ class Service:
                 raise error
 
     def _warn(self, line: str) -> None:
-        """Tell people, now and later."""
+        """Show a line to people and write it to the log."""
         logger.warning("%s", line)
         self._note("%s", line)
 

@@ -1,8 +1,8 @@
-"""The coordinator's end of a network whose links are slow, unsteady or lossy, for rehearsals.
+"""Simulates slow, unsteady or lossy links to the nodes, inside the coordinator.
 
-It stands in the place of the `Listener` that it is made of. Everything that goes over a link passes
-the coordinator, so both directions of every link are delayed here and nowhere else: what a node has
-sent waits before it is received, and what is sent to a node waits before it leaves.
+It is used in the place of a `Listener`, which it contains. All messages pass the coordinator, so
+both directions of every link are delayed here and nowhere else: a frame from a node waits before it
+is received, and a frame to a node waits before it leaves.
 """
 
 import random
@@ -19,11 +19,13 @@ Addressed = tuple[bytes, bytes]  # a node and a frame
 
 
 class SimulatedNetwork:
-    """A listener with the interface of `Listener`. One thread uses it; any may call `wake`.
+    """Delays and loses frames; has the interface of `Listener`, for one thread.
 
-    seed         what is lost, and how late each frame is; of each link and direction its own
-    may_be_lost  asked of a frame
-    spares       likewise: whether it passes as if there were no such link
+    Any thread may call `wake`.
+
+    seed         decides which frames are lost and how late each is, for each direction apart
+    may_be_lost  True if this frame may be lost
+    spares       True if this frame is exempt from the simulated link
     """
 
     def __init__(
@@ -45,11 +47,11 @@ class SimulatedNetwork:
 
     @property
     def endpoint(self) -> str:
-        """Where nodes connect."""
+        """The address to which nodes connect."""
         return self._listener.endpoint
 
     def slow_down(self, node: bytes, links: Links) -> None:
-        """From now on the link to this node is such a one, for both of its connections."""
+        """Simulate this link to a node from now on, for both of its connections."""
         ways = (
             (self._from_nodes, "from", links.from_node),
             (self._to_nodes, "to", links.to_node),
@@ -59,11 +61,11 @@ class SimulatedNetwork:
             directions[node] = Direction(link, draw)
 
     def wake(self) -> None:
-        """Make a waiting `receive` return (from any thread)."""
+        """Make a waiting `receive` return; may be called from any thread."""
         self._listener.wake()
 
     def receive(self, timeout_s: float) -> Iterator[Addressed]:
-        """The frames that have arrived; waits at most so long, and no longer than for the next."""
+        """Yield (node, frame) of the frames that have arrived; wait at most `timeout_s` for one."""
         left_s = self._next_s() - self._clock()
         for node, frame in self._listener.receive(min(timeout_s, left_s), exact=True):
             direction = self._from_nodes.get(node)
@@ -79,14 +81,14 @@ class SimulatedNetwork:
             yield from direction.take(now)
 
     def send(self, node: bytes, frame: bytes) -> bool:
-        """Send without blocking; False if that is known to fail. Over a slow link nobody knows."""
+        """Send without blocking; False if that is known to fail. On a slow link it is not known."""
         direction = self._to_nodes.get(node)
         if direction is None:
             return self._listener.send(node, frame)
         return self._put(direction, node, frame)
 
     def close(self, linger_s: float = 0.2) -> None:
-        """Close the socket; what is on its way is lost."""
+        """Close the socket; frames that are still delayed are lost."""
         self._listener.close(linger_s)
 
     def _put(self, direction: Direction[Addressed], node: bytes, frame: bytes) -> bool:
@@ -101,7 +103,7 @@ class SimulatedNetwork:
 
 
 def may_be_lost(frame: bytes) -> bool:
-    """Whether a simulated link may lose it: a node introduces itself once, all else is repaired."""
+    """True if a simulated link may lose the frame: any but Hello and Welcome."""
     try:
         return kind_of(frame) not in (Hello, Welcome)
     except RemoteProtocolError:
@@ -109,7 +111,7 @@ def may_be_lost(frame: bytes) -> bool:
 
 
 def spares(frame: bytes) -> bool:
-    """Whether it passes beside a simulated link: what is only there to be measured."""
+    """True if the message is exempt from the simulated link (trace traffic)."""
     try:
         return kind_of(frame) is TracePart
     except RemoteProtocolError:

@@ -1,7 +1,7 @@
-"""How a coordinator, its nodes and its texts are at this moment (pure).
+"""The present state of a coordinator, its nodes and its texts, for the command `status` (pure).
 
-What is told of a text are numbers, and never its tokens. Every list and every string has a limit,
-so a snapshot is small whatever happens.
+A snapshot has only numbers about a text, never its tokens. Every list and every string has a limit,
+so a snapshot is always small.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from proto.messages import Role
 
 # -- tally -----------------------------------------------------------------------------------------
 
-# What has happened since the coordinator started, counted for whoever asks.
+# Counts of what has happened since the coordinator started.
 
 MAX_CAUSES = 16
 OTHERS = "other causes"
-# One node makes several connections, and tries again.
+# The causes of refusals. One node makes several connections, and tries again.
 NO_KEY = "a connection without a key that is known here (one node makes several)"
 NAME_IN_USE = "a second process under a name that is in use"
 OTHER_NAME = "a node that has another node's key"
@@ -28,10 +28,10 @@ OTHER_NAME = "a node that has another node's key"
 
 @dataclass(slots=True)
 class Tally:
-    """Of one coordinator.
+    """Counts of the texts, restarts and refusals of one coordinator since its start.
 
-    restarts  processes that were started in the place of one that had ended, by role
-    refusals  peers that were refused, by what they were told: at most MAX_CAUSES of them
+    restarts  processes that were started to replace one that had ended, by role
+    refusals  peers that were refused, by the reason that they were told: at most MAX_CAUSES reasons
     """
 
     num_complete: int = 0
@@ -41,7 +41,7 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
 
     def ended(self, last: Result | SlipstreamError) -> None:
-        """A text has ended."""
+        """Count a text that has ended with this result or error."""
         if isinstance(last, Result):
             self.num_complete += 1
         elif isinstance(last, ClosedError):
@@ -50,25 +50,25 @@ class Tally:
             self.num_failed += 1
 
     def restarted(self, role: Role) -> None:
-        """A node is started again."""
+        """Count a node of this role that is started again."""
         self.restarts[role] += 1
 
     def refused(self, cause: str, number: int = 1) -> None:
-        """A peer was refused."""
+        """Count peers that were refused for this reason."""
         if cause not in self.refusals and len(self.refusals) >= MAX_CAUSES - 1:
             cause = OTHERS
         self.refusals[cause] += number
 
 
 def ending_of(last: Result | SlipstreamError) -> str:
-    """How a text has ended, for the log: never with anything of its content."""
+    """Return how a text has ended, for the log, without any part of its content."""
     if isinstance(last, Result):
         metrics = last.metrics
         return (
             f"complete ({last.reason}): {metrics.num_tokens} tokens after a prompt of "
             f"{metrics.num_prompt_tokens}, in {metrics.elapsed_s:.2f} s"
         )
-    if last.__cause__ is not None:  # what is said of a mistake may hold anything
+    if last.__cause__ is not None:  # an unexpected error's message may contain parts of the text
         return f"failed by a mistake of the coordinator ({type(last.__cause__).__name__})"
     return f"ended: {last}"
 
@@ -82,16 +82,16 @@ MAX_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node process.
+    """The state of one node process.
 
     health      starting, ready, silent or gone
-    doing       what it says it is doing
-    texts       that it works on, of so many that it has room for
-    forwards    that it has finished
-    bad_frames  of it, that could not be read
-    ready_s     since when; None: it never was
-    silent_s    since anything was heard of it
-    round_trip_ms, round_trip_at_start_ms  of a message there and its answer; None: not known yet
+    doing       what the node says it is doing
+    texts       number of texts that it works on; at most max_texts
+    forwards    number of forward passes that it has finished
+    bad_frames  frames from it that could not be decoded
+    ready_s     seconds since it was ready; None: it never was
+    silent_s    seconds since its last message
+    round_trip_ms, round_trip_at_start_ms  time of a message to it and back; None: not known yet
     """
 
     role: str
@@ -116,12 +116,12 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class TextState:
-    """A text that is being written.
+    """The state of a text that is being generated.
 
-    number            by which the coordinator's log names it too
-    max_tokens        that it may get
-    acceptance_rate   of its drafts; None: there were none
-    without_drafter   it would have drafts, and nobody drafts for it now
+    number            the text's number, as in the coordinator's log
+    max_tokens        most tokens that it may get after the prompt
+    acceptance_rate   accepted / verified drafts; None: there were no drafts
+    without_drafter   its policy has a drafter, but no drafter works on it now
     """
 
     number: int
@@ -137,12 +137,13 @@ class TextState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it.
+    """The state of a coordinator, with its nodes and texts.
 
-    texts     being written: at most MAX_LISTED, the oldest first; `open` is how many there are
-    queued    that wait for a lane
-    restarts  of nodes, by role: processes that have taken the place of another one
-    refusals  of peers, by what they were told
+    texts     texts that are being generated: at most MAX_LISTED, the oldest first
+    open      number of texts that are being generated
+    queued    number of texts that wait for a lane (room for a text) on the target
+    restarts  processes that have replaced another one, by role
+    refusals  peers that were refused, by the reason that they were told
     """
 
     form: int
@@ -157,12 +158,12 @@ class Snapshot:
     refusals: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """As it is sent."""
+        """Return the snapshot as a dict for JSON."""
         return asdict(self)
 
 
 def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Snapshot:
-    """Of the machines as they are. `pids`: of the latest processes, by role."""
+    """Return a snapshot of the present state; `pids`: process ids of the nodes by role."""
     texts = router.open_texts
     return Snapshot(
         form=FORM,
@@ -228,7 +229,7 @@ def _text(text: SessionNodes, now: float) -> TextState:
 
 
 def number_of(session: int) -> int:
-    """The number of a text among those of its coordinator, for people: 1, 2 ..."""
+    """Return the number of a text among those of its coordinator, for people: 1, 2 ..."""
     return session & 0xFFFFFFFF
 
 
@@ -241,6 +242,6 @@ def _rounded(number: float) -> float:
 
 
 def _cut(words: str) -> str:
-    """One line of what a peer says of itself."""
+    """Return one printable line, at most MAX_CHARS long, of what a peer says of itself."""
     line = "".join(letter if letter.isprintable() else "?" for letter in words)
     return line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 1] + "…"

@@ -1,8 +1,8 @@
-"""The Unix socket at which `status` asks a coordinator how it is.
+"""The Unix socket at which the command `status` asks a coordinator for its state.
 
-It lies in the runtime folder, which no other user can enter, and answers nobody but this user
-(SO_PEERCRED). A request is one line, the answer is one object as JSON; both have a limit, and so
-has the time of each. Whatever else comes is answered with a reason, or not at all; it ends nothing.
+The socket lies in the runtime folder, which no other user can enter, and answers only this user
+(SO_PEERCRED). A request is one line, the answer is one JSON object; both are limited in size and in
+time. Any other request is answered with an error, or not at all; it cannot end the coordinator.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ NAME = "status"
 REQUEST = b"status 1\n"
 MAX_REQUEST_BYTES = 64
 MAX_ANSWER_BYTES = 1 << 18
-LIMIT_S = 1.0  # for a request to come, and again for its answer to go
+LIMIT_S = 1.0  # longest time to read a request, and again to send its answer
 MAX_AT_ONCE = 8
-FRESH_S = 0.1  # so long an answer serves whoever asks next
+FRESH_S = 0.1  # an answer is used again for requests within this time
 PAUSE_S = 0.05
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process id and user of the other end. Raises OSError."""
+    """Return the process id and the user id of the other end of a Unix socket. Raises OSError."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(found)
     return pid, user
 
 
 class StatusSocket:
-    """Answers in threads of its own. `ask`: what is answered; it takes at most some seconds."""
+    """Answers requests in its own threads. `ask` returns the state and may take some seconds."""
 
     def __init__(self, folder: Path, ask: Callable[[], dict[str, Any]]) -> None:
         self._ask = ask
@@ -52,7 +52,7 @@ class StatusSocket:
         self._is_closed = False
 
     def start(self) -> None:
-        """Begin to answer. Where that cannot be done all else goes on, and a line says so."""
+        """Begin to answer. If that cannot be done, log a warning and go on without."""
         try:
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -69,11 +69,11 @@ class StatusSocket:
             logger.warning("`status` cannot ask this coordinator: %s", error)
 
     def close(self) -> None:
-        """Answer nobody any more. May be called twice."""
+        """Stop answering. May be called twice."""
         self._is_closed = True
         if self._listening is not None:
             with contextlib.suppress(OSError):
-                self._listening.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+                self._listening.shutdown(socket.SHUT_RDWR)  # ends the waiting `accept`
             self._listening.close()
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class StatusSocket:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                time.sleep(PAUSE_S)  # closed, or no descriptor is left
+                time.sleep(PAUSE_S)  # the socket was closed, or no file descriptor is left
                 continue
             if not self._places.acquire(blocking=False):
                 connection.close()
@@ -119,7 +119,7 @@ class StatusSocket:
 
 
 def _request(connection: socket.socket) -> bytes:
-    """The first line that comes in time, or what there is of it. Raises OSError."""
+    """Return the first line that comes in time, or the part of it that came. Raises OSError."""
     deadline, read = time.monotonic() + LIMIT_S, b""
     while b"\n" not in read and len(read) < MAX_REQUEST_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

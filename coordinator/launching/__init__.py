@@ -1,1 +1,1 @@
-"""Who starts the node processes, where, and when again."""
+"""Starts the node processes: on which host and device, with which logs, and when again."""

@@ -1,10 +1,10 @@
-"""The folder in which compiled programs stay from one start to the next.
+"""Chooses the folder that keeps compiled programs (inductor, Triton) from one start to the next.
 
 Nodes that compile (`--backend compiled`, and attention on GPUs) find there what an earlier start
-has made. torch and Triton would keep it below TMPDIR, which for a node is the runtime folder of
-its coordinator and goes with it. The folder is $XDG_CACHE_HOME/slipstream/compiled
-(~/.cache/slipstream/compiled), or what the variables in `VARIABLES` name. Only this user can write
-to it: what lies there is run.
+has compiled. torch and Triton would keep their programs below TMPDIR; for a node that is the
+runtime folder of its coordinator, which is removed when the coordinator ends. The folder is
+$XDG_CACHE_HOME/slipstream/compiled (~/.cache/slipstream/compiled), or what the variables in
+`VARIABLES` name. Only this user can write to it, because nodes run the programs that lie there.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from pathlib import Path
 
 VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 MAX_BYTES = 1 << 31
-IN_USE_S = 86_400.0  # a file that was written later may be one that a start is just making
+IN_USE_S = 86_400.0  # a younger file may belong to a start that is compiling now
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where programs stay if no variable says otherwise. Raises OSError: this user has no home."""
+    """Return the default folder for compiled programs. Raises OSError: this user has no home."""
     named = environment.get("XDG_CACHE_HOME", "")
     try:
-        # The convention: a path that is not absolute does not count.
+        # By the XDG convention, a path that is not absolute is ignored.
         base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
     except RuntimeError as error:
         raise OSError(str(error)) from error
@@ -31,15 +31,16 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that lead a node's compilers to folders that last; the folders are made.
+    """Make the cache folders and return the environment variables that name them.
 
-    Those that the user has set stay what they are, as absolute paths: a node runs elsewhere.
+    A variable that the user has set keeps its value, made absolute because a node runs in another
+    working directory.
 
-    Raises OSError: a folder cannot be made, or written to, or somebody else can write to it.
+    Raises OSError: a folder cannot be made or written to, or other users can write to it.
     """
     given = {name: environment[name] for name in VARIABLES if environment.get(name)}
     if "TORCHINDUCTOR_CACHE_DIR" in given:
-        found = {name: os.path.abspath(path) for name, path in given.items()}  # Triton's is in it
+        found = {name: os.path.abspath(path) for name, path in given.items()}  # Triton's is inside
     else:
         own = cache_folder(environment)
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def trim(folder: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Remove the oldest files until no more than `max_bytes` are left, but none of today.
+    """Remove the oldest files until at most `max_bytes` are left; keep files of the last 24 hours.
 
     A compiler that misses one of its files compiles anew.
     """

@@ -1,4 +1,4 @@
-"""Where the two models run if nobody says: GPUs first, else the cores shared out."""
+"""Chooses devices for both models if the user names none: GPUs, else a share of the CPU cores."""
 
 import math
 import os
@@ -18,9 +18,11 @@ SPELT = "use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or cuda:N-M (a 
 
 
 def num_ranks(device: str, size: int = 1) -> int:
-    """How many processes share a model on `device` (`engine.tensor_parallel.devices` decides).
+    """Return how many processes share a model on `device` (one rank per GPU or CPU that it names).
 
-    size  as many as are asked for; 1: as many as the device names
+    The rule that counts is in `engine.tensor_parallel.devices`.
+
+    size  the number of ranks that is asked for; 1: as many as the device names
     """
     if size > 1:
         return size
@@ -31,15 +33,15 @@ def num_ranks(device: str, size: int = 1) -> int:
     ]
     numbers = [(first, last or first) for first, _, last in runs]
     if not all(first.isdecimal() and last.isdecimal() for first, last in numbers):
-        return 1  # the node refuses it
+        return 1  # a wrong name, which the node refuses
     return max(1, sum(int(last) - int(first) + 1 for first, last in numbers))
 
 
 def check_device(role: Role, name: str, size: int = 1) -> None:
-    """Raises ConfigurationError if a model cannot be on `name`, as far as is known without torch.
+    """Raise ConfigurationError if no model can run on device `name`; checked without torch.
 
-    name  as it was given; empty: the default, which is always there
-    size  ranks that are asked for; 1: as many as the name has
+    name  the device as the user gave it; empty: the default, which always exists
+    size  the number of ranks that is asked for; 1: as many as the name has
     """
     if not name:
         return
@@ -54,7 +56,7 @@ def check_device(role: Role, name: str, size: int = 1) -> None:
         )
     numbers = [number for part in found for number in _numbers(role, name, part["runs"] or "")]
     if kinds == {"cuda"}:
-        extra = size - 1 if len(numbers) == 1 else 0  # those from the first one on
+        extra = size - 1 if len(numbers) == 1 else 0  # further GPUs after the first one
         _check_gpus(f"{role} device {name}", max(numbers) + extra)
     elif max(numbers, default=0) >= (count := os.cpu_count() or 1):
         raise ConfigurationError(
@@ -68,7 +70,7 @@ def check_device(role: Role, name: str, size: int = 1) -> None:
 
 
 def _numbers(role: Role, name: str, runs: str) -> list[int]:
-    """The cores or GPUs of one part of a device's name; none: any."""
+    """Return the numbers of the cores or GPUs in one part of a device name; empty means any."""
     found: list[int] = []
     for run in filter(None, runs.split(",")):
         first, _, last = run.partition("-")
@@ -82,7 +84,7 @@ def _numbers(role: Role, name: str, runs: str) -> list[int]:
 
 def _check_gpus(what: str, highest: int) -> None:
     if "+rocm" in version("torch"):
-        return  # its GPUs have other names than those that are counted here
+        return  # AMD GPUs have other device files than those that `_num_gpus` counts
     count = _num_gpus()
     if not count:
         why = "no GPU is there"
@@ -98,9 +100,10 @@ def _check_gpus(what: str, highest: int) -> None:
 
 
 def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1) -> str:
-    """The device of a node, which may have this machine for itself.
+    """Return the device of a node for which the user named none.
 
-    size, peer_size  ranks of its model and of the other node's
+    is_alone         no other node runs on this machine
+    size, peer_size  number of ranks of this node's model and of the other node's
     """
     if is_alone:
         return "cuda:0" if _num_gpus() else "cpu"
@@ -110,9 +113,11 @@ def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int 
 
 
 def default_devices(target_size: int = 1, drafter_size: int = 1) -> tuple[str, str]:
-    """Devices of target and drafter, of several the first: a GPU each, or the one that there is.
+    """Return the default devices of target and drafter: a GPU each, or the only one for both.
 
-    Without any the drafter gets a core for each of its ranks, and the target all others.
+    For a model on several GPUs the first one is named.
+
+    Without a GPU the drafter gets one CPU core for each of its ranks, and the target all others.
     """
     if num_gpus := _num_gpus():
         return "cuda:0", f"cuda:{max(0, min(target_size, num_gpus - drafter_size))}"
@@ -128,9 +133,9 @@ def default_devices(target_size: int = 1, drafter_size: int = 1) -> tuple[str, s
 
 
 def gpus_of(device: str, size: int = 1) -> frozenset[int]:
-    """The numbers of the GPUs that a node with this device is on; none on a CPU.
+    """Return the numbers of the GPUs that a node with this device uses; empty on a CPU.
 
-    size  ranks of its model, from its only GPU on
+    size  number of ranks; if the device names one GPU, they use that one and those after it
     """
     if not device.startswith("cuda"):
         return frozenset()
@@ -143,9 +148,10 @@ def gpus_of(device: str, size: int = 1) -> frozenset[int]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that torch can use, in its order: by UUID, or by what they are called here.
+    """Return the GPUs that torch can use, in its order: UUIDs where known, else names or numbers.
 
-    CUDA_VISIBLE_DEVICES names them by number, by UUID or its beginning, or as an instance (MIG).
+    CUDA_VISIBLE_DEVICES may name a GPU by number, by UUID, by the beginning of a UUID, or name a
+    part of a GPU (a MIG instance).
     """
     uuids = _uuids()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -163,7 +169,7 @@ def _full_name(name: str, uuids: Mapping[str, str]) -> str:
 
 
 def _uuids() -> dict[str, str]:
-    """The UUID of each GPU by its number; nothing where that is not known for certain."""
+    """Return the UUID of each GPU by its number in CUDA; empty if that is not certain."""
     command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     try:
         ended = subprocess.run(
@@ -173,7 +179,7 @@ def _uuids() -> dict[str, str]:
         return {}
     rows = [[word.strip() for word in line.split(",", 2)] for line in ended.stdout.splitlines()]
     rows = [row for row in rows if len(row) == 3]
-    # It counts them as they are plugged in; CUDA only if it is told to, or if all are alike.
+    # nvidia-smi numbers GPUs by PCI bus. CUDA does so only if it is told to, or if all are alike.
     in_bus_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not in_bus_order and len({name for _, _, name in rows}) > 1:
         return {}
@@ -181,7 +187,7 @@ def _uuids() -> dict[str, str]:
 
 
 def is_device_here(name: str) -> bool:
-    """Whether this machine has a device, as far as can be known without torch; "" is any."""
+    """True if this machine has the device (checked without torch); "" means any device."""
     kind, _, rest = name.partition(":")
     numbers = [int(number) for number in re.findall(r"\d+", rest)]
     if kind == "cuda":
@@ -190,16 +196,16 @@ def is_device_here(name: str) -> bool:
 
 
 def _quota() -> int:
-    """How many cores' worth of time a container may take; a large number if nothing limits it."""
+    """Return how many CPUs' worth of time the container may use; 65536 if there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))
-    except (OSError, ValueError):  # another version, or "max"
+    except (OSError, ValueError):  # another version of cgroups, or "max"
         return 1 << 16
 
 
 def _first_sibling(core: int, allowed: Set[int]) -> int:
-    """The lowest of the logical cores that share the arithmetic units of this one."""
+    """Return the lowest allowed logical core that shares a physical core with `core`."""
     path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
     try:
         runs = path.read_text().strip().split(",")
@@ -225,7 +231,10 @@ def _as_runs(cores: Sequence[int]) -> str:
 
 
 def _num_gpus() -> int:
-    """Those that torch can use, counted without it: the coordinator never loads it."""
+    """Return the number of GPUs that torch can use, counted without torch.
+
+    The coordinator never loads torch.
+    """
     if version("torch").endswith("+cpu"):
         return 0
     there = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]

@@ -1,7 +1,7 @@
-"""Processes that lead a group of their own (`process_group=0`): they are ended with all of it.
+"""Ends a process together with its process group: all that it has started (`process_group=0`).
 
-What such a process starts is in its group as well, so it can be killed even where the process
-itself has gone, hangs or was stopped.
+Child processes are in the group of the process that started them, so they can be killed even where
+that process has ended, hangs or was stopped.
 """
 
 import contextlib
@@ -11,21 +11,24 @@ import subprocess
 from typing import Any
 
 Leader = subprocess.Popen[Any]
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # asked without taking note
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # ask whether it ended, but do not reap it
 
 
 def has_ended(leader: Leader) -> bool:
-    """Whether the process has. Then what it had started is killed as well."""
+    """True if the process has ended; then the rest of its process group is killed as well."""
     if leader.returncode is not None:
         return True
-    with contextlib.suppress(ChildProcessError):  # somebody else took note: `poll` knows
+    with contextlib.suppress(ChildProcessError):  # somebody else reaped it: `poll` knows
         if os.waitid(os.P_PID, leader.pid, ENDED) is None:
             return False
-        kill(leader)  # until `poll` takes note, the number of the group is nobody else's
+        kill(leader)  # until `poll` reaps it, no other group can have this number
     return leader.poll() is not None
 
 
 def kill(leader: Leader) -> None:
-    """Kill the whole group, in whatever state its processes are. It is not known to have ended."""
+    """Send SIGKILL to the whole process group.
+
+    Call it only while the leader has not been reaped, so that the group's number is still its own.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader.pid, signal.SIGKILL)

@@ -1,13 +1,14 @@
-"""Node processes: started, watched and ended here. None of them outlives the coordinator.
+"""Starts, watches and ends the node processes on this machine. None outlives the coordinator.
 
 Every node's standard input is a pipe that only this process writes to. When this process ends,
-however it ends, the pipe closes and the node goes. A forked child gives its copies of the pipes
-back, and what it inherits of a launcher does nothing; where a library forks past Python, the node
-sees by its own parent that this process has gone. What a node prints is kept (`logs.py`).
+however it ends, the pipe closes and the node ends too. A forked child closes its copies of the
+pipes, and the launcher object that it inherits does nothing. Where a library forks without Python's
+hooks, the node sees by its parent process id that this process has ended. What a node prints is
+kept (`logs.py`).
 
-Every node leads a process group of its own, with whatever it starts: ranks that share
-its model, for one. With the node the whole group is killed, stopped processes too. Where this
-process itself is killed, the kernel sends SIGHUP to groups in which something is stopped.
+Every node leads a process group of its own, which contains whatever the node starts, for example
+the other ranks of its model. With the node the whole group is killed, stopped processes too. Where
+this process itself is killed, the kernel sends SIGHUP to groups in which a process is stopped.
 """
 
 import logging
@@ -46,20 +47,20 @@ END_GRACE_S = 1.0
 POLL_S = 0.005
 MAX_NEW_BYTES = 1 << 16
 MORE_MEMORY = "it has too little memory: give it more, or raise its limits (`ulimit -v`)"
-# Where memory ends in the middle of an import, what is raised may have any name.
+# Where memory runs out in the middle of an import, the exception may be of any type.
 LIMITED_MEMORY = "its memory is limited (`ulimit -v`), which may be why: raise that limit"
-_UNEXPECTED = re.compile(r"[\w.]+(Error|Exception)\b")  # how a traceback ends
+_UNEXPECTED = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 MODULES = {Role.TARGET: "target_node", Role.DRAFTER: "drafter_node"}
 
 
 @dataclass(frozen=True, slots=True)
 class Obituary:
-    """How a node process ended.
+    """How a node process ended: the text that the user reads, and the exit status.
 
-    identity  by which it was started
-    line      what happened and what it said last
-    status    its exit status, below zero for a signal; None: it went with its machine
+    identity  the identity in the node's config, with which it was started
+    line      how the process ended and the last line that it printed
+    status    its exit status, below zero for a signal; None: its machine was lost
     """
 
     identity: str
@@ -68,16 +69,16 @@ class Obituary:
 
 
 class NodeLauncher(Protocol):
-    """Where and how node processes are started; `Launcher` does it on this machine.
+    """Starts node processes: on this machine (`Launcher`), on a Ray cluster, or by hand.
 
     endpoint  where the coordinator listens for nodes of its own host; empty: nowhere
-    outside   and where for those of others; empty: nowhere
-    keys      of those
-    secret    by which a node shows that it was started for this coordinator
-    way       how the nodes are started, for people
-    is_by_hand  nothing is started: somebody else does, at any time
-    folder    of this coordinator's sockets, which no other user can enter
-    logs      what stays of this run
+    outside   where it listens for nodes of other hosts; empty: nowhere
+    keys      the keys that encrypt connections to `outside`; None: no encryption
+    secret    the word by which a node shows that it was started for this coordinator
+    way       how the nodes are started, in words for people
+    is_by_hand  a user starts the nodes, at any time; this launcher starts none
+    folder    the folder of this coordinator's sockets, which no other user can enter
+    logs      the logs of this run
     """
 
     way: str
@@ -90,19 +91,19 @@ class NodeLauncher(Protocol):
     secret: str
 
     def start(self, config: NodeConfig) -> None:
-        """Start a node. Raises NodeError if that cannot be done."""
+        """Start a node process. Raises NodeError if that cannot be done."""
 
     def ended(self) -> list[Obituary]:
-        """The nodes that have ended since the last call. Asked often: never waits."""
+        """Return how each node ended that has ended since the last call. Never waits."""
 
     def has_room_again(self) -> bool:
-        """Whether a place has come for a node that had lost its own, since the last call.
+        """True if, since the last call, the cluster has room again for a node that lost its place.
 
-        Asked often: never waits.
+        Never waits, because it is called often.
         """
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role, for people and tests."""
+        """Return the process ids of the running nodes by role, for people and tests."""
 
     def close(self) -> None:
         """End every node, within seconds. May be called twice; does nothing in a forked child."""
@@ -110,12 +111,12 @@ class NodeLauncher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a Ray cluster is asked for.
+    """What a Ray cluster is asked for: room for nodes of these roles, on these devices.
 
-    address    "auto" or HOST:PORT
-    devices    the roles to make room for, and their devices; empty: as the host has them
-    is_packed  both on one host, although there are two
-    ranks      processes that share the model of a role, if more than one
+    address    the cluster's address: "auto" or HOST:PORT
+    devices    the roles to make room for, each with its device; an empty device: the host's default
+    is_packed  both nodes run on one host, even if there are two hosts
+    ranks      the number of processes that share the model of a role, if more than one
     """
 
     address: str
@@ -129,16 +130,16 @@ ConnectRay = Callable[[Wanted], NodeLauncher]
 
 @dataclass(slots=True)
 class NodeProcess:
-    """A process that was started, and the file that holds what it printed."""
+    """A node process that was started, and the file that holds what it printed."""
 
     identity: str
     role: Role
     process: subprocess.Popen[str]
     log: Path
-    num_read: int = 0  # bytes of the log
+    num_read: int = 0  # bytes of the log that `new_lines` has returned
 
     def obituary(self) -> Obituary | None:
-        """How the process ended; None while it runs."""
+        """Return how the process ended; None while it runs."""
         if not has_ended(self.process):
             return None
         status = self.process.returncode
@@ -155,22 +156,22 @@ class NodeProcess:
         return Obituary(self.identity, line, status)
 
     def new_lines(self) -> list[str]:
-        """What the process has printed since the last call, in whole lines."""
+        """Return the whole lines that the process has printed since the last call."""
         try:
             with self.log.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.num_read:
-                    self.num_read = 0  # it was shortened
+                    self.num_read = 0  # the log was shortened
                 file.seek(self.num_read)
                 new = file.read(MAX_NEW_BYTES)
         except OSError:
             return []
-        if len(new) < MAX_NEW_BYTES:  # otherwise a line may be cut, rather than never be told
+        if len(new) < MAX_NEW_BYTES:  # a line longer than that is cut, so that it is shown at all
             new = new[: new.rfind(b"\n") + 1]
         self.num_read += len(new)
         return new.decode(errors="replace").splitlines()
 
     def last_words(self) -> str:
-        """The last line that the process printed."""
+        """Return the last line that the process printed, at most 300 characters; "" if none."""
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -179,15 +180,15 @@ class NodeProcess:
 
 
 def _place(error: OSError) -> str:
-    """What to do where there can be no folder of ours."""
+    """Return advice for a user on whose disk no runtime folder can be made."""
     return remedy(error, "make room there") + " (TMPDIR says where it is made)"
 
 
 class Launcher:
-    """Starts nodes on this machine.
+    """Starts node processes on this machine, watches them and ends them.
 
-    is_alone  one node has it for itself
-    modules   that a node's process runs, where it is another one than in `MODULES`
+    is_alone  only one node runs on this machine
+    modules   Python module that the process of a role runs, where it differs from `MODULES`
     """
 
     way = "local"
@@ -202,7 +203,7 @@ class Launcher:
         self._is_alone = is_alone
         self._modules = {**MODULES, **modules}
         try:
-            # It goes when this process ends, also where `close` is cut short.
+            # The folder is removed when this process ends, also where `close` is interrupted.
             self._runtime = RuntimeFolder()
         except OSError as error:
             raise NodeError(f"cannot make a runtime folder: {error}; {_place(error)}") from error
@@ -212,13 +213,13 @@ class Launcher:
         self._nodes: list[NodeProcess] = []
         self._mps: Mps | None = None
         self._has_tried_mps = False
-        self._compilers: Mapping[str, str] | None = None  # None: nobody has compiled yet
+        self._compilers: Mapping[str, str] | None = None  # None: not asked for yet
         self._is_closed = False
-        self._lock = threading.Lock()  # nothing is started once it is closed
+        self._lock = threading.Lock()  # start nothing once closed
         _launchers.add(self)
 
     def start(self, config: NodeConfig) -> None:
-        """Start a node. Raises NodeError if that cannot be done."""
+        """Start a node process and send it its config. Raises NodeError if that cannot be done."""
         config = self._completed(config)
         try:
             with self._lock:
@@ -233,12 +234,12 @@ class Launcher:
             node.process.stdin.write(config.to_json() + "\n")
             node.process.stdin.flush()
         except (OSError, ValueError):
-            pass  # it has ended already, or is being ended; its obituary says why
+            pass  # the node has ended already, or is being ended; its obituary says why
 
     def _started(self, config: NodeConfig) -> NodeProcess:
         self._share_gpu(config)
         log = self.logs.of_node(config.identity)
-        with log.open("a") as output:  # to its end, also after it was shortened
+        with log.open("a") as output:  # append mode: writes go to the end also after `trim`
             process = subprocess.Popen(
                 [sys.executable, "-m", self._modules[config.role]],
                 cwd=ROOT,
@@ -254,7 +255,7 @@ class Launcher:
         return node
 
     def _share_gpu(self, config: NodeConfig) -> None:
-        """Once both nodes are on one GPU: let them run beside each other there, if that works."""
+        """Start NVIDIA MPS once both nodes share a GPU, so that their kernels overlap."""
         if self._has_tried_mps or self._is_alone or config.peer_device is None:
             return
         theirs = config.peer_device or default_device(
@@ -276,13 +277,13 @@ class Launcher:
         if not given.get(PIPE) or (self._has_tried_mps and self._mps is None):
             given.pop(PIPE, None)
         of_mps = self._mps.environment(config.role) if self._mps is not None else {}
-        # What its libraries leave in the temporary folder goes with ours.
+        # Files that its libraries leave in TMPDIR are removed together with our runtime folder.
         own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
         compiles = config.backend == "compiled" or config.device.startswith("cuda")
         return {**given, **own, **of_mps, **(self._of_compilers() if compiles else {})}
 
     def _of_compilers(self) -> Mapping[str, str]:
-        """Variables of nodes that compile: where programs of earlier starts are."""
+        """Return the environment variables that show nodes where compiled programs are kept."""
         if self._compilers is None:
             try:
                 self._compilers = cache_variables(os.environ)
@@ -298,7 +299,7 @@ class Launcher:
         return self._compilers
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
-        """With what depends on the machine."""
+        """Return the config with the device, dtype and parent process id of this machine."""
         device = config.device or default_device(
             config.role,
             is_alone=self._is_alone,
@@ -309,27 +310,27 @@ class Launcher:
         return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
 
     def ended(self) -> list[Obituary]:
-        """The nodes that have ended since the last call."""
+        """Return how each node ended that ended since the last call; shorten long logs."""
         self.logs.trim()
         found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
-            self._nodes.remove(node)  # in place: another thread may be appending a new one
+            self._nodes.remove(node)  # in place: another thread may append a new node
         return [obituary for _, obituary in found]
 
     def has_room_again(self) -> bool:
-        """Never: this machine is there all the time."""
+        """False: nodes never lose their place on this machine."""
         return False
 
     def new_lines(self) -> list[str]:
-        """What the nodes have printed since the last call."""
+        """Return the lines that the nodes have printed since the last call, each after its role."""
         return [f"{node.role}: {line}" for node in list(self._nodes) for line in node.new_lines()]
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role, for people and tests."""
+        """Return the process ids of the running nodes by role, for people and tests."""
         return {str(node.role): node.process.pid for node in self._nodes}
 
     def close(self) -> None:
-        """End every node: close its lifeline, then insist."""
+        """End every node: close its standard input, then send SIGTERM, then SIGKILL."""
         with self._lock:
             self._is_closed = True
         for node in self._nodes:
@@ -352,11 +353,11 @@ class Launcher:
         self.logs.close()
 
     def disown(self) -> None:
-        """In a forked child: the nodes are the parent's, whatever is called here."""
+        """In a forked child: forget the nodes, so that only the parent can end them."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for node in self._nodes:
             if node.process.stdin is not None and not node.process.stdin.closed:
-                # To close the file would wait for its lock, which a thread of the parent may hold.
+                # Closing the file would wait for its lock, which a thread of the parent may hold.
                 os.dup2(nowhere, node.process.stdin.fileno(), inheritable=False)
         os.close(nowhere)
         self._nodes = []
@@ -365,7 +366,7 @@ class Launcher:
         self._lock = threading.Lock()  # a thread of the parent may have held it
 
     def _wait(self) -> bool:
-        """Whether all have ended within the grace time."""
+        """Wait up to END_GRACE_S seconds; True if all nodes have ended."""
         deadline = time.monotonic() + END_GRACE_S
         while not all(has_ended(node.process) for node in self._nodes):
             if time.monotonic() > deadline:

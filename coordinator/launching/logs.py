@@ -1,13 +1,14 @@
-"""Logs that stay: a folder for each run, of which the latest are kept.
+"""Keeps the logs of the latest runs, in one folder for each run.
 
-They lie in $XDG_STATE_HOME/slipstream/logs (~/.local/state/slipstream/logs), one folder for each
-run: `coordinator.log`, and what each node has printed; on another host of a Ray cluster only that.
-Only this user can read them. No log ever ends a text: where nothing can be kept, one line says so.
+They lie in $XDG_STATE_HOME/slipstream/logs (~/.local/state/slipstream/logs). The folder of a run
+has `coordinator.log` and a file for what each node has printed; on another host of a Ray cluster
+only the files of nodes. Only this user can read them. An error in logging never ends a text: where
+logs cannot be kept, one warning says so.
 
-Theory of operation: who has a run holds a lock in its folder, as in a runtime folder, so several
-coordinators at once leave each other's alone. Each new run removes the oldest that have ended. A
-node writes to its file directly; when that becomes too long its content moves to a second file,
-which is all that is kept of what was printed before.
+Theory of operation: the process that a run belongs to holds a lock in its folder, as in a runtime
+folder, so that several coordinators at once do not remove each other's logs. Each new run removes
+the oldest runs that have ended. A node writes to its file directly. When the file becomes too long,
+its last part moves to a second file, and what was printed before that is lost.
 """
 
 import contextlib
@@ -27,21 +28,21 @@ logger = logging.getLogger(__name__)
 
 COORDINATOR_LOG = "coordinator.log"
 RUNTIME = "runtime"  # a file that names the runtime folder, which may be under another TMPDIR
-OLDER = ".1"  # the end of the name of what a log held before it became too long
-MAX_RUNS = 50  # that have ended and are kept, of coordinators; and as many of nodes alone
-MAX_RUNS_BYTES = 1 << 26  # of all those of a kind
+OLDER = ".1"  # suffix of the file that holds the older part of a log
+MAX_RUNS = 50  # ended runs of coordinators that are kept; and as many runs of nodes alone
+MAX_RUNS_BYTES = 1 << 26  # of all kept runs of one of these two kinds
 MAX_FILE_BYTES = 1 << 20
-MAX_NODE_LOGS = 12  # of one run: a drafter may be started again for weeks
+MAX_NODE_LOGS = 12  # of one run, because a drafter may be started again for weeks
 MAX_LINE = 1000  # characters
-UNFINISHED_S = 3600.0  # a folder without an owner for so long was never finished
+UNFINISHED_S = 3600.0  # a folder that has no owner file after this time was never finished
 TAIL_BYTES = 1 << 14
 
 
 def state_folder() -> Path:
-    """Where the runs are kept. Raises OSError: this user has no home."""
+    """Return the folder that keeps the logs of all runs. Raises OSError: no home."""
     named = os.environ.get("XDG_STATE_HOME", "")
     try:
-        # The convention: a path that is not absolute does not count.
+        # By the XDG convention, a path that is not absolute is ignored.
         base = Path(named) if os.path.isabs(named) else Path("~/.local/state").expanduser()
     except RuntimeError as error:
         raise OSError(str(error)) from error
@@ -49,20 +50,20 @@ def state_folder() -> Path:
 
 
 def stamp(now: datetime) -> str:
-    """What a line begins with: 2026-03-01T12:00:00.123Z."""
+    """Return the time stamp that begins a line of a log: 2026-03-01T12:00:00.123Z."""
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def without_stamp(line: str) -> str:
-    """The line of a log as it was said."""
+    """Return a line of a log without the time stamp at its beginning, if it has one."""
     first, _, rest = line.partition(" ")
     return rest if len(first) == 24 and first[10] == "T" and first.endswith("Z") else line
 
 
 class Logs:
-    """Those of one run. `folder`: where they are.
+    """The logs of one run: makes their folder, `folder`, and writes the coordinator's own log.
 
-    fallback  where they lie if they cannot be kept; it goes when the run ends
+    fallback  the folder that is used if logs cannot be kept; it is removed when the run ends
     """
 
     def __init__(self, fallback: Path) -> None:
@@ -79,7 +80,7 @@ class Logs:
         _all.add(self)
 
     def note(self, line: str) -> None:
-        """Add a line to the coordinator's own log, with the time."""
+        """Append a line to the coordinator's own log, with the time."""
         words = " ".join(line.split())
         shown = "".join(letter if letter.isprintable() else "?" for letter in words)[:MAX_LINE]
         written = f"{stamp(datetime.now(UTC))} {shown}\n".encode(errors="replace")
@@ -93,7 +94,10 @@ class Logs:
                 self._fail(f"the log cannot be written ({error}); what happens is not kept")
 
     def of_node(self, identity: str) -> Path:
-        """The new, empty file for what a node prints, of which the oldest is given up."""
+        """Make a new log file for a node and return it; of too many, delete the oldest.
+
+        Returns /dev/null where the file cannot be made.
+        """
         path = self.folder / f"{identity}.log"
         with contextlib.suppress(OSError):
             while len(self._nodes) >= MAX_NODE_LOGS:
@@ -109,25 +113,28 @@ class Logs:
         return path
 
     def trim(self) -> None:
-        """See that no node's log gets too long. Asked often."""
+        """Shorten the node logs that are longer than MAX_FILE_BYTES. Called often."""
         for path in self._nodes:
             with contextlib.suppress(OSError):
                 if path.stat().st_size > MAX_FILE_BYTES:
                     _shorten(path)
 
     def close(self) -> None:
-        """The run has ended: from now on it is one of those that may be removed."""
+        """Release the lock on the run's folder: it has ended, and later runs may remove it."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             os.close(lock)
 
     def disown(self) -> None:
-        """In a forked child: the run is its parent's, of which a thread may have been writing."""
+        """In a forked child: release the run's lock, and make a new lock for writing.
+
+        A thread of the parent may have held the old lock while it wrote.
+        """
         self.close()
         self._writing = threading.Lock()
 
     def _fail(self, line: str) -> None:
-        """Say it once."""
+        """Log a warning, but only the first one."""
         if not self._has_failed:
             self._has_failed = True
             logger.warning("%s", line)
@@ -137,7 +144,7 @@ _all: weakref.WeakSet[Logs] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    """In a forked child: it does not make the run of its parent seem alive."""
+    """In a forked child: release all runs, whose owner is the parent."""
     for logs in _all:
         logs.disown()
 
@@ -146,7 +153,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def runs(place: Path) -> list[Path]:
-    """All runs in a folder, the one that was last written to last; none where it cannot be read."""
+    """Return all runs in a folder, the one last written to at the end; empty if unreadable."""
     try:
         return sorted((path for path in place.iterdir() if path.is_dir()), key=_written_at)
     except OSError:
@@ -154,9 +161,10 @@ def runs(place: Path) -> list[Path]:
 
 
 def _written_at(run: Path) -> tuple[int, str]:
-    """When its log was written to last: where it has ended, by its last line, which says so.
+    """Return when a run's log was last written to (in ns), and its name to sort equal times.
 
-    Without a coordinator's log, when anything was. The name is for those of one moment.
+    For a run without a coordinator's log, the time of its newest file. The last line of the log of
+    a run that has ended says so, which makes this the time of its end.
     """
     times = [0]
     with contextlib.suppress(OSError):
@@ -167,7 +175,7 @@ def _written_at(run: Path) -> tuple[int, str]:
 
 
 def runtime_folders() -> list[Path]:
-    """The runtime folders of the runs that go on, as far as they are known here."""
+    """Return the runtime folders of running coordinators, as their logs name them."""
     found = []
     with contextlib.suppress(OSError):
         for run in runs(state_folder()):
@@ -178,7 +186,7 @@ def runtime_folders() -> list[Path]:
 
 
 def latest() -> Path | None:
-    """Of the runs with a coordinator's log that have ended, the one that ended last."""
+    """Return the folder of the coordinator's run that ended last; None if there is none."""
     try:
         found = [run for run in runs(state_folder()) if _is_of_coordinator(run)]
     except OSError:
@@ -187,7 +195,7 @@ def latest() -> Path | None:
 
 
 def tail(folder: Path, number: int) -> list[str]:
-    """The last lines of a coordinator's log; none where it cannot be read."""
+    """Return the last `number` lines of the coordinator's log in a folder; empty if unreadable."""
     try:
         with (folder / COORDINATOR_LOG).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -198,7 +206,7 @@ def tail(folder: Path, number: int) -> list[str]:
 
 
 def _new_run(place: Path) -> tuple[Path, int]:
-    """A folder for a run, and the lock on it. Raises OSError."""
+    """Make a folder for a run; return it and the descriptor of its lock. Raises OSError."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(place):
         raise PermissionError(f"{place} is no folder of this user")
@@ -218,14 +226,14 @@ def _new_run(place: Path) -> tuple[Path, int]:
 
 
 def _is_of_coordinator(run: Path) -> bool:
-    """Whether it is not a run of nodes alone, as on the hosts of a Ray cluster."""
-    return os.path.isfile(run / COORDINATOR_LOG)  # where it cannot be known, it is none
+    """True if a run has a coordinator's log (other hosts have only logs of nodes)."""
+    return os.path.isfile(run / COORDINATOR_LOG)  # an unreadable folder counts as one of nodes
 
 
 def _remove_oldest(place: Path) -> None:
-    """Of the runs that have ended the latest stay, as many as the limits allow.
+    """Remove the oldest runs that have ended, until the limits on number and bytes hold.
 
-    Those of coordinators and those of nodes alone do not push each other out.
+    Runs of coordinators and runs of nodes alone are counted apart.
     """
     ended = [run for run in runs(place) if not has_owner(run)]
     of_coordinators = [run for run in ended if _is_of_coordinator(run)]
@@ -234,7 +242,7 @@ def _remove_oldest(place: Path) -> None:
 
 
 def _remove_oldest_of(ended: Sequence[Path]) -> None:
-    """`ended`: runs of one kind, the latest last."""
+    """Remove the oldest of `ended` (ended runs of one kind, the latest last) beyond the limits."""
     num_bytes = 0
     for number, run in enumerate(reversed(ended), 1):
         num_bytes += _size(run)
@@ -262,7 +270,7 @@ def _append(path: Path, written: bytes) -> None:
 
 
 def _shorten(path: Path) -> None:
-    """Keep what a file ends with in a second one, and empty it: whoever writes to it goes on."""
+    """Move the end of a file to a second one and empty the first; its writer goes on."""
     with path.open("rb+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_FILE_BYTES))
         end = file.read(MAX_FILE_BYTES)

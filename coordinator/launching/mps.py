@@ -1,16 +1,17 @@
-"""NVIDIA's multi-process service (MPS): two processes on one GPU that run beside each other.
+"""Starts NVIDIA's multi-process service (MPS), which lets two processes compute on one GPU at once.
 
-Without it the GPU gives its time to one process after the other, and a drafter that runs ahead
-stretches the passes of the target. The service is a daemon of the user's own; it is started here
+Without MPS the GPU gives its time to one process after the other, and a drafter that runs ahead
+makes the passes of the target longer. The service is a daemon that runs as this user. It is started
 where two nodes share a GPU, with its pipe in the coordinator's folder, and ends with the
-coordinator, however that ends: a shell waits at the end of a pipe for it. A service that the user
-runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is, and if that is set to nothing there is
-none. Whether a service works is asked by a small client before any node relies on it. It changes
-no setting of the GPU.
+coordinator, however that ends: a shell waits for the end of a pipe and then stops the daemon. A
+service that the user runs already (CUDA_MPS_PIPE_DIRECTORY) is used as it is; if that variable is
+set but empty, no service is used. A small client tests a service before any node relies on it. MPS
+changes no setting of the GPU.
 
-A daemon whose CUDA_VISIBLE_DEVICES are numbers counts its GPUs anew, and then its clients count
-among those: with `1` for both, no GPU is left. So both are told UUIDs, which nobody counts; where
-these are not known the daemon is told nothing.
+A daemon whose CUDA_VISIBLE_DEVICES are numbers numbers its GPUs anew from 0, and its clients choose
+among those new numbers: with `1` for both, no GPU is left. So daemon and clients get UUIDs, which
+name a GPU independently of any order. Where the UUIDs are not known, the daemon's variable is not
+set.
 """
 
 import logging
@@ -34,11 +35,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 START_LIMIT_S, STOP_LIMIT_S, POLL_S = 3.0, 3.0, 0.02
 CLIENT_LIMIT_S = 20.0  # the first client waits for the daemon to start a server
 
-# The drafter gets a part of the processors, and its kernels wait for those of the target: its
-# steps are small, and what it delays is dearer than what it does.
+# The drafter gets 40 % of the GPU's multiprocessors, and its kernels wait for those of the target:
+# draft steps are small, and a delayed target pass costs more than a delayed draft step.
 DRAFTER = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", "CUDA_MPS_CLIENT_PRIORITY": "1"}
 
-# The end of the pipe on standard input is the end of the coordinator.
+# Standard input of this script is a pipe that closes when the coordinator ends.
 _SCRIPT = f"""
 trap '' INT TERM
 {CONTROL} -f </dev/null & daemon=$!
@@ -48,7 +49,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 $daemon 2>/dev/null || exit 0; sleep 0
 kill -9 $daemon
 """
 
-# Takes a little memory of GPU N by the driver alone: torch takes seconds to import.
+# Allocates a little memory of GPU N through the driver alone: torch takes seconds to import.
 _CLIENT = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -69,7 +70,7 @@ cuda.cuDevicePrimaryCtxRelease_v2(device)
 
 
 class Mps:
-    """A service that runs, for the nodes of one coordinator."""
+    """An MPS service that runs, used by the nodes of one coordinator that share a GPU."""
 
     def __init__(
         self,
@@ -77,19 +78,25 @@ class Mps:
         shell: "subprocess.Popen[Any] | None",
         visible: Mapping[str, str],
     ) -> None:
-        """Use `start`."""
+        """Use `start` instead.
+
+        folder   the folder of the service's pipe
+        shell    the process that ends the daemon; None: the service is the user's own
+        visible  variables that name the GPUs by UUID for the clients; empty: not known
+        """
         self._folder = folder
         self._shell = shell
         self._visible = visible
 
     @classmethod
     def start(cls, folder: Path, visible: Sequence[str], device: int) -> "Mps | None":
-        """Start it with its pipe in `folder`; None: it is not wanted, or not to be had.
+        """Start MPS and return it; None if it is not wanted or does not work here.
 
+        folder   where the service's pipe is made
         visible  the GPUs that the nodes see, in their order (`devices.visible_gpus`)
-        device   the number among those of one that is shared, on which a client tries it
+        device   index in `visible` of a GPU that both nodes share; a test client runs on it
 
-        What keeps it from running is said in one line: the nodes go on without.
+        If MPS does not work, one warning says why, and the nodes run without it.
         """
         theirs = os.environ.get(PIPE)
         if theirs == "":
@@ -108,7 +115,7 @@ class Mps:
 
     @classmethod
     def _of_our_own(cls, folder: Path, visible: Sequence[str]) -> "tuple[Mps | None, str]":
-        """A daemon that has begun to listen, or why there is none."""
+        """Start a daemon and wait until it listens; return (it, "") or (None, reason)."""
         if shutil.which(CONTROL) is None:
             return None, f"{CONTROL} is not installed"
         have_uuids = all(name.startswith(("GPU-", "MIG-")) for name in visible)
@@ -138,7 +145,7 @@ class Mps:
         return made, ""
 
     def _tried(self, device: int) -> str:
-        """Why a client cannot use it; empty: it can."""
+        """Run a test client on GPU `device`; return why it failed, or "" if it worked."""
         command = [sys.executable, "-I", "-c", _CLIENT, str(device)]
         given = {**os.environ, **self.environment(Role.DRAFTER)}
         try:
@@ -161,12 +168,12 @@ class Mps:
         return f"a client cannot use it: {lines[-1][:200]}"
 
     def environment(self, role: Role) -> Mapping[str, str]:
-        """What the process of a node that shares its GPU must find in its environment."""
+        """Return the environment variables for the process of a node that shares its GPU."""
         of_drafter = DRAFTER if role is Role.DRAFTER else {}
         return {PIPE: str(self._folder), **self._visible, **of_drafter}
 
     def stop(self) -> None:
-        """End it, if it was started here."""
+        """End the daemon, if it was started here; a service of the user's own goes on."""
         if self._shell is None:
             return
         assert self._shell.stdin is not None
@@ -178,7 +185,7 @@ class Mps:
             self._shell.wait()
 
     def disown(self) -> None:
-        """In a forked child: it is the parent's."""
+        """In a forked child: let go of the daemon, which belongs to the parent."""
         if self._shell is not None and self._shell.stdin is not None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._shell.stdin.fileno(), inheritable=False)

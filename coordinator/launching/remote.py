@@ -1,4 +1,4 @@
-"""Nodes that somebody starts by hand, on any host (`node.joining`); here they are waited for."""
+"""A launcher for nodes that users start by hand, on any host (`node.joining`)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +14,13 @@ from proto.node_config import NodeConfig
 
 
 class RemoteNodes:
-    """A launcher that starts nothing. Raises ConfigurationError, NodeError.
+    """A launcher that starts no node: it has the address and keys for nodes started by hand.
 
-    listen  tcp://ADDRESS:PORT of this host, that the nodes know
-    folder  of the keys; None: no encryption, and so only within this host
-    invite  is told of each node that is waited for
+    Raises ConfigurationError: the address or the keys are wrong. No runtime folder: NodeError.
+
+    listen  tcp://ADDRESS:PORT of this host, to which the nodes connect
+    folder  the folder of the keys; None: no encryption, and so only nodes of this host
+    invite  is called with the config of each node that is waited for
     """
 
     way = "by hand"
@@ -49,23 +51,26 @@ class RemoteNodes:
         self._invite = invite
 
     def start(self, config: NodeConfig) -> None:
-        """Only say that it is waited for: the node introduces itself when it is there."""
+        """Announce that a node is waited for, by calling `invite`; no process is started here."""
         if self._invite is not None:
             self._invite(config)
 
     def ended(self) -> list[Obituary]:
-        """Nobody: a node that is gone is silent."""
+        """Return an empty list: a node started by hand is known to be gone only by its silence."""
         return []
 
     def has_room_again(self) -> bool:
-        """Never: nothing is started here."""
+        """False: no node is started here, so none loses its place."""
         return False
 
     def pids(self) -> dict[str, int]:
-        """None that are known here."""
+        """Return an empty dict: the process ids of the nodes are not known here."""
         return {}
 
     def close(self) -> None:
-        """Leave the nodes, which wait for another coordinator. May be called twice."""
+        """Remove the runtime folder and close the logs; the nodes are not ended.
+
+        May be called twice.
+        """
         self._runtime.remove()
         self.logs.close()

@@ -1,9 +1,9 @@
-"""When a drafter that has ended is started again (pure).
+"""Decides when a drafter that has ended is started again (pure).
 
-Without a drafter everything goes on, more slowly; so one that had worked is started again, later
-each time, a few times in a row. What has worked once may do so again: after these it is tried
-rarely, but for as long as the coordinator lives, and at once when a place has come for it. One that
-never worked would fail in the same way.
+Without a drafter texts go on, but more slowly. So a drafter that had worked is started again a few
+times in a row, with a longer pause each time. After these it is tried rarely, but for as long as
+the coordinator lives, and at once when the cluster has room for it again. A drafter that never
+worked is not started again: it would fail in the same way.
 """
 
 from dataclasses import dataclass, replace
@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
-BACK_OFF_S = 1.0  # before the first start again; twice as long before each that follows
-STEADY_S = 60.0  # one that has worked for so long may be started again as often as a new one
-RARELY_S = 120.0  # between the starts after those in a row
+BACK_OFF_S = 1.0  # pause before the first restart; twice as long before each further one
+STEADY_S = 60.0  # a drafter that worked for this time gets the full number of restarts again
+RARELY_S = 120.0  # pause between starts once the restarts in a row are used up
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A process in the place of one that has ended.
+    """A drafter process to start in the place of one that has ended.
 
-    config  with an identity of its own
-    words   what people are told of it; empty: they have been told
+    config  the config of the new process, with a new identity
+    words   the line that tells people of the restart; empty: they know already
     """
 
     config: NodeConfig
@@ -30,13 +30,14 @@ class Restart:
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of the processes that had one drafter's place.
+    """What is known of the processes that ran as one drafter, one after the other.
 
-    config   of the first one
-    number   of processes after the first
-    streak   how many of them since one had worked for STEADY_S
-    is_rare  no more are started in a row
-    due      when the next is started; None: not at all
+    config      the config of the first process
+    has_worked  one of the processes has been ready
+    number      how many processes were started after the first
+    streak      how many of these since one had worked for STEADY_S
+    is_rare     the restarts in a row are used up: the pause is now RARELY_S
+    due         when the next process is started; None: no start is planned
     """
 
     config: NodeConfig
@@ -48,15 +49,15 @@ class _Place:
 
     @property
     def identity(self) -> str:
-        """Of the latest process: no two have the same."""
+        """The identity of the latest process; no two processes have the same."""
         first = self.config.identity
         return f"{first}.{self.number}" if self.number else first
 
 
 class Restarts:
-    """The drafters of one coordinator. Times are seconds of a monotonic clock.
+    """Decides when the drafters of one coordinator are restarted. Times are monotonic seconds.
 
-    most  starts in a row after the first; 0: none is started again, ever
+    most  restarts in a row; 0: no drafter is ever started again
     """
 
     def __init__(self, most: int) -> None:
@@ -64,17 +65,17 @@ class Restarts:
         self._places: list[_Place] = []
 
     def started(self, config: NodeConfig) -> None:
-        """A node is started for the first time."""
+        """Note that a node was started for the first time; only drafters are remembered."""
         if config.role is Role.DRAFTER:
             self._places.append(_Place(config))
 
     def ended(
         self, identity: str, now: float, *, worked_s: float | None, is_unusable: bool
     ) -> None:
-        """A process has ended.
+        """Note that the process `identity` has ended, and plan its restart, if there is to be one.
 
-        worked_s     for so long it had been ready; None: it never was
-        is_unusable  it would end in the same way again, as things are now
+        worked_s     for how many seconds it had been ready; None: it was never ready
+        is_unusable  a new process would end in the same way for now: restart only rarely
         """
         place = next((one for one in self._places if one.identity == identity), None)
         if place is None or place.due is not None:
@@ -86,18 +87,18 @@ class Restarts:
             return
         was_rare, place.is_rare = place.is_rare, is_unusable or place.streak >= self._most
         if place.is_rare and not was_rare:
-            place.streak = self._most  # the first of the rare ones is told of
+            place.streak = self._most  # so that people are told of the first rare restart
         pause_s = RARELY_S if place.is_rare else BACK_OFF_S * 2**place.streak
         place.due = now + pause_s
 
     def hurry(self, now: float) -> None:
-        """A place has come for a node that had lost its own: try now what would be tried later."""
+        """Make all planned restarts due now, because the cluster has room for a node again."""
         for place in self._places:
             if place.due is not None:
                 place.due = min(place.due, now)
 
     def due(self, now: float) -> list[Restart]:
-        """What is to be started now."""
+        """Return the restarts that are due at `now`; each is returned once."""
         return [
             self._again(place)
             for place in self._places

@@ -1,8 +1,9 @@
-"""The folder of one coordinator's sockets; those of dead coordinators are swept away.
+"""Makes the folder of one coordinator's sockets and removes those of coordinators that died.
 
-Its owner holds a lock on the file `owner` in it, which the kernel lets go when the owner ends,
-however it ends. Who gets that lock on another's folder may remove it. The file appears in the
-folder only when it is locked, so a folder that is just being made is never taken for a dead one.
+The owner of a folder holds a lock on the file `owner` in it. The kernel releases the lock when the
+owner ends, however it ends. A process that gets the lock of another owner's folder may remove that
+folder. The file appears in the folder only when it is locked, so a folder that is just being made
+is never taken for one whose owner is dead.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ OWNER = "owner"
 
 
 class RuntimeFolder:
-    """Made with mode 0700: only this user can reach the socket in it. Raises OSError.
+    """A temporary folder of mode 0700, so only this user can reach its socket. Raises OSError.
 
-    It goes with `remove`, with this object or with this process; of what a kill leaves behind, the
-    next one gets rid.
+    It is removed by `remove`, when this object is collected, or when this process ends. The next
+    RuntimeFolder removes what killed processes have left behind.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class RuntimeFolder:
         _folders.add(self)
 
     def disown(self) -> None:
-        """In a forked child: leave the folder to the parent, and do not make it seem alive."""
+        """In a forked child: leave the folder to the parent and release its lock."""
         if self.remove.detach() is not None:
             os.close(self._lock)
 
@@ -54,9 +55,10 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def locked(folder: Path) -> int:
-    """The descriptor of the new file `owner`, locked before it has this name. Raises OSError.
+    """Create the file `owner`, lock it, and return its file descriptor. Raises OSError.
 
-    Where locks are not to be had it never gets it, and nobody sweeps the folder.
+    The file gets its name only after it is locked. Where the file system has no locks it never gets
+    the name, and no other process removes the folder.
     """
     unnamed = folder / f"{OWNER}.new"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -72,21 +74,21 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove the folders in `place` whose owner, a process of this user, is certainly dead."""
+    """Remove the runtime folders in `place` of this user whose owner process is dead."""
     for folder in place.glob(f"{PREFIX}*"):
-        # Gone meanwhile, alive, somebody else's, or not one of ours: it is left as it is.
+        # A folder that is gone, in use, another user's or not one of ours is left as it is.
         with contextlib.suppress(OSError):
             remove_if_dead(folder)
 
 
 def is_own(folder: Path) -> bool:
-    """Whether it is a folder, and this user's. Raises OSError."""
+    """True if `folder` is a folder of this user. Raises OSError."""
     about = folder.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
 
 
 def remove_if_dead(folder: Path) -> None:
-    """Remove a folder of this user whose owner is dead. Raises OSError: it may not be."""
+    """Remove a folder of this user if its owner is dead. Raises OSError: it may not be dead."""
     if not is_own(folder):
         return
     lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,7 +100,7 @@ def remove_if_dead(folder: Path) -> None:
 
 
 def has_owner(folder: Path) -> bool:
-    """Whether the process that made this folder lives."""
+    """True if the process that made this folder is still running."""
     try:
         if not is_own(folder):
             return False

@@ -1,1 +1,1 @@
-"""One text: what is committed, what that cost, and its tokens on the way to whoever asked."""
+"""One text: its committed tokens, its metrics, its decoding, and the stream of its tokens."""

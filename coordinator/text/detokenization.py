@@ -1,26 +1,29 @@
-"""Tokens into the text of an answer, piece by piece, as it reads behind its prompt.
+"""Turns the tokens of an answer into text, piece by piece, as the answer reads after its prompt.
 
 Theory of operation
 -------------------
-The text of an answer is what decoding prompt and answer together says beyond decoding the prompt.
-By itself an answer may read otherwise: decoders of the sentencepiece kind take the first space of
-whatever they are given, those of WordPiece put one before every word but the first.
+The text of an answer is what decoding prompt and answer together gives beyond the decoded prompt.
+Decoded alone, an answer may differ: decoders of the sentencepiece kind remove the first space of
+their input, and those of WordPiece put a space before every word but the first.
 
-Decoding everything for every token would cost ever more, so a window of the last tokens stands for
-it. Nothing is lost by that if only the beginning of the window reads otherwise than in the whole:
+Decoding everything again for every token would cost more with each token, so only a window of the
+last tokens is decoded. The result is the same as long as only the beginning of the window can
+decode differently from the whole text. Therefore:
 
-    it begins outside of a run of byte tokens (`<0xF0>`), or with a character in a good one, because
-    one bad byte spoils a whole run
-    it begins with some text, so that the space that is taken is not one of the new tokens' own
-    how far the text has been told is known as a beginning of the window's own text
+    the window begins outside of a run of byte tokens (`<0xF0>`), or with a character in a run that
+    is valid, because one invalid byte turns a whole run into U+FFFD
+    the window begins with some text, so that a removed first space is not one of the new tokens'
+    how much text has been returned is known as a prefix of the window's own text (`_told`)
 
-A text that ends with U+FFFD may end within a character, and waits. No character has more than four
-bytes, and no token less than one: what has waited for longer than three tokens is no character.
+A text that ends with U+FFFD may end within a character, so its end is held back. A character has at
+most four bytes, and a token at least one: what has waited for more than three tokens is no
+character.
 
-What has been told is never told again. Where later tokens change it (a bad byte behind good ones of
-one run) those that have not been told are read by themselves; and so transformers' rewriting of
-complete texts (`clean_up_tokenization_spaces`, off unless a model asks for it) is not done. Where a
-prompt ends within a character that the answer completes, the answer begins with that character.
+Text that was returned is never returned again. Where later tokens change it (an invalid byte after
+valid ones of one run), the tokens that have not been returned are decoded alone. For the same
+reason transformers' rewriting of complete texts (`clean_up_tokenization_spaces`, off unless a model
+asks for it) is not done. Where a prompt ends within a character that the answer completes, the
+answer begins with that character.
 """
 
 import re
@@ -34,34 +37,35 @@ from tokenizers import Tokenizer
 
 # -- detokenization --------------------------------------------------------------------------------
 
-REPLACEMENT = "\ufffd"  # what bytes that are no character are shown as
-MAX_WAITING = 3  # tokens of which a character may still lack its end
-TAIL = 8  # tokens that a window keeps at least: a cut character, some text, and what waits
-WINDOW = 2 * TAIL  # every so many tokens it is cut, if it can be
+REPLACEMENT = "\ufffd"  # what invalid bytes are decoded to
+MAX_WAITING = 3  # most tokens that are held back as an incomplete character
+TAIL = 8  # tokens that a window keeps at least: a cut character, some text, and what is held back
+WINDOW = 2 * TAIL  # the window is cut each time that it has grown to a multiple of this length
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Decoder(Protocol):
-    """Turns tokens that come one after another into text."""
+    """Turns tokens that come one after another into text; `TextStream` and `IdStream` do."""
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """What each of these tokens adds to the text; '' while a character is incomplete."""
+        """Return the text that each of these tokens adds; '' while a character is incomplete."""
 
     def preview(self, tokens: Sequence[int]) -> str:
-        """What these tokens would add, if they came now; nothing is kept."""
+        """Return the text that these tokens would add now; the state does not change."""
 
     def finish(self) -> str:
-        """What was held back, as it is."""
+        """Return the text that was held back, as it is: no more tokens come."""
 
     def single(self, token: int) -> str:
-        """The text of a token as it reads behind another one, special tokens by name."""
+        """Return the text of one token as it reads after another token; special tokens by name."""
 
 
 class TextStream:
-    """Text piece by piece; a character is held back until all of its bytes have come.
+    """Decodes an answer's tokens piece by piece; holds back a character until all its bytes came.
 
-    special_tokens  their names by id
-    skips_special   they are no part of the text
+    special_tokens  the names of the special tokens by id
+    prompt          the tokens before the answer, which decide how its first tokens read
+    skips_special   special tokens are left out of the text
     """
 
     def __init__(
@@ -77,16 +81,16 @@ class TextStream:
         self._skips_special = skips_special
         self._window = self._end_of(prompt)  # the last tokens that are text
         whole = self._whole(self._window)
-        self._told = self._text(whole)  # the beginning of the window's text that has been told
-        self._num_waiting = len(self._window) - len(whole)  # tokens whose text has not
-        self._prompt = self._text(self._window)  # its end, until all of it has been told
+        self._told = self._text(whole)  # the beginning of the window's text that was returned
+        self._num_waiting = len(self._window) - len(whole)  # tokens whose text was not yet
+        self._prompt = self._text(self._window)  # the prompt's end; empty once `_told` covers it
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """What each of these tokens adds to the text; '' while a character is incomplete."""
+        """Return the text that each of these tokens adds; '' while a character is incomplete."""
         return [self._step(token) if self._is_text(token) else "" for token in tokens]
 
     def preview(self, tokens: Sequence[int]) -> str:
-        """What these tokens would add, if they came now, special tokens by name."""
+        """Return the text that these tokens would add if they came now, special tokens by name."""
         stream = copy(self)
         stream._window = self._window.copy()
         text = ""
@@ -95,13 +99,13 @@ class TextStream:
         return text + stream.finish() if any(map(self._is_text, tokens)) else text
 
     def finish(self) -> str:
-        """What was held back, as it is."""
+        """Return the text that was held back, as it is: no more tokens come."""
         told = self._tell(self._text(self._window), num_kept=0)
         self._num_waiting = 0
         return told
 
     def single(self, token: int) -> str:
-        """The text of a token as it reads behind another one, special tokens by name."""
+        """Return the text of one token as it reads after another token; special tokens by name."""
         if token in self._special_tokens:
             return self._special_tokens[token]
         once, twice = self._text([token]), self._text([token, token])
@@ -122,12 +126,12 @@ class TextStream:
         return told
 
     def _tell(self, text: str, *, num_kept: int) -> str:
-        """What is new in the window's text; that of its last `num_kept` tokens is kept back."""
+        """Return the window's new text, without that of its last `num_kept` tokens."""
         text = self._without(num_kept, text)
         num_alike = _num_alike(text, self._prompt)
         if num_alike > len(self._told):
             self._told = text[:num_alike]
-        elif not text.startswith(self._told):  # a bad byte has spoilt its whole run
+        elif not text.startswith(self._told):  # an invalid byte changed its whole run
             self._window = self._window[-self._num_waiting :]
             self._told = self._prompt = ""
             text = self._without(num_kept, self._text(self._window))
@@ -138,18 +142,18 @@ class TextStream:
         return new
 
     def _without(self, num_kept: int, text: str) -> str:
-        """As many characters of the window's text as the tokens before its last ones have."""
+        """Return `text` cut to the text length of all but the last `num_kept` tokens."""
         return text[: len(self._text(self._window[:-num_kept]))] if num_kept else text
 
     def _cut(self) -> None:
-        """Forget the beginning of the window."""
+        """Drop the beginning of the window."""
         num_untold = len(self._text(self._window)) - len(self._told)
         self._window = self._window[self._beginning(self._window) :]
         text = self._text(self._window)
         self._told = text[: len(text) - num_untold]
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The tokens of a prompt that the window begins with, all of them text."""
+        """Return the last text tokens of a prompt, with which the window begins."""
         size = WINDOW
         while True:
             last = [token for token in prompt[-size:] if self._is_text(token)]
@@ -159,21 +163,21 @@ class TextStream:
             size *= 2
 
     def _beginning(self, tokens: Sequence[int]) -> int:
-        """The last place from which these tokens can be read alone; 0 if there is none."""
+        """Return the last index from which the tokens decode alone as before; else 0."""
         whole = self._whole(tokens)
         text = self._text(whole)
         last = len(tokens) - TAIL
         for begin in range(last, 0, -1):
             is_byte = self._is_byte(tokens[begin])
             if is_byte and last - begin > MAX_WAITING:
-                continue  # where no character of a run begins, it is a bad one
+                continue  # too far from the end: an unfinished character cannot be this long
             tail = self._text(whole[begin:])
             if tail and (not is_byte or (REPLACEMENT not in tail and text.endswith(tail))):
                 return begin
         return 0
 
     def _whole(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Those before a character that may be incomplete."""
+        """Return the tokens without those at the end that may be an incomplete character."""
         for num_waiting in range(MAX_WAITING + 1):
             whole = tokens[: max(0, len(tokens) - num_waiting)]
             if not self._text(whole).endswith(REPLACEMENT):
@@ -181,11 +185,11 @@ class TextStream:
         return whole
 
     def _is_text(self, token: int) -> bool:
-        """Whether a token is any text; the last ids of a model may stand for nothing."""
+        """True if the token is part of the text; the last ids of a model may stand for no token."""
         return not self._hidden(token) and self._tokenizer.id_to_token(token) is not None
 
     def _hidden(self, token: int) -> str:
-        """The name of a token that is no part of the text; else nothing."""
+        """Return the name of a special token that is left out of the text; "" for other tokens."""
         return self._special_tokens.get(token, "") if self._skips_special else ""
 
     def _is_byte(self, token: int) -> bool:
@@ -196,18 +200,18 @@ class TextStream:
 
 
 def _num_alike(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """Return the length of the common prefix of two strings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class IdStream:
-    """Stands in for the text of a model without a tokenizer: its token ids, `5,6,7`."""
+    """Decoder for a model without a tokenizer: its text is the token ids, `5,6,7`."""
 
     def __init__(self) -> None:
         self._is_first = True
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """One id a piece, with a comma before all but the first."""
+        """Return each id as text, with a comma before all but the first of the answer."""
         pieces = [f",{token}" for token in tokens]
         if pieces and self._is_first:
             self._is_first = False
@@ -215,32 +219,32 @@ class IdStream:
         return pieces
 
     def preview(self, tokens: Sequence[int]) -> str:
-        """The ids, as if they came now."""
+        """Return the ids as text, as if they came now; the state does not change."""
         return "".join(deepcopy(self).pieces(tokens))
 
     def finish(self) -> str:
-        """Nothing is ever held back."""
+        """Return "": no text is ever held back."""
         return ""
 
     def single(self, token: int) -> str:
-        """The id."""
+        """Return the id as text."""
         return str(token)
 
 
 # -- stops -----------------------------------------------------------------------------------------
 
-# Where the text of an answer ends: the first stop string, across tokens and pieces.
+# Finds where an answer ends: at the first stop string, which may extend over tokens and pieces.
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What ends a text, and whether that is shown.
+    """Where a text ends (stop strings and stop tokens), and whether that part is shown.
 
     strings     stop strings, none of them empty
     stop_ids    every token that ends the text, the model's end-of-text tokens included
-    named_ids   those of them that were asked for, and are told as the reason
-    is_shown    whether the text shows the stop string or stop token
-    min_tokens  a stop string ends the text only if later tokens complete it
+    named_ids   the stop ids that the user gave; they are reported as the reason for the end
+    is_shown    the text shows the stop string or stop token that ended it
+    min_tokens  stop strings that are complete within this many tokens are ignored
     """
 
     strings: tuple[str, ...] = ()
@@ -251,23 +255,26 @@ class Ending:
 
 
 class StopStrings:
-    """Passes a text on piece by piece, up to the first stop string.
+    """Passes text on piece by piece, up to the first stop string.
 
-    Text that may be the beginning of one is held back until it is known. The stop string that ends
-    first counts, and of two that end together the longer: so what comes out does not depend on how
-    the text is cut into pieces.
+    Text that may be the beginning of a stop string is held back until that is known. The stop
+    string that ends first counts, and of two that end together the longer one: so the result does
+    not depend on how the text is cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str], *, is_shown: bool) -> None:
         assert all(strings), "an empty string is everywhere"
-        self.found: str | None = None  # nothing is passed on any more once it is set
+        self.found: str | None = None  # the stop string; once it is set, no text is passed on
         self._strings = tuple(strings)
         self._is_shown = is_shown
         self._held = ""  # the longest end of the text that a stop string may begin with
         self._num_exempt = 0  # characters of _held in which no stop string may end
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """What can be shown after `text`. Without `may_stop` no stop string ends in it."""
+        """Add `text`; return the text that can be shown now.
+
+        may_stop  False: no stop string ends in `text`
+        """
         if not self._strings:
             return text
         if self.found is not None:
@@ -281,16 +288,16 @@ class StopStrings:
         return self._release(len(self._held) - self._num_open())
 
     def finish(self) -> str:
-        """What was held back: no more text comes."""
+        """Return the text that was held back: no more text comes."""
         return "" if self.found is not None else self._release(len(self._held))
 
     def _end(self, stop: str) -> int:
-        """Where `stop` first ends in what is held; 0: nowhere."""
+        """Return where `stop` first ends in the text that is held; 0 if it does not."""
         start = max(0, self._num_exempt + 1 - len(stop))
         return self._held.find(stop, start) + len(stop) if stop in self._held[start:] else 0
 
     def _num_open(self) -> int:
-        """Length of the longest end of what is held that some stop string goes on from."""
+        """Return the longest end of the held text that begins a stop string: its length."""
         longest = max((len(stop) for stop in self._strings), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-size:]

@@ -1,4 +1,4 @@
-"""What one text cost and what speculation did for it, counted from committed tokens only."""
+"""Counts what one text cost and what speculation gained, from committed tokens only."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,43 +12,43 @@ from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOU
 
 # -- origins ---------------------------------------------------------------------------------------
 
-# Where each token of a text came from. The only home of the names of sources.
+# The origin of a token says who chose it. The names of sources are defined only here.
 #
 # draft:SOURCE  drafted by SOURCE (see `SOURCES`) and accepted by the target
-# recovered     the target's own, in the place of a draft that it rejected
-# bonus         the target's own, after a pass in which it accepted every draft
-# plain         the target's own, of a pass without drafts
+# recovered     the target's own token, in the place of a draft that it rejected
+# bonus         the target's own token, after a pass in which it accepted every draft
+# plain         the target's own token, of a pass without drafts
 
 MODEL, NGRAM, EARLIER, HEADS = "model", "ngram", "earlier", "heads"
-# The drafter's process, a draft model or a head; what was copied from this text or a reference, or
-# from earlier texts; heads in the target's process.
+# In this order: the drafter's process (a draft model or a head); n-grams copied from this text or a
+# reference; copies from earlier texts; heads in the target's process.
 SOURCES = {
     MODEL_SOURCE: MODEL,
     NGRAM_SOURCE: NGRAM,
     EARLIER_SOURCE: EARLIER,
     HEADS_SOURCE: HEADS,
 }
-# For people.
+# The names that people see.
 TITLES = {MODEL: "drafter", NGRAM: "n-gram", EARLIER: "earlier text", HEADS: "heads"}
 RECOVERED, BONUS, PLAIN = "recovered", "bonus", "plain"
 
 
 def source_name(source: int) -> str:
-    """The name of a source; drafters after the first are called by their numbers."""
+    """Return the name of a source number; an unknown number is returned as its digits."""
     return SOURCES.get(source, str(source))
 
 
 def source_names(sources: tuple[int, ...], num_accepted: int) -> tuple[str, ...]:
-    """Who drafted the accepted tokens of a pass. `sources` is empty if all are the drafter's."""
+    """Return who drafted each accepted token; empty `sources` means the drafter."""
     return tuple(map(source_name, sources or (MODEL_SOURCE,) * num_accepted))
 
 
 def origins(emit: Emit) -> tuple[str, ...]:
-    """The origin of every token of one pass.
+    """Return the origin of every token of one pass, such as "draft:model" or "bonus".
 
-    The pass rejected something if and only if it says what. Counts would not do: a text that ended
-    at an accepted draft has no token of the target's own, and after a lost verdict some of the
-    accepted drafts are known already.
+    The pass rejected a draft if and only if `rejected` is not empty. Counts alone would not tell: a
+    text that ended at an accepted draft has no token of the target's own, and after a lost verdict
+    some of the accepted drafts are known already.
     """
     num_own = len(emit.tokens) - emit.num_accepted
     own = RECOVERED if emit.rejected else BONUS if emit.num_drafted else PLAIN
@@ -57,21 +57,24 @@ def origins(emit: Emit) -> tuple[str, ...]:
 
 
 def shown_rejected(emit: Emit) -> tuple[int, ...]:
-    """The rejected drafts that another token replaced; none if the text ended before them."""
+    """Return the rejected drafts; none if the text ended before the place of the first of them."""
     return emit.rejected if len(emit.tokens) > emit.num_accepted else ()
 
 
 # -- counts ----------------------------------------------------------------------------------------
 
-# What happened to one text, counted from committed tokens only.
+# The counts of one text, made from committed tokens only.
 
 
 @dataclass(frozen=True, slots=True)
 class PassFigures:
-    """What one target pass brought and cost. `num_accepted` <= `num_tokens` that were new.
+    """What one target pass brought and cost. `num_accepted` <= `num_tokens`, the new tokens.
 
-    sources  who drafted the accepted ones
-    hit_by   who drafted the first token of the pass; empty: it was no hit
+    The other counts and times (microseconds) are those of the pass's `Verdict`.
+
+    sources  who drafted each accepted token
+    hit_by   who drafted the first token of the pass; empty: that token was not
+             drafted, or its draft was not verified (no hit)
     """
 
     num_tokens: int
@@ -91,10 +94,10 @@ class PassFigures:
 
     @property
     def no_model_us(self) -> int:
-        """Of the time of this pass, what neither model was at work for, as far as is known.
+        """The time of this pass in which neither model computed, as far as is known.
 
-        The drafter may have drafted before the wait as well; so with one that runs ahead it is the
-        least that it can have been.
+        The drafter may have drafted before the wait as well, so with a drafter that runs ahead the
+        true time may be longer.
         """
         return self.host_us + max(0, self.wait_us - self.drafter_us)
 
@@ -102,7 +105,7 @@ class PassFigures:
     def of(
         cls, verdict: Verdict, num_tokens: int, num_accepted: int, num_known: int = 0
     ) -> "PassFigures":
-        """Of a verdict of which so many tokens were new, behind so many that were known."""
+        """Return the figures of a verdict; `num_known` of its tokens were known before."""
         names = source_names(verdict.sources, verdict.num_accepted)
         return cls(
             num_tokens=num_tokens,
@@ -124,7 +127,7 @@ class PassFigures:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Sums over the passes."""
+    """Sums over all passes of one text. Times in microseconds."""
 
     num_passes: int = 0
     num_drafted: int = 0
@@ -137,16 +140,16 @@ class SessionCounts:
     model_us: int = 0
     host_us: list[int] = field(default_factory=list)  # per pass
     causes: Counter[str] = field(default_factory=Counter)
-    hits: Counter[str] = field(default_factory=Counter)  # by `Hit`
+    hits: Counter[str] = field(default_factory=Counter)  # passes, by the name of their `Hit`
     drafter_us: int = 0
     # (drafted, accepted) of every pass that had drafts -> number of such passes
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
     accepted_by: Counter[str] = field(default_factory=Counter)  # drafts, by source
-    hits_by: Counter[str] = field(default_factory=Counter)  # passes, likewise
-    passes: list[PassFigures] = field(default_factory=list)  # in order: what the sums are of
+    hits_by: Counter[str] = field(default_factory=Counter)  # passes that were hits, by source
+    passes: list[PassFigures] = field(default_factory=list)  # all passes in order
 
     def count(self, one: PassFigures) -> None:
-        """Add a pass."""
+        """Add one pass to the sums."""
         self.num_passes += 1
         self.num_drafted += one.num_drafted
         self.num_accepted += one.num_accepted
@@ -166,7 +169,7 @@ class SessionCounts:
         self.passes.append(one)
 
     def until(self, num_tokens: int) -> "SessionCounts":
-        """The counts of the first tokens: what came after them is no part of the text."""
+        """Return the counts of the first `num_tokens` tokens, as if the text had ended there."""
         counts = SessionCounts(num_reopened=self.num_reopened, num_diverged=self.num_diverged)
         left = num_tokens
         for one in self.passes:
@@ -187,29 +190,29 @@ class SessionCounts:
 
 # -- simulated -------------------------------------------------------------------------------------
 
-# What of the hardware was simulated while something was measured, and how well.
+# What hardware was simulated while figures were measured, and how well.
 
-# By what share of the time forwards may have taken longer than they should have. Up to the first
-# nobody could see it in the figures. Up to the second they are told with what may be missing: any
-# host wakes late now and then, a virtual one once in a hundred forwards by half a millisecond, and
-# where forwards take one millisecond that comes to so much. Where more is lost others had the
-# cores, and the figures mean nothing.
+# Limits on the share of the time by which forwards took longer than simulated. Up to MOST_LATE the
+# figures do not show it. Up to TOO_LATE the figures are reported with a note on the lost time: any
+# host wakes late now and then, a virtual one in one of a hundred forwards by half a millisecond,
+# which comes to such a share where forwards take one millisecond. Beyond TOO_LATE other programs
+# had the cores, and the figures mean nothing.
 MOST_LATE, TOO_LATE = 0.01, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A rehearsal of other hardware: figures that come with it are not of this machine.
+    """The simulated hardware that a text ran on; its figures are not those of this machine.
 
-    target_ms, draft_ms  what a forward takes; 0: as long as it takes here
-    ..._per_row   and so much more for each of its rows
-    links         as they were asked for
-    link_seed     of what they lose and how late each message is
-    num_forwards  of simulated devices since the text was asked for, those of other texts included,
-                  as far as heartbeats have told
-    num_overruns  of them, those that took longer than they should have
-    late_ms       by so much, together: no text can have taken longer than by that
-    elapsed_ms    in this time; 0: these are sums since the start, and no share of any time
+    target_ms, draft_ms  simulated time of a forward pass; 0: the real time
+    ..._per_row   more time for each row (token position) of the pass
+    links         the simulated links, as the user wrote them
+    link_seed     seed of the links' losses and delays
+    num_forwards  forwards of simulated devices since the text was asked for, including those of
+                  other texts, as far as heartbeats have reported them
+    num_overruns  the number of these that took longer than simulated
+    late_ms       the sum of the extra times; no text lost more time than this
+    elapsed_ms    the time in which these were counted; 0: they are sums since the start
     """
 
     target_ms: float
@@ -225,12 +228,12 @@ class Simulated:
 
     @property
     def is_void(self) -> bool:
-        """Whether forwards took so much longer than they should have that the text shows it."""
+        """True if forwards took so much longer than simulated that the figures mean nothing."""
         return self.late_share > TOO_LATE
 
     @property
     def words(self) -> str:
-        """What is simulated, in a line for people."""
+        """One line for people that says what is simulated."""
         devices = {
             "a target pass": (self.target_ms, self.target_ms_per_row),
             "a draft step": (self.draft_ms, self.draft_ms_per_row),
@@ -241,9 +244,9 @@ class Simulated:
 
     @property
     def verdict(self) -> str:
-        """Whether the figures can be believed, in a line for people.
+        """One line for people that says whether the figures can be trusted.
 
-        Empty if nothing was told, or if it is not known in which time that was.
+        Empty if no forward was reported, or if it is not known in which time they ran.
         """
         if not self.num_forwards or not self.elapsed_ms:
             return ""
@@ -256,11 +259,11 @@ class Simulated:
 
     @property
     def late_share(self) -> float:
-        """By what share of the time forwards took longer than they should have, at most."""
+        """The share of the time by which forwards took longer than simulated, at most."""
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
-        """What has been counted since then, in so much time."""
+        """Return the counts since the state `before`, `elapsed_ms` ago."""
         return replace(
             self,
             num_forwards=max(0, self.num_forwards - before.num_forwards),
@@ -271,10 +274,11 @@ class Simulated:
 
 
 def late_share(times: Iterable[tuple[float, float]]) -> float:
-    """By what share of the time forwards took longer than they should have, at most.
+    """Return the share of the time by which forwards took longer than simulated, at most.
 
-    times  pairs: how late they were, and in what time. No more than all of a time is late: two
-           devices can be late at once, and one can be late by what it began before
+    times  pairs (ms by which forwards were late, ms that elapsed). Each pair counts as late by at
+           most its elapsed time: two devices can be late at once, and a device can be late by a
+           forward that began earlier
     """
     pairs = tuple(times)
     elapsed = sum(elapsed for _, elapsed in pairs)
@@ -295,9 +299,9 @@ MISSES = ("timing", "content", "width")
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecoding:
-    """Acceptance in the names that vLLM reports and benchmark clients read.
+    """Acceptance figures under the names that vLLM reports and benchmark clients read.
 
-    A step is a target pass with at least one draft; passes without drafts are not in these figures.
+    A step is a target pass with at least one draft; passes without drafts are not counted.
 
     mean_acceptance_length  1 + accepted / steps: tokens of a step, the target's own included
     acceptance_histogram    [j]: steps that accepted exactly j drafts, j = 0..num_spec_tokens
@@ -318,7 +322,7 @@ class SpeculativeDecoding:
 
     @classmethod
     def of(cls, acceptance: Counter[tuple[int, int]], num_spec_tokens: int) -> Self:
-        """From the number of steps for each (drafted, accepted)."""
+        """Return the figures for the numbers of steps, counted by (drafted, accepted)."""
         by_length: dict[int, list[int]] = {}
         histogram = [0] * (num_spec_tokens + 1)
         for (drafted, accepted), number in sorted(acceptance.items()):
@@ -347,33 +351,34 @@ class SpeculativeDecoding:
 class Metrics:
     """Figures of one text, from when the nodes began with it. Seconds unless the name says other.
 
-    queued_s                before that, from the start of the call that asked for it
-    tokens_per_pass         1 + accepted / passes: of a target pass, its own included; the passes
+    queued_s                time before that, from the start of the call that asked for the text
+    tokens_per_pass         1 + accepted / passes: tokens of a target pass, its own included; passes
                             without drafts count too (not in `mean_acceptance_length`)
     acceptance_rate         accepted / verified drafts
     target_busy             share of the time that the target's device was computing
-    drafter_busy            the same of the drafter's, by the drafts that came
+    drafter_busy            the same of the drafter's device, as the drafts that came report it
     target_idle             share in which the target neither computed nor waited for drafts
-    speedup                 tokens per second in those of plain decoding, by what a pass without
-                            drafts takes; 0: not known
-    hit_rate                share of the passes for which anybody drafted whose first token had been
-                            drafted and was verified
-    misses                  the other such passes: `timing` (nothing was there yet), `content`
-                            (nothing of it was right), `width` (the right one was not verified)
+    speedup                 tokens per second, divided by those of plain decoding as far as known
+                            from the time of a pass without drafts; 0: not known
+    hit_rate                share of hits: passes whose first token had been drafted and was
+                            verified, of all passes for which anybody drafted
+    misses                  the other such passes: `timing` (no draft was there in time), `content`
+                            (no draft was right), `width` (the right draft was not verified)
     host_ms_per_pass        median time per pass that was neither in the model nor a wait for drafts
-    no_model_ms_per_pass    the same and what of the wait neither model was at work for
-    fallbacks               passes that went without (enough) drafts, by cause
-    drafter_lost_at         tokens that were there when the drafter went away; 0: it was away
+    no_model_ms_per_pass    the same, with the part of the wait in which neither model computed
+    fallbacks               passes that began without (enough) drafts, by cause
+    drafter_lost_at         generated tokens when the drafter was lost (0: before the first token);
+                            None: it was not lost
     speculative_decoding    None if the policy has no drafter
-    simulated               of the hardware; None: nothing, the figures are of this machine
+    simulated               the simulated hardware; None: the figures are of this machine
     accepted_by_source      accepted drafts, by who drafted them (`origins.SOURCES`)
-    hits_by_source          passes whose first token had been drafted, likewise
+    hits_by_source          passes that were hits, by who drafted their first token
 
-    `tokens_per_second` is over the whole time. Apart:
+    `tokens_per_second` is over the whole time. The two parts of that time:
 
-    prompt_tokens_per_second   the prompt's tokens in the time until the first of the text came
-    writing_s                  from then on, until the last came
-    writing_tokens_per_second  the tokens that came meanwhile in that time; 0: all came at once
+    prompt_tokens_per_second   prompt tokens, divided by the time until the first token came
+    writing_s                  time from the first tokens of the text until the last
+    writing_tokens_per_second  tokens after the first, divided by writing_s; 0: all came at once
     """
 
     num_tokens: int
@@ -424,7 +429,7 @@ class Metrics:
         num_spec_tokens: int,
         num_prompt_tokens: int = 0,
     ) -> "Metrics":
-        """From a session's counts and the times at which tokens came (at least one)."""
+        """Return a text's metrics; `emitted` has pairs (time in s, tokens that came then)."""
         elapsed = emitted[-1][0] - started
         reading_s = emitted[0][0] - started
         writing_s = emitted[-1][0] - emitted[0][0]
@@ -484,21 +489,21 @@ class Metrics:
 
 
 def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
-    """Tokens per second after the first, in those of plain decoding."""
+    """Return the speed divided by that of plain decoding, which takes `plain_us` a token."""
     elapsed_s = emitted[-1][0] - emitted[0][0]
     return _written(emitted) * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def _written(emitted: list[tuple[float, int]]) -> int:
-    """Tokens after those that came first, with the prompt's pass."""
+    """Return the number of tokens after the first ones (those of the prompt's pass)."""
     return sum(number for _, number in emitted[1:])
 
 
 def percentiles_ms(emitted: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Median and 99th percentile of what a reader waits for more after a token; milliseconds.
+    """Return the median and the 99th percentile of the time between arrivals of tokens, in ms.
 
-    emitted  (time in seconds, number of tokens that came then); tokens of one pass come at once,
-             and there is nothing to wait for between them
+    emitted  (time in seconds, number of tokens that came then); the tokens of one pass come at
+             once, so there is no time between them
     """
     gaps = [(now - before) * 1e3 for (before, _), (now, _) in pairwise(emitted)]
     if not gaps:

@@ -1,25 +1,26 @@
-"""One text from prompt to end: the single truth about it (pure).
+"""Owns the committed tokens of one text from prompt to end (pure).
 
 Theory of operation
 -------------------
 The list of committed tokens is the only state that matters. Everything a node holds is derived from
 it and can be made again, so there is one repair for everything - a first start, a restarted node, a
 lost message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new
-incarnation.
+incarnation (a number that grows with every Open, so that older messages are ignored).
 
     Started                 open the text on the nodes that are there
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
-    FaultArrived(gap)       a node's text is not ours                              -> Open
+    FaultArrived(gap)       a node's copy of the text differs from ours            -> Open
     FaultArrived(failed)    the target cannot go on with this text                 -> Fail
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
-    NodeJoined (a head)     the target must hand out features; it is told so               -> Open
-    Tick                    the target owes a verdict for too long                 -> Open
+    NodeJoined (a head)     the target must send hidden states of other layers     -> Open
+    Tick                    no verdict has come for too long                       -> Open
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,
-whoever computed it and whenever. Its base may be any committed position; what overlaps must be
-equal. Under the classical rules verdicts of two processes on one base are two samples, and to take
-the one that comes first would bias the text: only those of the process that is there now count. It
-never samples twice for one place, because what it has said it says again when it is re-opened.
+whichever process computed it and whenever. Its base may be any committed position; where its tokens
+overlap the committed ones they must be equal. Under the classical rules (rejection sampling)
+verdicts of two target processes on one base are two samples, and taking the one that comes first
+would bias the text. So only verdicts of the present target process count. That process never
+samples twice for one position: after a new Open it repeats what it has sent.
 """
 
 from collections.abc import Callable
@@ -70,24 +71,24 @@ from proto.tree import CommittedText, Diverged
 
 # -- prompt logprobs -------------------------------------------------------------------------------
 
-# The logprobs of a prompt, put together from the pieces that the target's prefill sends.
+# The logprobs of a prompt, assembled from the pieces that the target's prefill sends.
 
 
 class PromptScores:
-    """Collects the rows of positions 1, 2, ... `num_prompt` - 1; the first token has none."""
+    """Collects the logprobs of a prompt's tokens from the second on, row by row."""
 
     def __init__(self, num_prompt: int) -> None:
         self._num_wanted = num_prompt - 1
-        self._pieces: list[Logprobs] = []  # in order and without a gap
-        self._num_rows = 0  # of all pieces; <= _num_wanted
+        self._pieces: list[Logprobs] = []  # in the order of positions and without a gap
+        self._num_rows = 0  # rows of all pieces; <= _num_wanted
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row is there."""
+        """True if the row of every position has come."""
         return self._num_rows == self._num_wanted
 
     def add(self, message: PromptLogprobs) -> bool:
-        """Take what is new and follows what is here; returns whether anything was."""
+        """Add the rows that follow those we have; return True if there were any."""
         num_known = 1 + self._num_rows - message.start
         end = max(0, self._num_wanted + 1 - message.start)
         piece = message.logprobs.part(max(0, num_known), end)
@@ -98,7 +99,7 @@ class PromptScores:
         return True
 
     def all(self) -> Logprobs:
-        """The rows that are here."""
+        """Return the rows that have come, in the order of positions."""
         return Logprobs(
             tuple(i for piece in self._pieces for i in piece.ids),
             tuple(value for piece in self._pieces for value in piece.values),
@@ -109,19 +110,20 @@ class PromptScores:
 # -- session ---------------------------------------------------------------------------------------
 
 WORK_LIMIT_S_MIN = 2.0
-# An Open was lost if what comes after so long is still of an earlier life: so many round trips and
-# some more, at most as long as where no round trip is known.
+# An Open counts as lost if, after a time limit, the node still sends messages of an older
+# incarnation. The limit is ANSWER_TRIPS round trips and some more, at most ANSWER_LIMIT_S, which is
+# also the limit where no round trip is known.
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 ANSWER_TRIPS, ANSWER_MORE_S = 1.5, 0.03
-NUM_QUICK_REOPENS, MOST_DOUBLINGS = 3, 10  # from then on each waits twice as long
+NUM_QUICK_REOPENS, MOST_DOUBLINGS = 3, 10  # after the quick ones each reopening waits twice as long
 WORK_LIMIT_PASSES = 10.0
-# Where most messages are lost, twenty Opens are soon sent and few arrive: it needs the time too.
+# A text fails only after both limits: where most messages are lost, twenty Opens are soon sent.
 MAX_REOPENS_WITHOUT_PROGRESS, GIVE_UP_S = 20, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The latest Open to a node that is there."""
+    """The latest Open that was sent to a node that is there."""
 
     role: Role
     incarnation: int
@@ -129,7 +131,7 @@ class _Told:
 
 
 class Session:
-    """The committed text of one request."""
+    """The state machine of one text: its committed tokens, and what each node was told of them."""
 
     def __init__(
         self,
@@ -150,40 +152,40 @@ class Session:
         self.policy = policy
         self.limits = limits
         self.lookup = lookup
-        # Greedy texts have one right token everywhere: every rule is equality.
+        # With greedy decoding one token is right at each position: every rule is a comparison.
         self.rule = Rule.COUPLED if sampling.is_greedy else rule
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
-        # None: nobody wants them.
+        # None: no prompt logprobs are wanted.
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
-        self.drafter_lost_at: int | None = None  # generated tokens when the drafter went away
+        self.drafter_lost_at: int | None = None  # generated tokens when the drafter was lost
         self.ended = False
-        self._layers: tuple[int, ...] = ()  # of which the target hands out features
+        self._layers: tuple[int, ...] = ()  # layers of the target whose hidden states it sends
         self._has_begun = False  # a target has been told the text
         self._incarnation = 0  # of the latest Open to any node; only grows
-        self._attempt = 0  # the newest that we know of; coupled texts have only this one
+        self._attempt = 0  # the latest attempt that is known; always 0 for coupled texts
         self._target_since = 0  # incarnation of the first Open to the target that is there
-        self._told: dict[NodeId, _Told] = {}  # of the nodes that are there; one target at most
-        self._round_trips: dict[NodeId, float] = {}  # those that are known
-        self._reopens = 0  # of the target, since the text last grew
-        self._stuck_since = 0.0  # when the first of them was sent
-        self._owed_since = 0.0  # since when the target has owed us something
-        self._forward_s = 0.0  # of the target, the latest
+        self._told: dict[NodeId, _Told] = {}  # by node that is there; at most one target
+        self._round_trips: dict[NodeId, float] = {}  # seconds, by node; only those that are known
+        self._reopens = 0  # repeated Opens to the target since the text last grew
+        self._stuck_since = 0.0  # when the first of these was sent
+        self._owed_since = 0.0  # since when we have waited for the target's next message
+        self._forward_s = 0.0  # duration of the target's latest pass
         self._pass_s = 0.0  # running mean of the time between verdicts
 
     @property
     def num_generated(self) -> int:
-        """Tokens after the prompt."""
+        """The number of committed tokens after the prompt."""
         return len(self.text) - self.num_prompt
 
     def mark_for(self, node: NodeId) -> SessionMark:
-        """How far the text is, for the heartbeat to a node, and which Open it was told last."""
+        """Return a mark for a heartbeat: the text's length, hash and the node's incarnation."""
         told = self._told.get(node)
         incarnation = 0 if told is None else told.incarnation
         return SessionMark(self.session, incarnation, len(self.text), self.text.root)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The actions that an event asks for, at `now` (seconds of a monotonic clock)."""
+        """Update the state by one event; return the actions to do (`now` in seconds)."""
         if self.ended:
             return []
         match event:
@@ -217,18 +219,18 @@ class Session:
         raise AssertionError(f"unknown event {event}")
 
     def close(self, reason: str) -> list[Action]:
-        """End it on every node, whatever its state."""
+        """End the text, whatever its state; return a Close for each node that was told of it."""
         self.ended = True
         return [Send(node, Close(self.session, reason)) for node in self._told]
 
     def _any(self, role: Role) -> NodeId | None:
-        """A node of this role that has been told the text and is there."""
+        """Return a node of this role that is there and was told the text; None if there is none."""
         return next((node for node, told in self._told.items() if told.role is role), None)
 
     # -- opening ----------------------------------------------------------------------------------
 
     def _open(self, node: NodeId, role: Role, now: float) -> list[Action]:
-        """Tell a node the whole text. The answer to every kind of trouble."""
+        """Send a node the whole text with a new incarnation: the repair of any trouble."""
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
@@ -241,8 +243,9 @@ class Session:
         return [Send(node, self.opening(role))]
 
     def _ask_for_features(self, layers: tuple[int, ...], now: float) -> list[Action]:
-        """A drafter that reads features of these layers joins. Nothing is wrong with a target that
-        was told the text without them; so to tell it again is no repair.
+        """Reopen the text on the target if a new drafter reads other layers' hidden states.
+
+        Nothing was wrong with the target, so this does not count as a repair.
         """
         if not layers or layers == self._layers or not self.policy.has_drafter:
             return []
@@ -251,10 +254,10 @@ class Session:
         return [] if target is None else self._open(target, Role.TARGET, now)
 
     def opening(self, role: Role) -> Open:
-        """What a node is told of the text as it is now.
+        """Return the Open message with the text as it is now, for a node of this role.
 
-        If this one can be sent at the start, so can all later ones: the text stays below max_len,
-        and all else is as long as ever.
+        If this message is small enough at the start, all later ones are: only `tokens` grows, and
+        it stays below max_len.
         """
         sampling = self.sampling
         if self._prompt_scores is not None and self._prompt_scores.is_complete:
@@ -297,9 +300,12 @@ class Session:
         return self._repair(node, fault.incarnation, now)
 
     def _repair(self, node: NodeId | None, incarnation: int, now: float) -> list[Action]:
-        """Something is wrong with this life of a node. The Open that ended it has answered that,
-        unless so much time has passed that it must have been lost. A target that loses track of
-        each life at once is told no more often than that either: it is a burden to other texts.
+        """Reopen the text on a node in trouble, unless a newer Open is under way to it.
+
+        If an Open with a newer incarnation was sent, it has answered the trouble already, unless so
+        much time has passed that it must have been lost. A target that loses track at once after
+        each Open is not told more often than that either: reopening slows down other texts. (A life
+        is the time between two Opens.)
         """
         if node is None or node not in self._told:
             return []
@@ -310,14 +316,14 @@ class Session:
         return self._reopen(node, now)
 
     def _answer_limit_s(self, node: NodeId) -> float:
-        """How long what a node says may be older than the Open that it was told."""
+        """Return for how many seconds after an Open older messages may still come."""
         trip_s = self._round_trips.get(node)
         if trip_s is None:
             return ANSWER_LIMIT_S
-        # A node hears it when it has done with a forward, and another may be done by then.
+        # A node reads the Open after the forward that it is in, and may start one more before that.
         limit_s = ANSWER_TRIPS * trip_s + 2 * self._forward_s + ANSWER_MORE_S
         if self._told[node].role is Role.TARGET:
-            # Told so often in vain, it may need longer than its link does.
+            # After many Opens without success, the node may need more time than its link.
             limit_s *= 2 ** min(MOST_DOUBLINGS, max(0, self._reopens - NUM_QUICK_REOPENS))
         return min(ANSWER_LIMIT_S, limit_s)
 
@@ -340,7 +346,7 @@ class Session:
             self.counts.num_diverged += 1
             news = None
         if news is None or (news and self._lacks_logprobs(verdict)):
-            # Something was lost before this one, or it contradicts us.
+            # A message before this verdict was lost, or the verdict contradicts the committed text.
             return self._repair(self._any(Role.TARGET), verdict.incarnation, now)
         tokens, reason = self.limits.trim(len(self.text), news)
         if not tokens:
@@ -360,7 +366,7 @@ class Session:
         return [emit] if reason is None else [emit, *self._end(Finish(reason))]
 
     def _lacks_logprobs(self, verdict: Verdict) -> bool:
-        """Whether logprobs that must be here by now are not: the target can say them again."""
+        """True if logprobs are missing that should have come by now."""
         if self._prompt_scores is not None and not self._prompt_scores.is_complete:
             return True
         return self.sampling.num_logprobs != OFF and verdict.logprobs is None
@@ -383,9 +389,9 @@ class Session:
 
 # -- running ---------------------------------------------------------------------------------------
 
-# A text that is being written, or waits for it: its session, and what it cost.
+# A text that is being generated or waits for its turn: its session and its metrics.
 
-# What goes wrong in the machine of one text, or in what it wants to say; the others are well.
+# Errors in the state machine or the messages of one text that end only this text, not the others.
 MISHAPS = (
     LocalProtocolError,
     ArithmeticError,
@@ -399,9 +405,9 @@ MISHAPS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a text.
+    """How and why a text ended, with its metrics.
 
-    until  the metrics of its first so many tokens, if the reader ended it there
+    until  returns the metrics of the first n tokens, for a reader who ended the text there
     """
 
     reason: FinishReason
@@ -411,19 +417,19 @@ class Result:
 
 @dataclass(slots=True)
 class SessionFigures:
-    """Times are seconds of a monotonic clock."""
+    """A session, with the times at which its tokens came. Monotonic seconds."""
 
     machine: Session
     submitted: float
-    started: float = 0.0  # when the nodes were told
+    started: float = 0.0  # when the nodes were told of the text
     emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
 
     def result(self, reason: FinishReason) -> Result:
-        """The end of the text."""
+        """Return the Result of a text that has ended for this reason."""
         return Result(reason, self._metrics(), self._metrics)
 
     def broken_off(self, error: Exception) -> NodeError:
-        """For the reader, where one of MISHAPS ends the text."""
+        """Return the NodeError for the reader of a text that one of MISHAPS has ended."""
         failure = NodeError(
             f"the text ended after {self.machine.num_generated} tokens by a mistake of the "
             f"coordinator, {type(error).__name__}: {shown(str(error))}; ask for it again"
@@ -432,7 +438,7 @@ class SessionFigures:
         return failure
 
     def _metrics(self, num_tokens: int | None = None) -> Metrics:
-        """Of the text that has ended, or of its first so many tokens."""
+        """Return the metrics of the whole text, or of its first `num_tokens` tokens."""
         counts, emitted = self.machine.counts, self.emitted
         if num_tokens is not None:
             counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
@@ -448,7 +454,7 @@ class SessionFigures:
 
 
 def check_opening(machine: Session) -> None:
-    """Raises ConfigurationError if a text cannot be put into a message."""
+    """Raise ConfigurationError if the text cannot be encoded as an Open message."""
     try:
         encode(machine.opening(Role.TARGET))
     except LocalProtocolError as error:
@@ -456,7 +462,7 @@ def check_opening(machine: Session) -> None:
 
 
 def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
-    """The times at which the first tokens came."""
+    """Return (time, number of tokens) of the first `num_tokens` tokens only."""
     times: list[tuple[float, int]] = []
     for time_s, number in emitted:
         if num_tokens <= 0:

@@ -1,6 +1,4 @@
-"""What the machine of a text is told, and what it asks for (pure). Events are facts, actions
-imperatives.
-"""
+"""The events and actions of a `Session` (pure). Events are facts, actions are imperatives."""
 
 from dataclasses import dataclass, replace
 
@@ -11,9 +9,9 @@ NodeId = bytes  # names one node process; a process that is started anew has ano
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Begin. Nodes that are not there yet are told when they join.
+    """The text begins. Nodes that are not there yet are told of it when they join.
 
-    layers  whose features a drafter reads that will be told of the text (`Open.layers`)
+    layers  layers of the target whose hidden states (features) a drafter will read (`Open.layers`)
     """
 
     layers: tuple[int, ...] = ()
@@ -21,21 +19,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class VerdictArrived:
-    """The target has spoken."""
+    """A verdict of the target has arrived: the result of a pass."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The target has read a part of the prompt whose logprobs are wanted."""
+    """The target has sent the logprobs of a part of the prompt."""
 
     message: PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class FaultArrived:
-    """A node says that its text is not ours, or that it cannot go on."""
+    """A node reports that its copy of the text is not ours, or that it cannot go on."""
 
     node: NodeId
     fault: Fault
@@ -45,7 +43,7 @@ class FaultArrived:
 class NodeJoined:
     """A node is ready to work on this text.
 
-    layers  a drafter that is a head: whose features it reads
+    layers  for a drafter that is a head: layers of the target whose hidden states it reads
     """
 
     node: NodeId
@@ -55,7 +53,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone."""
+    """A node that worked on this text is gone."""
 
     node: NodeId
     role: Role
@@ -63,7 +61,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class RoundTripMeasured:
-    """So long takes a message to this node, and its answer back."""
+    """The time that a message to this node and its answer need was measured."""
 
     node: NodeId
     seconds: float
@@ -71,17 +69,17 @@ class RoundTripMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The target has finished a forward (heard in a heartbeat)."""
+    """The target has finished a forward pass, as its heartbeat says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed; sent at regular intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to a node."""
+    """Send this message to a node."""
 
     node: NodeId
     message: Message
@@ -89,12 +87,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """New tokens of the text, of one target pass.
+    """Give the reader the new tokens of one target pass.
 
-    The first `num_accepted` were drafted; one more, if there is one, is the target's own: the
-    recovered token in the place of rejected[0], a bonus after only accepted drafts, or plain. What
-    had been missed and is said again comes as several plain ones. `logprobs` of the tokens, if they
-    are wanted. `sources` says who drafted the accepted ones; none if all are the drafter's.
+    The first `num_accepted` tokens were drafted. One more token, if there is one, is the target's
+    own: the recovered token in the place of rejected[0], a bonus after only accepted drafts, or a
+    plain token of a pass without drafts. Tokens of lost verdicts that the target sends again come
+    as several plain ones. `logprobs` belong to the tokens, if they are wanted. `sources` says who
+    drafted each accepted token; it is empty if the drafter drafted all.
     """
 
     tokens: tuple[int, ...]
@@ -105,7 +104,7 @@ class Emit:
     sources: tuple[int, ...] = ()
 
     def first(self, num_tokens: int) -> "Emit":
-        """The part of it that these tokens are."""
+        """Return an Emit of the first `num_tokens` tokens only."""
         if num_tokens >= len(self.tokens):
             return self
         return replace(
@@ -119,21 +118,21 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class EmitPrompt:
-    """The logprobs of the prompt from its second token on, before any Emit."""
+    """Give the reader the logprobs of the prompt from its second token on, before any Emit."""
 
     logprobs: Logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The text is complete."""
+    """The text is complete; `reason` says why it ended."""
 
     reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The text cannot be completed."""
+    """The text cannot be completed; `detail` says why."""
 
     detail: str
 

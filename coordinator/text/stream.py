@@ -1,4 +1,4 @@
-"""One text's tokens on their way from the service's thread to whoever asked for them."""
+"""Carries one text's tokens from the service's thread to the thread that asked for them."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.text.session import Emit, EmitPrompt, Result
 from proto.errors import SlipstreamError
 
-WAIT_S = 1.0  # after which whoever waits looks whether the service is alive
+WAIT_S = 1.0  # how long a reader waits before it checks that the service is alive
 
 
 Item = Emit | EmitPrompt | Result
@@ -16,10 +16,10 @@ Item = Emit | EmitPrompt | Result
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Somebody who waits for texts, of several streams at once and however long the queue is.
+    """A reader of several streams at once: it is notified of every item.
 
-    since   when they were asked for (seconds of a monotonic clock): they are queued from then on
-    notify  called in the service's thread for each item that one of the streams is given
+    since   when the texts were asked for (monotonic seconds); their queueing time counts from here
+    notify  called in the service's thread with the stream that has just got an item
     """
 
     since: float
@@ -27,12 +27,12 @@ class Reader:
 
 
 class TokenStream:
-    """Iterate it once, in any thread; then `result` is there.
+    """The tokens of one text. Iterate over it once, in any thread; then `result` is set.
 
     cancel       ends the text now; both nodes forget it, and reading on raises ClosedError
-    stop         ends it as well, because the reader has found its end; the `result` comes
-    check_alive  raises if nothing can come any more
-    reader       is told of every item; None: whoever reads waits in `take`
+    stop         ends the text because the reader has found its end; a `result` still comes
+    check_alive  raises an error if no item can come any more
+    reader       is notified of every item; None: the reading thread waits in `take`
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class TokenStream:
         self.cancel = cancel
         self.stop = stop
         self.result: Result | None = None  # set when the text has been read to its end
-        self._failure: SlipstreamError | None = None  # set when its failure has been read
+        self._failure: SlipstreamError | None = None  # the error of the text, once it has been read
         self._check_alive = check_alive
         self._reader = reader
         self._items: queue.SimpleQueue[Item | SlipstreamError] = queue.SimpleQueue()
 
     def put(self, item: Item | SlipstreamError) -> None:
-        """Called by the service."""
+        """Add an item or the error that ends the text; called in the service's thread."""
         self._items.put(item)
         if self._reader is not None:
             self._reader.notify(self)
 
     def take(self, timeout_s: float) -> Item | None:
-        """The next item; None if none came in time. Raises the error that ended the text."""
+        """Return the next item; None if none came in time. Raises the error that ended the text."""
         if self._failure is not None:
             raise copy(self._failure) from self._failure
         try:
@@ -67,14 +67,14 @@ class TokenStream:
             return None
         if isinstance(item, SlipstreamError):
             self._failure = item
-            # A new one: other streams may have the same, and what is raised keeps its traceback.
+            # Raise a copy: other streams may have the same error, and raising adds a traceback.
             raise copy(item) from item
         if isinstance(item, Result):
             self.result = item
         return item
 
     def __iter__(self) -> Iterator[Emit]:
-        """The passes. Raises the error that ended the text, if one did."""
+        """Yield an Emit for each target pass. Raises the error that ended the text, if one did."""
         while self.result is None:
             item = self.take(WAIT_S)
             if isinstance(item, Emit):

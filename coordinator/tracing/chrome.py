@@ -1,14 +1,14 @@
-"""A timeline as a Chrome trace, which Perfetto and chrome://tracing open (pure).
+"""Converts a timeline to a Chrome trace, which Perfetto and chrome://tracing open (pure).
 
-The format is the Trace Event Format: `X` is a span, `i` an instant, `s`, `t` and `f` are an arrow's
-start, its ways and its end, which belong to the span around them, `M` names a track. Times are
-microseconds from the first thing that was recorded.
+The format is the Trace Event Format: `X` is a span, `i` an instant. `s`, `t` and `f` are the start,
+the middle points and the end of an arrow; each belongs to the span around it. `M` names a track.
+Times are microseconds from the first record.
 
-Each process is one track: waiting is left blank, and what a process is in besides lies in forwards
-or beside them. Where a device was at work and the host was free, forwards are on a second track,
-from their launch to their end, and the host's work beside them is on the first.
+Each process is one track: waiting is left blank, and all other phases are spans inside forwards or
+between them. Where a device computed and the host was free, forwards are on a second track, from
+their launch to their end, and the host's work in that time is on the first track.
 
-Each direction of a link is a track; where messages overlap on their way, further ones below it.
+Each direction of a link is a track; messages that overlap in time are drawn on tracks below.
 """
 
 from bisect import bisect_right
@@ -25,26 +25,26 @@ from proto.stopwatch import Phase
 
 # -- events ----------------------------------------------------------------------------------------
 
-# What all events of a Chrome trace are made with: their times, process ids and forms.
+# Makes the events of a Chrome trace, with their times and process ids.
 
 Event = dict[str, Any]
 
 COORDINATOR_PID, LINKS_PID = 1, 1000
-HOST_TID, DEVICE_TID = 1, 2  # of a process
+HOST_TID, DEVICE_TID = 1, 2  # thread ids of a process's two tracks
 
 
 def round_us(ns: int) -> float:
-    """Nanoseconds in microseconds, exactly."""
+    """Convert nanoseconds to microseconds, exactly (three decimals)."""
     return round(ns / 1000, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From what was recorded to what stands in the file.
+    """Converts recorded times, nodes and sessions to the times and numbers in the file.
 
-    start_ns  the file's zero
-    pids      of the processes, by node
-    texts     their numbers from 1, by session
+    start_ns  the time that is zero in the file
+    pids      process ids in the file, by node
+    texts     numbers of the texts from 1, by session
     """
 
     start_ns: int
@@ -53,7 +53,7 @@ class Scale:
 
     @classmethod
     def of(cls, timeline: Timeline) -> "Scale":
-        """The scale of a timeline: it begins with the first thing that is known."""
+        """Return the scale of a timeline: time zero is the first record or message."""
         times = [one.track.recorded[0][0] for one in timeline.processes if one.track.recorded]
         times += [ns for hop in timeline.hops for ns in (hop.sent_ns, hop.received_ns) if ns]
         pids = {one.node: COORDINATOR_PID + n for n, one in enumerate(timeline.processes)}
@@ -61,7 +61,7 @@ class Scale:
         return cls(min(times, default=0), pids, texts)
 
     def us(self, ns: int) -> float:
-        """A time in the file."""
+        """Convert a time in nanoseconds to microseconds since the file's zero."""
         return round_us(ns - self.start_ns)
 
     def span(
@@ -74,7 +74,7 @@ class Scale:
         end_ns: int,
         args: Mapping[str, Any] | None = None,
     ) -> Event:
-        """Something that lasts."""
+        """Return the event of a span (`X`) from `start_ns` to `end_ns`."""
         event: Event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category}
         event |= {"ts": self.us(start_ns), "dur": round_us(end_ns - start_ns)}
         return event if args is None else event | {"args": args}
@@ -82,19 +82,22 @@ class Scale:
     def instant(
         self, pid: int, tid: int, name: str, category: str, ns: int, args: Mapping[str, Any]
     ) -> Event:
-        """Something that happens."""
+        """Return the event of an instant (`i`) at time `ns`."""
         event: Event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "name": name}
         return event | {"cat": category, "ts": self.us(ns), "args": args}
 
     def flow(self, phase: str, pid: int, name: str, number: int, ns: int) -> Event:
-        """A point of an arrow, in the span of this process that is around it."""
+        """Return the event of one point of arrow `number`, in the span of this process around `ns`.
+
+        phase  "s": the arrow's start, "t": a middle point, "f": its end
+        """
         event: Event = {"ph": phase, "id": number, "pid": pid, "tid": HOST_TID, "name": name}
         event |= {"cat": "flow", "ts": self.us(ns)}
         return event | {"bp": "e"} if phase == "f" else event
 
 
 def of_verdicts(hops: Sequence[Hop], process: Process) -> dict[int, list[Hop]]:
-    """The verdicts of each pass of a target, by when the pass ended."""
+    """Return the verdicts of each pass of a target, by the time at which the pass ended."""
     ends = [forward.end_ns for forward in process.track.forwards]
     found: dict[int, list[Hop]] = {}
     for hop in hops:
@@ -108,15 +111,13 @@ def of_verdicts(hops: Sequence[Hop], process: Process) -> dict[int, list[Hop]]:
 
 # -- arrows ----------------------------------------------------------------------------------------
 
-# Arrows from a draft to its verdict and from there to the drafters, and what happened at a moment
-# (pure).
+# Arrows from a draft to its verdict and from a verdict to the drafters; and instants (pure).
 
 FALLBACKS = {Cause.LATE, Cause.QUIET, Cause.CHEAP, Cause.RESTING}
 
 
 def arrows(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """From each draft to the first verdict that could use it, and from each verdict to the
-    drafters."""
+    """Yield arrows from each draft to the first verdict that could use it, and on to drafters."""
     onwards = _onwards(timeline.hops)
     number = 0
     for hop in timeline.hops:
@@ -136,14 +137,14 @@ def arrows(timeline: Timeline, scale: Scale) -> Iterator[Event]:
                     pass
                 case _:
                     continue
-            # Two clocks may disagree by a little.
+            # Leave out an arrow that would go back in time because two clocks disagree.
             if all(a[1] <= b[1] for a, b in pairwise(way)):
                 number += 1
                 yield from _arrow(way, name, number, scale)
 
 
 def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
-    """The hops from the coordinator to nodes, by message."""
+    """Return the hops from the coordinator to nodes, by message number."""
     found: dict[int, list[Hop]] = {}
     for hop in hops:
         if hop.is_to_node:
@@ -152,7 +153,7 @@ def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
 
 
 def _along(hop: Hop, scale: Scale) -> list[tuple[int, int]]:
-    """Where a message leaves the coordinator and comes to a node: process and time."""
+    """Return the points (process id, time) of a message at the coordinator and at the node."""
     points = [] if hop.sent_ns is None else [(COORDINATOR_PID, hop.sent_ns)]
     if hop.received_ns is not None:
         points.append((scale.pids[hop.node], hop.received_ns))
@@ -167,8 +168,8 @@ def _arrow(way: Sequence[tuple[int, int]], name: str, number: int, scale: Scale)
 
 
 def instants(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """Rejections, re-roots, stale drafts and fallbacks of the target; what drafters rolled back."""
-    told: set[tuple[int, bytes]] = set()  # the nodes that a text was opened on
+    """Yield instants: rejections, re-roots, stale drafts, fallbacks, faults, rollbacks."""
+    told: set[tuple[int, bytes]] = set()  # (session, node) that were sent an Open
     for hop in timeline.hops:
         pid = scale.pids[hop.node]
         text = {"text": scale.texts.get(hop.session, 0)}
@@ -200,9 +201,9 @@ def instants(timeline: Timeline, scale: Scale) -> Iterator[Event]:
 
 
 def _rolled_back(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """Where a verdict comes to a drafter that had sent drafts which it makes worthless."""
+    """Yield an instant where a verdict reaches a drafter that had sent drafts which it rejects."""
     roles = {one.node: one.role for one in timeline.processes}
-    wrong: dict[tuple[int, bytes], list[Hop]] = {}  # drafts, by the verdict against them and node
+    wrong: dict[tuple[int, bytes], list[Hop]] = {}  # wrong drafts by (verdict, node)
     for hop in timeline.hops:
         match hop.message:
             case Draft() as draft if not hop.is_to_node and draft.session in timeline.texts:
@@ -223,10 +224,10 @@ def _rolled_back(timeline: Timeline, scale: Scale) -> Iterator[Event]:
 # -- chrome ----------------------------------------------------------------------------------------
 
 FORMAT, VERSION = "slipstream trace", 2
-# From top to bottom; the links are below the drafters.
+# The order of the tracks from top to bottom; the links are below the drafters.
 ORDER = {Role.DRAFTER.value: 0, Role.TARGET.value: 200, COORDINATOR: 300}
 LINKS_ORDER = 100
-MAX_LANES = 10_000  # more than messages can be on their way in one direction
+MAX_LANES = 10_000  # track numbers for one direction; more than messages can be on their way
 NAMES = {
     Phase.DECODE: ("read", "codec"),
     Phase.DECIDE: ("decide", "decide"),
@@ -240,9 +241,9 @@ FORWARDS = {Role.TARGET.value: "pass", Role.DRAFTER.value: "draft step"}
 
 
 def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> dict[str, Any]:
-    """The trace as what a JSON file holds.
+    """Return the trace of a timeline as the object that a JSON file holds.
 
-    about  of the machine and the settings: goes into the file as it is
+    about  facts of the machine and the settings, which go into the file unchanged
     """
     scale = Scale.of(timeline)
     events: list[Event] = []
@@ -251,7 +252,7 @@ def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> dict[str, A
     events += _links(timeline, scale)
     events += arrows(timeline, scale)
     events += instants(timeline, scale)
-    # Names first; of spans that begin together the longest, which the others lie in.
+    # Names first; of spans that begin together the longest first, because it contains the others.
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
     return {
         "traceEvents": events,
@@ -308,7 +309,7 @@ def _about_text(text: Text, scale: Scale) -> dict[str, Any]:
 
 
 def _named(pid: int, name: str, order: int, threads: Iterable[tuple[int, str]]) -> Iterator[Event]:
-    """Names of a process and of its tracks, in this order."""
+    """Yield the events that name a process and its tracks and give their order."""
     start: Event = {"ph": "M", "pid": pid, "tid": 0, "ts": 0.0}
     yield {**start, "name": "process_name", "args": {"name": name}}
     yield {**start, "name": "process_sort_index", "args": {"sort_index": order}}
@@ -341,7 +342,7 @@ def _process(process: Process, timeline: Timeline, scale: Scale) -> Iterator[Eve
 
 
 def _forward(process: Process, forward: Forward, verdicts: Sequence[Hop], scale: Scale) -> Event:
-    """A pass, with what came of it, or a draft step."""
+    """Return the span of a draft step, or of a pass with the results of its verdicts."""
     name = FORWARDS.get(process.role, "forward") if forward.num_asked else "prefill"
     args: dict[str, Any] = {"rows": forward.num_rows, "asked": forward.num_asked}
     said = [hop.message for hop in verdicts if isinstance(hop.message, Verdict)]
@@ -358,7 +359,7 @@ def _forward(process: Process, forward: Forward, verdicts: Sequence[Hop], scale:
 
 
 class _KindsAt:
-    """Which message a process reads or sends in a span. Asked in the order of time."""
+    """Finds which message a process reads or sends in a span. Ask it in the order of time."""
 
     def __init__(self, hops: Sequence[Hop], node: bytes) -> None:
         found: list[tuple[int, str]] = []
@@ -372,7 +373,7 @@ class _KindsAt:
         self._found = sorted(found, reverse=True)
 
     def within(self, span: Span) -> str:
-        """Its kind; empty: unknown."""
+        """Return the kind of the message in this span; "" if unknown."""
         while self._found and self._found[-1][0] < span.start_ns:
             self._found.pop()
         if self._found and self._found[-1][0] <= span.end_ns:
@@ -401,8 +402,10 @@ def _links(timeline: Timeline, scale: Scale) -> Iterator[Event]:
 
 
 def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
-    """The hops whose times are known, drafters first; and those of messages that were lost, which
-    is known where a later one came."""
+    """Return the hops by (node, is_to_node), drafters first: received messages, and known losses.
+
+    A message counts as lost only between others of its direction that were received.
+    """
     nodes = sorted((one for one in timeline.processes if one.node), key=lambda p: ORDER[p.role])
     found: dict[tuple[bytes, bool], list[Hop]] = {
         (one.node, is_to_node): [] for one in nodes for is_to_node in (False, True)
@@ -420,9 +423,9 @@ def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
 
 
 def _in_lanes(hops: Iterable[Hop]) -> Iterator[tuple[Hop, int]]:
-    """Each with the first lane that is free when it leaves."""
+    """Yield each hop with the first track (lane) that is free, so that none overlap."""
     free: list[int] = []
-    busy: list[tuple[int, int]] = []  # until when, and the lane
+    busy: list[tuple[int, int]] = []  # (busy until, lane)
     num_lanes = 0
     for hop in sorted(hops, key=lambda one: one.sent_ns or 0):
         assert hop.sent_ns is not None
@@ -440,7 +443,7 @@ def _in_lanes(hops: Iterable[Hop]) -> Iterator[tuple[Hop, int]]:
 
 
 def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
-    """A message on its way, or where it was lost."""
+    """Return the span of a message on its way, or an instant where it was lost."""
     assert hop.sent_ns is not None
     args: dict[str, Any] = {
         "message": hop.number,

@@ -1,7 +1,8 @@
-"""Messages on their way: what left here is what came there, by its checksum (pure).
+"""Finds the path of each message by matching the checksums at both ends of a link (pure).
 
-Every message crosses the coordinator, whose frames are kept; a node says the checksum of what it
-has sent and received. A frame that is passed on is one message with several hops.
+Every message passes the coordinator, whose frames are kept; a node reports the checksums of the
+frames that it has sent and received. A frame that the coordinator passes on is one message with
+several hops (a hop is one way between a node and the coordinator).
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,14 +20,14 @@ from proto.tree import EMPTY_HASH, path_hash
 
 # -- tracks ----------------------------------------------------------------------------------------
 
-# What a process did, of its records: phases, forwards, and frames that came and went.
+# What a process did, made from its records: phases, forward passes, frames received and sent.
 
-PHASES = tuple(Phase)  # by their numbers
+PHASES = tuple(Phase)  # indexed by the number of the phase
 FORWARD_PHASES = (Phase.PREPARE, Phase.MODEL, Phase.CHOOSE)
 
 
 class Span(NamedTuple):
-    """A phase, [start_ns, end_ns)."""
+    """A phase of a process's loop (such as decode or model) in the time [start_ns, end_ns)."""
 
     start_ns: int
     end_ns: int
@@ -34,11 +35,11 @@ class Span(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """A forward and the choice from its logits, [start_ns, end_ns).
+    """A forward pass and the choice of tokens from its logits, in the time [start_ns, end_ns).
 
-    num_asked  rows whose logits are asked for; of a part of a prefill none
-    on_device  a device was at work from the launch to the end, and the host beside it was free;
-               else the host has prepared, computed and chosen, in phases that lie in the forward
+    num_asked  number of rows whose logits are wanted; 0 for a part of a prefill
+    on_device  True: a device computed from the launch to the end, and the host was free meanwhile.
+               False: the host prepared, computed and chose, in phases within the forward
     """
 
     start_ns: int
@@ -49,7 +50,7 @@ class Forward(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A frame that came or left: its kind byte and its checksum."""
+    """A record of a frame that a node has received or sent: its kind byte and its checksum."""
 
     ns: int
     is_sent: bool
@@ -59,11 +60,12 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class Track:
-    """One process, on the coordinator's clock. All lists in the order of time.
+    """What one process did, on the coordinator's clock. All lists are in the order of time.
 
-    spans     what its host did besides waiting; never two at once
-    forwards  never two at once
-    recorded  from when to when it is known; what is in no span there is waiting
+    spans     phases of its loop other than waiting; they do not overlap
+    forwards  forward passes; they do not overlap
+    notes     frames that were received or sent
+    recorded  times (start, end) for which there are records; what is in no span there is waiting
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -73,8 +75,7 @@ class Track:
 
 
 def pieces_of(parts: Sequence[TracePart]) -> tuple[list[list[Record]], int]:
-    """The records of a node, piece by piece: between two of them some are missing; and how many
-    parts are."""
+    """Return a node's records, split where some are missing, and the number of missing parts."""
     pieces: list[list[Record]] = [[]]
     num_missing = 0
     last_number = last_dropped = 0
@@ -85,7 +86,7 @@ def pieces_of(parts: Sequence[TracePart]) -> tuple[list[list[Record]], int]:
             pieces.append([])
         pieces[-1] += records_of(part.records)
         if part.num_dropped > last_dropped and index:
-            pieces.append([])  # what was dropped came after what had room
+            pieces.append([])  # records are dropped after the buffer is full
         last_number, last_dropped = part.number, part.num_dropped
     return [piece for piece in pieces if piece], num_missing
 
@@ -93,9 +94,10 @@ def pieces_of(parts: Sequence[TracePart]) -> tuple[list[list[Record]], int]:
 def track_of(
     pieces: Iterable[Sequence[Record]], since_ns: int, ours: Callable[[int], int]
 ) -> Track:
-    """The track of a process from `since_ns` on.
+    """Return the track of a process from `since_ns` on, made from its records.
 
-    ours  makes of a time of its clock one of ours
+    pieces  lists of records without a gap
+    ours    converts a time of the process's clock to our clock; nanoseconds
     """
     track = Track()
     for piece in pieces:
@@ -114,19 +116,19 @@ class _Reader:
         self._since_ns = since_ns
         self._phase: Phase | None = None  # unknown before the first switch
         self._start_ns = self._now_ns = 0
-        self._first_ns: int | None = None  # of what is recorded
-        self._forward: list[int] | None = None  # when it began, its rows, and those asked
-        self._on_device: list[int] | None = None  # likewise
+        self._first_ns: int | None = None  # when the records of this piece begin
+        self._forward: list[int] | None = None  # start in ns, num_rows, num_asked
+        self._on_device: list[int] | None = None  # the same, for a forward that a device computes
 
     def read(self, record: Record, ns: int) -> None:
-        """The next record. One of an unknown mark is of a later release, and means nothing."""
+        """Read the next record, at `ns` of our clock; unknown marks are ignored."""
         self._now_ns = ns = max(ns, self._now_ns)
         if record.mark < len(Phase):
             self._enter(PHASES[record.mark], ns)
         elif ns < self._since_ns:
             return
         elif record.mark == Mark.FORWARD and self._forward is not None:
-            # The steps of a chain that are one call begin together: their rows add up.
+            # The draft steps of a chain that run in one call begin together: add their rows.
             self._forward[1] += record.detail
             self._forward[2] += record.extra
         elif record.mark == Mark.LAUNCHED:
@@ -141,7 +143,7 @@ class _Reader:
             self._track.notes.append(Note(ns, is_sent, record.kind, record.detail))
 
     def end(self) -> None:
-        """Nothing is known of what follows."""
+        """End the open phase and forwards at the last record: what follows is not known."""
         self._close(self._now_ns)
         self._end_forward(self._now_ns)
         self._end_on_device(self._now_ns)
@@ -185,15 +187,17 @@ FEATURES = Features.__name__
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A message on one link. Times on the coordinator's clock, in nanoseconds.
+    """A message on one link, in one direction. Times in nanoseconds of the coordinator's clock.
 
-    number      of the message: on its next hop it is the same
-    node        at the other end of the link than the coordinator
-    is_to_node  the direction
-    message     None: it never came to the coordinator, is garbled, or features, which nobody reads
-    session     of what text it is; 0: of none
-    sent_ns, received_ns  None: nobody has said so; a message that was lost was never received. As
-                far as two clocks disagree, it may have come before it was sent
+    number      number of the message; the same on each of its hops
+    kind        the name of the message's type
+    node        the node at one end of the link; the coordinator is at the other
+    is_to_node  True: from the coordinator to the node; False: the other way
+    message     None: it never came to the coordinator, cannot be decoded, or is a Features message,
+                which is not decoded
+    session     the text that the message belongs to; 0: none
+    sent_ns, received_ns  None: not reported; a lost message has no received_ns. As two clocks may
+                disagree, received_ns may be less than sent_ns
     """
 
     number: int
@@ -210,14 +214,16 @@ class Hop:
 def hops_of(
     frames: Sequence[Passed], notes: Mapping[bytes, Sequence[Note]], slack_ns: int = 0
 ) -> list[Hop]:
-    """The hops of all frames that passed the coordinator, in the order in which they did, and then
-    those of frames that left a node and never came there.
+    """Return the hops of all frames that passed the coordinator, then those of frames lost before.
 
-    slack_ns  so much earlier than it was sent may a frame seem to have come, by two clocks
+    The first are in the order of `frames`; the others left a node and never came here.
+
+    notes     by node: the frames that it reports to have received or sent
+    slack_ns  the error of the clocks: a frame may seem to have come this much before it was sent
     """
     matches = _Matches(frames, notes, slack_ns)
     hops: list[Hop] = []
-    numbers: dict[bytes, int] = {}  # of the message in a frame
+    numbers: dict[bytes, int] = {}  # number of the message by its frame
     messages: dict[int, Message | None] = {}
     for index, passed in enumerate(frames):
         frame = passed.frame
@@ -241,11 +247,11 @@ def hops_of(
 
 
 class _Matches:
-    """What a node says of the frames that passed.
+    """Matches the coordinator's frames with what the nodes report of them.
 
-    sent      by frame that came from a node, when that says it sent it
-    received  by frame that was sent to a node, when that says it came
-    lost      what nodes say they sent, and never came
+    sent      by index of a frame that came from a node: when the node says it sent it
+    received  by index of a frame that was sent to a node: when the node says it came
+    lost      (node, note) of frames that nodes say they sent and that never came
     """
 
     def __init__(
@@ -277,8 +283,11 @@ class _Matches:
 
 
 def _pairs(sent: Sequence[int], received: Sequence[int], slack_ns: int) -> list[tuple[int, int]]:
-    """Which of the same frames that were sent is which that came: the latest that was sent before,
-    so that one that is sent again because it was lost does not seem to have come late."""
+    """Match equal frames: return (index in `sent`, index in `received`), the last pair first.
+
+    A received frame is matched with the latest one that was sent before it. So where a frame was
+    lost and sent again, the second one does not seem to have taken the time of both.
+    """
     pairs: list[tuple[int, int]] = []
     last = len(sent) - 1
     for index in range(len(received) - 1, -1, -1):
@@ -292,7 +301,7 @@ def _pairs(sent: Sequence[int], received: Sequence[int], slack_ns: int) -> list[
 
 
 def decoded(frame: bytes) -> Message | None:
-    """The message of a frame; None: it is garbled."""
+    """Return the message in a frame; None if it cannot be decoded."""
     try:
         return decode(frame)
     except RemoteProtocolError:
@@ -300,7 +309,7 @@ def decoded(frame: bytes) -> Message | None:
 
 
 def _session(frame: bytes) -> int:
-    """The text that features are of; 0: they are garbled."""
+    """Return the session number in a Features frame; 0 if it cannot be decoded."""
     try:
         return session_of(frame)
     except RemoteProtocolError:
@@ -316,17 +325,17 @@ def _kind(first: bytes) -> str:
 
 # -- texts -----------------------------------------------------------------------------------------
 
-# The texts of a trace, and what became of each draft: which verdict decided it, and how.
+# The texts of a trace, and the fate of each draft: which verdict decided it, and how.
 
 
 @dataclass(slots=True)
 class Text:
-    """One text, as far as it was recorded.
+    """One text as far as it was recorded: its committed tokens and its verdicts.
 
-    tokens    what is committed, prompt included
-    hashes    of its prefixes; `hashes[n]` names the first n tokens
-    decided   how long the text was before each of `verdicts`; ascending
-    verdicts  those that made it longer, as they came to the coordinator
+    tokens    the committed tokens, prompt included
+    hashes    path hashes of its prefixes; `hashes[n]` names the first n tokens
+    decided   length of the text before each of `verdicts`; ascending
+    verdicts  verdicts that made the text longer, in the order in which the coordinator got them
     """
 
     session: int
@@ -337,7 +346,7 @@ class Text:
     verdicts: list[Hop] = field(default_factory=list)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Commit tokens."""
+        """Append committed tokens and the path hashes of the longer text."""
         for token in tokens:
             self.hashes.append(path_hash(self.hashes[-1], token, self.opened.key))
             self.tokens.append(token)
@@ -345,11 +354,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a draft.
+    """Whether a draft was right: how many of its tokens became part of the text.
 
-    decided   the verdict that moved the text past the draft's parent: for what is off the text's
-              path then, the end
-    num_right  of its tokens, those that the text has
+    decided    the verdict that made the text longer than the draft's parent; a draft that is not on
+               the text's path then is rejected by it
+    num_right  number of the draft's tokens that the text has
     """
 
     decided: Hop
@@ -358,9 +367,9 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The first verdict after a draft was read that could use it.
+    """The first verdict, after the target read a draft, that could use the draft.
 
-    num_accepted  of its tokens, those among the accepted ones
+    num_accepted  how many of the draft's tokens this verdict accepted
     """
 
     verdict: Hop
@@ -368,7 +377,7 @@ class Judged:
 
 
 def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
-    """The texts by session, in the order in which they were opened."""
+    """Return the texts by session number, in the order in which they were opened."""
     texts: dict[int, Text] = {}
     for hop in hops:
         match hop.message:
@@ -386,7 +395,7 @@ def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
 
 
 def fate_of(draft: Draft, text: Text) -> Fate | None:
-    """What became of a draft; None: the text ended before."""
+    """Return how much of a draft was right and which verdict decided it; None: undecided."""
     if not text.decided or not text.decided[0] <= draft.parent_len < len(text.tokens):
         return None
     decided = text.verdicts[bisect_right(text.decided, draft.parent_len) - 1]
@@ -394,7 +403,10 @@ def fate_of(draft: Draft, text: Text) -> Fate | None:
 
 
 def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
-    """The verdict on a draft that the target has read then; None: it came too late for any."""
+    """Return the first verdict that could use a draft which the target read at `read_ns`.
+
+    None: the text was already past the draft, or no verdict followed.
+    """
     index = bisect_left(text.verdicts, read_ns, key=lambda hop: hop.sent_ns or 0)
     if index == len(text.verdicts):
         return None
@@ -409,7 +421,7 @@ def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
 
 
 def _depth(draft: Draft) -> int:
-    """The longest path in a draft."""
+    """Return the length of the longest path in a draft."""
     depths: list[int] = []
     for parent in draft.parents:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
@@ -417,7 +429,7 @@ def _depth(draft: Draft) -> int:
 
 
 def _num_right(draft: Draft, text: Text) -> int:
-    """Nodes of the draft on the path that the text took."""
+    """Return the number of a draft's tokens that lie on the path that the text took."""
     if text.hashes[draft.parent_len] != draft.parent_hash:
         return 0
     at, length = -1, draft.parent_len

@@ -1,7 +1,7 @@
-"""What is recorded while texts are written: of the nodes, of the links, of the coordinator (pure).
+"""Records what nodes, links and coordinator do while texts are generated (pure).
 
-Nothing is looked at here. The service's loop adds, another thread takes; nothing is added to what
-was taken but what was on its way into it.
+Nothing is interpreted here. The service's loop adds records; another thread takes a recording.
+After that only a record that was just being added can still get into the recording that was taken.
 """
 
 from collections import deque
@@ -14,20 +14,20 @@ from proto.codec import kind_of
 from proto.messages import TRACE_RECORD_BYTES, Features, Heartbeat, Hello, Message, TracePart
 from proto.stopwatch import Recorder
 
-# Of one trace. A viewer has trouble with more; all that is left out is counted.
-MAX_RECORDS = 1 << 20  # of one process: about two minutes of a quick pair
+# Limits of one trace. A viewer has trouble with more; records that are left out are counted.
+MAX_RECORDS = 1 << 20  # of one process: about two minutes of a fast pair of models
 MAX_FRAMES, MAX_FRAME_BYTES = 1 << 19, 1 << 28
 MAX_NODES = 64
-NUM_BEATS = 1 << 12  # of a node: 17 minutes
-HEAD_BYTES = 64  # of features: text, length, hash; the numbers would take the room of all else
+NUM_BEATS = 1 << 12  # heartbeats that are kept of a node: 17 minutes
+HEAD_BYTES = 64  # kept of a Features message: session, length, hash; its data are too large
 
 
 class Passed(NamedTuple):
-    """A frame that the coordinator has received from a node, or sends to one.
+    """A frame that the coordinator has received from a node or sent to one.
 
-    ns     on the coordinator's clock
-    frame  of features only its head
-    whole  of what is kept in part: its bytes, and its checksum
+    ns     the time, on the coordinator's clock
+    frame  the bytes of the message; of a Features message only the first HEAD_BYTES
+    whole  for a frame that is kept in part: number of bytes and checksum of the whole frame
     """
 
     ns: int
@@ -38,26 +38,26 @@ class Passed(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the frame."""
+        """The length of the whole frame in bytes."""
         return len(self.frame) if self.whole is None else self.whole[0]
 
     @property
     def checksum(self) -> int:
-        """Of the frame, as the nodes say it (`proto.stopwatch`)."""
+        """The CRC-32 of the whole frame, as the nodes report it (`proto.stopwatch`)."""
         return crc32(self.frame) if self.whole is None else self.whole[1]
 
 
 @dataclass(slots=True)
 class Recording:
-    """What has come since `since_ns`, and what told the same before: a part of each process.
+    """Everything recorded since `since_ns`, and the last records before it: a phase may go on.
 
     own      the coordinator's records, packed
-    parts    of each node
-    frames   in the order of time
-    hellos   how the nodes have introduced themselves; of all that ever did
-    beats    the nodes' heartbeats, of which the clocks are told; likewise
-    num_dropped, num_frames_dropped  the coordinator's records and frames without room
-    num_records_dropped  of each node, those that have come and had no room here
+    parts    the TracePart messages of each node
+    frames   the frames that passed the coordinator, in the order of time
+    hellos   the Hello frame of every node that ever introduced itself
+    beats    the latest heartbeats of every node, from which its clock is estimated
+    num_dropped, num_frames_dropped  the coordinator's records and frames that had no room
+    num_records_dropped  by node: records that have come and had no room here
     """
 
     since_ns: int
@@ -72,9 +72,9 @@ class Recording:
 
 
 class Tape:
-    """Collects it. `recorder` is for the coordinator's own loop.
+    """Collects the recording of a coordinator and its nodes. `recorder` is for the service's loop.
 
-    clock  nanoseconds, the one of that loop
+    clock  returns nanoseconds; the same clock that the service's loop uses
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -87,15 +87,15 @@ class Tape:
         self._beats: dict[bytes, deque[Passed]] = {}
 
     def received(self, node: bytes, kind: type[Message], frame: bytes) -> None:
-        """A frame of this kind has come."""
+        """Record a frame of message type `kind` that has come from a node."""
         now_ns = self._clock()
         if kind is Hello and (node in self._hellos or len(self._hellos) < MAX_NODES):
             if not self._hellos:
                 self._now.since_ns = now_ns
             self._hellos[node] = frame
         elif not self._hellos:
-            return  # the nodes are loading: nothing to see yet
-        # What the nodes have recorded is kept elsewhere.
+            return  # the nodes are loading: nothing to record yet
+        # The records inside a TracePart are kept by `add`.
         kept = frame[:1] if kind is TracePart else frame
         passed = Passed(now_ns, node, is_sent=False, frame=kept)
         if kind is Heartbeat and node in self._hellos:
@@ -103,7 +103,7 @@ class Tape:
         self._add(passed)
 
     def sends(self, node: bytes, frame: bytes) -> None:
-        """A frame leaves now."""
+        """Record a frame that is being sent to a node now."""
         self._add(Passed(self._clock(), node, is_sent=True, frame=frame))
 
     def _add(self, passed: Passed) -> None:
@@ -118,7 +118,7 @@ class Tape:
             self._now.num_frames_dropped += 1
 
     def add(self, node: bytes, part: TracePart) -> None:
-        """A node says what it did."""
+        """Keep the records that a node has sent of what it did."""
         if node not in self._hellos:
             return
         now = self._now
@@ -131,15 +131,15 @@ class Tape:
             dropped[node] = dropped.get(node, 0) + num_records
 
     def num_parts(self, node: bytes) -> int:
-        """How many parts this node has said, since it was started."""
+        """Return the number of the latest TracePart of this node; 0 if none was kept."""
         parts = self._now.parts.get(node)
         return parts[-1].number if parts else 0
 
     def take(self) -> Recording:
-        """All of it; recording starts anew, where this ends."""
+        """Return everything recorded so far and start a new recording."""
         taken, now_ns = self._now, self._clock()
         self._now = Recording(now_ns)
-        # What a process did last goes on: its last phase ends with what it says next.
+        # Keep each process's last records: its last phase ends only with its next record.
         self._now.parts = {node: parts[-1:] for node, parts in tuple(taken.parts.items())}
         self._num_records, self._num_bytes = {}, 0
         taken.own += self.recorder.take()

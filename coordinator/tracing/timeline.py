@@ -1,4 +1,4 @@
-"""A recording, put in order: every process on one clock, every message, every text (pure)."""
+"""Puts a recording in order: processes on one clock, messages, texts (pure)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -21,26 +21,27 @@ from proto.messages import Heartbeat, Hello, TracePart
 
 # -- clocks ----------------------------------------------------------------------------------------
 
-# The clock of another process, as told by messages there and back.
+# Estimates the clock of another process from messages to it and back.
 #
 # The coordinator's heartbeat leaves at t0 of its own clock and comes at t1 of the node's; the
 # node's leaves at t2 of that clock and comes at t3. If both ways took the same time, the node's
-# clock is ahead by ((t1 - t0) - (t3 - t2)) / 2; whatever they took, it is that give or take half of
-# the round trip (t3 - t0) - (t2 - t1). So of some exchanges the one with the least round trip tells
-# most (NTP, RFC 5905). Clocks also drift: there is one such estimate for each ten seconds, and a
-# line between. All other messages say something as well: each comes after it was sent, so those to
-# the node say how far its clock is ahead at most, and those from it, at least.
+# clock is ahead by ((t1 - t0) - (t3 - t2)) / 2. In any case the error is at most half of the round
+# trip (t3 - t0) - (t2 - t1). So of several exchanges the one with the shortest round trip is the
+# most exact (NTP, RFC 5905). Clocks also drift, so there is one such estimate for each ten seconds,
+# with linear interpolation between them. All other messages give bounds as well, because a message
+# comes after it was sent: those to the node limit how far its clock is ahead at most, and those
+# from it, at least.
 
 WINDOW_NS = 10_000_000_000
-ROUNDING_NS = 1_000  # stamps are microseconds
+ROUNDING_NS = 1_000  # time stamps have a resolution of one microsecond
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A heartbeat there and one back. Nanoseconds of our clock, and of theirs.
+    """A heartbeat to a node and its answer, with times in nanoseconds of both clocks.
 
-    sent_ns, came_ns   ours: when we sent, when the answer came
-    heard_ns, said_ns  theirs: when ours came, when theirs was sent
+    sent_ns, came_ns   on our clock: when we sent ours, when the answer came
+    heard_ns, said_ns  on the node's clock: when our heartbeat came, when its answer was sent
     """
 
     sent_ns: int
@@ -50,32 +51,34 @@ class Exchange:
 
     @classmethod
     def of(cls, came_ns: int, beat: Heartbeat) -> Self:
-        """What a node's heartbeat tells that came then; it has a stamp."""
+        """Return the exchange that a node's heartbeat, which came at `came_ns`, completes."""
         said_ns = beat.clock_us * 1000
         return cls(beat.stamp_us * 1000, said_ns - beat.held_us * 1000, said_ns, came_ns)
 
     @property
     def round_trip_ns(self) -> int:
-        """On the way, both ways together."""
+        """The time that both messages were on their way together."""
         return (self.came_ns - self.sent_ns) - (self.said_ns - self.heard_ns)
 
     @property
     def ahead_ns(self) -> int:
-        """How far their clock is ahead of ours, by this exchange."""
+        """How far the node's clock is ahead of ours, estimated from this exchange."""
         return (self.heard_ns - self.sent_ns + self.said_ns - self.came_ns) // 2
 
     @property
     def error_ns(self) -> int:
-        """By how much that may be wrong."""
+        """The largest error that `ahead_ns` can have."""
         return self.round_trip_ns // 2 + 2 * ROUNDING_NS
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A clock as seen from ours.
+    """The clock of another process, relative to ours.
 
-    knots     at a time of theirs, how far it is ahead; in the order of time, at least one
-    error_ns  by how much that may be wrong; 0: it is the same clock
+    knots     pairs: a time of that clock, and how far it is ahead of ours then; in the order of
+              time, at least one
+    error_ns  the largest error of these; 0: it is the same clock as ours
+    num_exchanges  heartbeats there and back that the estimate is made from
     """
 
     knots: tuple[tuple[int, int], ...] = ((0, 0),)
@@ -84,17 +87,20 @@ class Clock:
 
     @property
     def is_same(self) -> bool:
-        """Whether it is our own clock."""
+        """True if it is our own clock."""
         return not self.error_ns
 
     @property
     def ahead_ns(self) -> int:
-        """How far it was ahead at first."""
+        """How far the clock was ahead of ours at the first estimate."""
         return self.knots[0][1]
 
     def nearer(self, least_ns: int, most_ns: int) -> "Clock":
-        """This clock, which is ahead by so much more than was thought, at least and at most, as no
-        message comes before it was sent. Where that tells less, or what cannot be, as it is."""
+        """Return this clock corrected: it is `least_ns` to `most_ns` further ahead.
+
+        The bounds come from messages, none of which can arrive before it was sent. If they are less
+        exact than the clock is, or contradict each other, it is returned unchanged.
+        """
         error_ns = (most_ns - least_ns) // 2 + ROUNDING_NS
         if self.is_same or least_ns > most_ns or error_ns >= self.error_ns:
             return self
@@ -103,7 +109,7 @@ class Clock:
         return replace(self, knots=knots, error_ns=error_ns)
 
     def ours(self, theirs_ns: int) -> int:
-        """A time of theirs on our clock."""
+        """Convert a time of that clock to our clock; nanoseconds."""
         after = bisect_right(self.knots, (theirs_ns, 0))
         if after in (0, len(self.knots)):
             return theirs_ns - self.knots[min(after, len(self.knots) - 1)][1]
@@ -115,12 +121,12 @@ SAME = Clock()
 
 
 def clock_of(exchanges: Iterable[Exchange], *, same_host: bool) -> Clock | None:
-    """The clock of a node; None: nothing is known of it.
+    """Estimate the clock of a node from its exchanges; None if there is nothing to tell it.
 
-    same_host  it says that it runs on our host, where all processes have one clock; it is believed
-               if the exchanges do not say otherwise
+    same_host  the node says that it runs on our host, where all processes have one clock; this is
+               believed unless the exchanges contradict it
     """
-    # One with a negative round trip was not an exchange.
+    # A negative round trip is impossible, so such a pair of heartbeats is ignored.
     found = sorted((one for one in exchanges if one.round_trip_ns >= 0), key=lambda e: e.said_ns)
     best = [
         min(window, key=lambda e: e.round_trip_ns)
@@ -143,10 +149,10 @@ COORDINATOR = "coordinator"
 class Process:
     """One process of a trace.
 
-    node        its id; empty: the coordinator
-    role        of a node, or `coordinator`
-    clock       None: nothing is known of it, so what it did is left out
-    num_dropped  records that there was no room for
+    node        the node's id; empty: the coordinator
+    role        the node's role, or `coordinator`
+    clock       the process's clock; None: unknown, so its track is left out
+    num_dropped  records that had no room
     num_missing  parts of its records that never came
     """
 
@@ -164,7 +170,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened, in nanoseconds of the coordinator's clock."""
+    """All processes, messages and texts of a trace, in ns of the coordinator's clock."""
 
     processes: list[Process]
     hops: list[Hop]
@@ -173,9 +179,9 @@ class Timeline:
 
 
 def timeline_of(recording: Recording, host: str) -> Timeline:
-    """Put a recording in order.
+    """Return the timeline of a recording.
 
-    host  of the coordinator
+    host  the coordinator's host name
     """
     processes = [_coordinator(recording, host)]
     for node, frame in recording.hellos.items():
@@ -189,7 +195,7 @@ def timeline_of(recording: Recording, host: str) -> Timeline:
 
 
 def _hops(recording: Recording, processes: Sequence[Process]) -> list[Hop]:
-    """The messages between processes that are known."""
+    """Return the messages between the coordinator and the nodes in `processes`."""
     notes = {one.node: one.track.notes for one in processes if one.node}
     frames = [one for one in recording.frames if one.ns >= recording.since_ns and one.node in notes]
     slack_ns = max(one.clock.error_ns for one in processes if one.clock is not None)
@@ -197,7 +203,7 @@ def _hops(recording: Recording, processes: Sequence[Process]) -> list[Hop]:
 
 
 def _aligned(process: Process, hops: Sequence[Hop], recording: Recording) -> Process:
-    """A process with the clock that its messages tell, if they tell more than its heartbeats."""
+    """Return the process with its clock corrected by the times of its messages."""
     own = [hop for hop in hops if hop.node == process.node]
     ways = [
         (hop.is_to_node, hop.received_ns - hop.sent_ns)

@@ -1,4 +1,4 @@
-"""The file of a trace, written as a whole or not at all."""
+"""Writes the file of a trace, as a whole or not at all."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from proto.system import cannot_write
 
 
 def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
-    """The Chrome trace of a recording that was made on this host."""
+    """Return the Chrome trace of a recording that was made on this host."""
     host = socket.gethostname()
     machine = {"host": host, "system": platform.platform(), "num_cpus": os.cpu_count()}
     about = {"machine": machine, "settings": settings}
@@ -23,7 +23,7 @@ def trace_of(recording: Recording, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write it, an event a line; the whole of it, or nothing is left. Raises OutputError."""
+    """Write a trace to a file; on an error, remove the file. Raises OutputError."""
     failed = f"the trace cannot be written to {path}"
     try:
         file = path.open("w", encoding="utf-8")
@@ -35,7 +35,7 @@ def write(path: Path, trace: dict[str, Any]) -> None:
     except OSError as error:
         why = f"{cannot_write(error)}{_removed(path.resolve())}"
         raise OutputError(f"{failed}: {why}") from error
-    except BaseException:  # Ctrl-C, for one
+    except BaseException:  # for example Ctrl-C
         _removed(path.resolve())
         raise
 
@@ -50,9 +50,9 @@ def _write_to(file: TextIO, trace: dict[str, Any]) -> None:
 
 
 def _removed(path: Path) -> str:
-    """Remove a part of a trace; returns what is to be said of it."""
+    """Remove a file that was written in part; return the words that an error message says of it."""
     if not path.is_file():
-        return ""  # a device
+        return ""  # not a regular file, such as a device
     try:
         path.unlink()
     except OSError:

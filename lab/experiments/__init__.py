@@ -1,1 +1,1 @@
-"""Measurements: each says first how it is run, and prints what it found."""
+"""Experiments: run every arm (one combination of settings) on every prompt and compare the arms."""

@@ -1,4 +1,4 @@
-"""`python -m coordinator experiment FILE`: run it, or go on with it, and show what came of it."""
+"""`python -m coordinator experiment FILE`: run or resume an experiment, and show the results."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ from proto.errors import ConfigurationError, did_you_mean, shown
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
 NO_TABLES = "install it, and the same command writes the tables and pictures"
-LINE_S = 15.0  # between two lines where there is no terminal
+LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
 
 
 def experiment(
@@ -83,7 +83,7 @@ def experiment(
     sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
     console = Console(stderr=True, highlight=False)
     with Folder(out or Path("results") / path.stem) as folder:
-        header, rows = folder.open(_header(wanted, sets))  # what is wrong with it is said now
+        header, rows = folder.open(_header(wanted, sets))  # raises before anything is measured
         if rows.rows:
             console.print(f"{len(rows.rows)} texts are in {folder.path} already", markup=False)
         with Watch(console) as watch:
@@ -95,7 +95,7 @@ def experiment(
             traces = ""
             if with_traces:
                 traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
-        # Only here are matplotlib and scipy loaded: other commands have no use for them.
+        # matplotlib and scipy are imported only here, because other commands do not need them.
         try:
             from lab.experiments.results.writing import Wanted, write_results
         except ModuleNotFoundError as error:
@@ -121,8 +121,8 @@ def _measure(
     watch: "Watch",
     connect_ray: ConnectRay | None,
 ) -> None:
-    """Run what is not there yet. Raises SlipstreamError."""
-    # A cluster has a place for one pair.
+    """Run all cells (arm, prompt, repetition) that have no rows yet. Raises SlipstreamError."""
+    # A Ray cluster has room for one pair of target and drafter.
     is_on_ray = any(job.arm.launch.ray for job in jobs)
     num_warm = 1 if is_on_ray else wanted.description.warm_pairs
     with closing(Warm(num_warm, connect_ray)) as warm:
@@ -143,7 +143,10 @@ def _traced(
     watch: "Watch",
     connect_ray: ConnectRay | None,
 ) -> str:
-    """Where the traces are, in words. Raises SlipstreamError."""
+    """Write a trace of each measured arm; return the line that tells the user where the traces are.
+
+    Raises SlipstreamError.
+    """
     measured = {row.arm for row in rows if row.stage == "main"}
     chosen = [job for job in jobs if job.arm.name in measured]
     files = write_traces(chosen, where, connect_ray, watch.warn)
@@ -151,7 +154,10 @@ def _traced(
 
 
 def _path_of(file: Path) -> Path:
-    """An experiment file, here or one that ships. Raises ConfigurationError."""
+    """Return the path of the experiment file: the given file, or one that ships with this name.
+
+    Raises ConfigurationError if there is no such file.
+    """
     shipped = SHIPPED / file.with_suffix(SUFFIX).name
     if file.exists() or file.parent != Path() or not shipped.exists():
         if file.is_file():
@@ -165,7 +171,7 @@ def _path_of(file: Path) -> Path:
 
 
 def _overrides(texts: list[str]) -> dict[str, Any]:
-    """Of `--set`. Raises ConfigurationError."""
+    """Parse the NAME=VALUE texts of `--set` into settings by name. Raises ConfigurationError."""
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -174,12 +180,12 @@ def _overrides(texts: list[str]) -> dict[str, Any]:
         try:
             found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[name.strip()] = value  # a text without its quotes
+            found[name.strip()] = value  # not TOML: taken as a string that was given without quotes
     return found
 
 
 def _that_run_here(arms: Sequence[Arm], warn: Callable[[str], None]) -> list[Arm]:
-    """Without those for which something is missing, which a line for each such thing says."""
+    """Return the arms that can run on this machine; warn once for each thing that is missing."""
     missing: dict[str, list[str]] = {}
     found = []
     for arm in arms:
@@ -194,7 +200,10 @@ def _that_run_here(arms: Sequence[Arm], warn: Callable[[str], None]) -> list[Arm
 
 
 def _what_is_missing(arm: Arm) -> str:
-    """In a few words; empty: nothing, as far as can be known before it is tried."""
+    """Say in a few words what this machine lacks to run the arm; "" if nothing is known.
+
+    Devices are looked at only for optional arms of a local pair.
+    """
     if not is_there(arm):
         return f"{arm.work.peer} is not installed"
     if not arm.is_optional or arm.launch.ray or arm.work.peer:
@@ -204,7 +213,10 @@ def _what_is_missing(arm: Arm) -> str:
 
 
 def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
-    """Raises ConfigurationError, ModelError."""
+    """Return the arm with its prompts, tokenizer and chat template.
+
+    Raises ConfigurationError, ModelError.
+    """
     tokenization = Tokenization.of_model(arm.pair.target, arm.pair.target_revision)
     if tokenization is None:
         raise ConfigurationError(f"{arm.pair.target} has no tokenizer.json to read prompts with")
@@ -221,7 +233,7 @@ def _job(arm: Arm, prompts: Sequence[Prompt]) -> Job:
 
 
 def _check_models(arms: Sequence[Arm]) -> None:
-    """Raises SlipstreamError if a pair of this machine could not be started, hours later."""
+    """Check the models of all local pairs now, not hours later. Raises SlipstreamError."""
     looked_at: list[PairConfig] = []
     for arm in arms:
         if not arm.work.peer and not arm.launch.ray and arm.pair not in looked_at:
@@ -230,13 +242,16 @@ def _check_models(arms: Sequence[Arm]) -> None:
 
 
 def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:
-    """Tokens a second by arm. Raises SlipstreamError."""
+    """Return the tokens per second that the simulator predicts, by name of arm.
+
+    Raises SlipstreamError.
+    """
     from lab.experiments.results.predictions import has_ranks, predict, recorded
 
     drafting = [job.arm for job in jobs if not job.arm.work.peer and has_ranks(job.arm.pair)]
     found: dict[str, float] = {}
     kinds: dict[tuple[object, ...], list[Arm]] = {}
-    for arm in drafting:  # arms with the same models and texts have the same ranks
+    for arm in drafting:  # the recorded ranks of drafts depend only on models and texts
         pair, work = arm.pair, arm.work
         models = pair.target, pair.drafter, pair.dtype
         texts = arm.sampling.temperature, arm.sampling.max_tokens, work.prompts, work.limit
@@ -248,7 +263,7 @@ def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[s
 
 
 def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
-    """What the experiment is."""
+    """Return the header of the experiment, with a digest of all that decides its rows."""
     description = wanted.description
     names = {arm.name: arm for arm in wanted.arms}
     arms = tuple(
@@ -263,8 +278,8 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         )
         for arm in wanted.arms
     )
-    # How a pair warms up decides no text, and folders that were begun before it could be said
-    # are to be gone on with.
+    # How a pair warms up changes no text. The default is left out of the digest, so that
+    # folders that were begun before the setting existed can still be resumed.
     others = description.model_dump(exclude={"arms", "fixed", "title", "question", "x"})
     if description.warm_prompts == 1:
         del others["warm_prompts"]
@@ -288,7 +303,7 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
 
 
 def _run(say: Callable[[str], None]) -> RunRecord:
-    """This run of it, once the machine is quiet."""
+    """Wait for a quiet machine; return the record of this run (time, machine, versions, load)."""
     return RunRecord(
         datetime.now(UTC).isoformat(timespec="seconds"),
         surroundings.machine(),
@@ -299,7 +314,10 @@ def _run(say: Callable[[str], None]) -> RunRecord:
 
 
 def _on_all_devices(arm: Arm, arms: Sequence[Arm]) -> str:
-    """The arm that gives the target all devices that this one uses; empty: there is none."""
+    """Return the name of a plain-decoding arm that uses as many devices; "" if there is none.
+
+    Both arms have the same baseline, and use more than 1 device.
+    """
     return next(
         (
             one.name
@@ -315,7 +333,7 @@ def _on_all_devices(arm: Arm, arms: Sequence[Arm]) -> str:
 
 
 class Watch:
-    """How far it is: a bar on a terminal, elsewhere a line now and then."""
+    """Shows the progress of an experiment: a bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -340,11 +358,11 @@ class Watch:
         self._bar.stop()
 
     def warn(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         self._console.print(line, markup=False)
 
     def say(self, step: Step) -> None:
-        """The next cell."""
+        """Show that this step (the next cell) begins, and about how much time is left."""
         left = "" if step.left_s is None else f"about {_duration(step.left_s)} left"
         if self._console.is_terminal:
             if self._task is None:

@@ -1,16 +1,17 @@
-"""An experiment file: what it may say, and the arms that it stands for.
+"""Reads an experiment file and makes the arms (combinations of settings) that it describes.
 
 Theory of operation
 -------------------
-A file has a title, what is measured on (`[fixed]`, for all arms) and tables `[[arms]]`. A setting
+A file has a title, settings for all arms (`[fixed]`) and tables `[[arms]]`. A setting
 is one of the Python API (`PairConfig`, `SpeculationConfig`, `SamplingParams`, `LaunchConfig`) or of
 `Work` below, written as a flag of the command line would be. Where a table gives a list, it stands
 for an arm per value, and with several lists for an arm per combination. `sweep` names settings of
-which only the fastest value is measured in the end. What is `optional`, as every peer is, is left
-out where it does not run.
+which only the fastest value is measured in the end. An `optional` arm, as every arm of a peer is,
+is left out where it does not run.
 
-Every arm is compared with the arm that has the settings (or the name) of `baseline`: if there are
-several, with the one that agrees with it in whatever these differ in.
+Every arm is compared with the arm that has the settings (or the name) of `baseline`. If several
+arms have these settings, it is compared with the one that equals it in all settings in which those
+baselines differ.
 """
 
 import dataclasses
@@ -34,9 +35,9 @@ from proto.system import cannot_read
 
 MAX_ARMS = 400
 NAME, SWEEP, OPTIONAL, DEVICES = "name", "sweep", "optional", "devices"
-OF_A_TABLE = (NAME, SWEEP, OPTIONAL, DEVICES)  # and no settings
-TESTBED = "testbed:"  # of a model: made on the spot, in the shape of the one that is named
-# How a setting is called in the name of an arm; the value alone of those without a name.
+OF_A_TABLE = (NAME, SWEEP, OPTIONAL, DEVICES)  # keys of an `[[arms]]` table that are no settings
+TESTBED = "testbed:"  # prefix of a model that is made when needed, in the shape of the named one
+# What a setting is called in the name of an arm; "": only its value is written.
 SHORT = {
     "policy": "",
     "drafter": "",
@@ -54,16 +55,16 @@ SHORT = {
 }
 
 Peer = Literal["", "huggingface", "llamacpp", "one_process", "vllm"]
-# What changes logits by the text so far.
+# Sampling parameters that change the logits depending on the text so far.
 PROCESSORS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "bad_words", "min_tokens"),
 )
-OUR_ENGINE: frozenset[Peer] = frozenset({"one_process"})  # peers that run on it
+OUR_ENGINE: frozenset[Peer] = frozenset({"one_process"})  # peers that run on our own engine
 
 
 class Work(Frozen):
-    """What is generated, and by whom."""
+    """Settings of an arm that say which texts are generated, and by which engine."""
 
     prompts: Annotated[str, Field(min_length=1, description="File of prompts.")] = str(
         Path(__file__).with_name("prompts.jsonl")
@@ -86,7 +87,19 @@ class Work(Frozen):
 
 
 class Description(Frozen):
-    """An experiment file, as it is written."""
+    """The content of an experiment file, checked; the arms are not expanded yet.
+
+    title, question  what the experiment is called, and what it is to answer
+    x                name of the setting on the x axis of a picture; empty: none
+    repetitions      times that every arm answers every prompt
+    seed             decides the random order of the cells
+    warm_pairs       most engines that are kept running at the same time
+    warm_prompts     prompts that a new engine answers before it is measured
+    sweep_prompts    prompts on which the values of a swept setting are compared
+    baseline         settings of the arm that others are compared with
+    fixed            settings of all arms
+    arms             the `[[arms]]` tables
+    """
 
     HAS_TEXTS: ClassVar[bool] = True
 
@@ -112,7 +125,7 @@ KINDS: tuple[type[BaseModel], ...] = (
 )
 NOT_FOR_ALL = {"seed", "n", "speculate", "logprobs", "prompt_logprobs", "nodes", "listen", "keys"}
 HOME = {name: kind for kind in KINDS for name in kind.model_fields if name not in NOT_FOR_ALL}
-# What must be the same for the tokens to be the same, whoever drafts.
+# Settings that must be equal for two arms to write the same tokens, whatever the drafter.
 DECIDES_THE_TEXT = (
     *("target", "target_revision", "dtype", "reproducible", "prompts", "limit", "chat"),
     *("max_prompt_tokens", "max_tokens", "texts_at_once"),
@@ -122,14 +135,16 @@ DECIDES_THE_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to generate, all settings checked.
+    """One combination of settings to measure, all of them checked.
 
-    table     what its table is called, or else its policy or peer
-    settings  those that the file gives it, by name
-    group     the table and the values that it shares with others of which the fastest is taken
-    baseline  the name of the arm that it is compared with; empty: none
-    devices   that it uses, as the file says; None: it does not
-    is_optional  it is left out where its processes do not start; so is every peer
+    name          unique in the experiment
+    table         the name of its `[[arms]]` table, or else its policy or peer
+    settings      what the file gives it, by name of setting
+    group         name shared by the arms of one sweep, of which only the fastest is measured;
+                  empty: nothing is swept
+    baseline      the name of the arm that it is compared with; empty: none
+    devices       number of devices that it uses, as the file says; None: the file does not say
+    is_optional   leave the arm out where its processes do not start; true for every peer
     """
 
     name: str
@@ -148,21 +163,21 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A file and its arms, in its order."""
+    """An experiment file with all of its arms, in the order of the file."""
 
     description: Description
     arms: tuple[Arm, ...]
 
 
 def num_devices(arm: Arm) -> int:
-    """That an arm uses: one for each rank of each model, if nobody says."""
+    """Return the number of devices that an arm uses; by default one for each rank of each model."""
     has_two = arm.speculation.drafts and arm.pair.has_draft_model and not arm.work.peer
     ranks = arm.pair.ranks
     return arm.devices or ranks[Role.TARGET] + (ranks[Role.DRAFTER] if has_two else 0)
 
 
 def is_same_text(arm: Arm, other: Arm) -> bool:
-    """Whether both are asked for the same tokens, and promise them in full precision."""
+    """True if both arms must write the same tokens (in full precision)."""
 
     def asked(one: Arm) -> list[object]:
         values = {**dict(one.pair), **dict(one.sampling), **dict(one.work)}
@@ -177,7 +192,10 @@ def is_same_text(arm: Arm, other: Arm) -> bool:
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read a file; `overrides` go before what it says of all arms. Raises ConfigurationError."""
+    """Read an experiment file; `overrides` replace settings of all its arms.
+
+    Raises ConfigurationError.
+    """
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -192,7 +210,11 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
 
 
 def experiment(tables: Mapping[str, Any], folder: Path, overrides: Mapping[str, Any]) -> Experiment:
-    """The experiment of the tables of a file in this folder. Raises ConfigurationError."""
+    """Return the experiment that the parsed TOML `tables` describe. Raises ConfigurationError.
+
+    folder     the folder of the file: relative paths of prompts are looked for there
+    overrides  settings that replace those of the file
+    """
     own = {name: value for name, value in overrides.items() if name in Description.model_fields}
     rest = {name: value for name, value in overrides.items() if name not in own}
     description = Description.model_validate({**tables, **own})
@@ -211,19 +233,19 @@ def experiment(tables: Mapping[str, Any], folder: Path, overrides: Mapping[str, 
 
 
 def expand(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One table per combination of the values in its lists, the last list varying first."""
+    """Return one table per combination of the values in its lists; the last list varies fastest."""
     choices = [value if isinstance(value, list) else [value] for value in table.values()]
     return [dict(zip(table, values, strict=True)) for values in itertools.product(*choices)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """An arm as it is written.
+    """The settings of one arm as the file writes them, not yet checked.
 
-    name    as its table says
-    listed  of what the table has lists
-    swept   of them, what only the fastest is taken of
-    devices as the table says; None: it does not
+    name     as its table says; None: the table has no name
+    listed   settings for which the table has a list
+    swept    those of them for which only the fastest value is measured
+    devices  number of devices, as the table says; None: it does not say
     """
 
     settings: dict[str, Any]
@@ -235,11 +257,15 @@ class _Settings:
 
     @property
     def table(self) -> str:
-        """What the table is called, or else its policy or peer."""
+        """Return the name of the arm's table, or else its policy or peer."""
         return self.name or str(self.settings.get("peer") or self.settings.get("policy", "auto"))
 
     def called(self, differing: Collection[str], but: Collection[str] = ()) -> str:
-        """By its policy and what differs between arms; or by its name and what its table lists."""
+        """Return the arm's name: policy and what differs between arms, or its name and lists.
+
+        differing  settings that are not the same in all arms
+        but        settings that are left out of the name
+        """
         shown_ones = list(self.listed)
         if self.name is None:
             shown_ones = [key for key in self.settings if key in differing]
@@ -249,16 +275,19 @@ class _Settings:
         return " ".join(part for part in parts if part)
 
     def group(self, differing: Collection[str]) -> str:
-        """What it shares with those of which the fastest is taken; empty: nothing is swept."""
+        """Return the name shared by the arms of a sweep (of which the fastest counts), or ""."""
         return self.called(differing, self.swept) if self.swept else ""
 
 
 def _settings_of(
     table: Mapping[str, Any], fixed: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> list[_Settings]:
-    """The arms of a table. Raises ConfigurationError."""
+    """Return one `_Settings` for each combination of a table's values.
+
+    Raises ConfigurationError.
+    """
     given = {name: value for name, value in table.items() if name not in OF_A_TABLE}
-    # What is fixed and what the command line says may be lists too: dimensions of every table.
+    # Settings for all arms and overrides may be lists too: then every table is expanded over them.
     settings = {**fixed, **given, **overrides}
     _check_known(settings)
     swept = table.get(SWEEP, [])
@@ -292,13 +321,13 @@ def _settings_of(
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The settings that are not the same for all arms."""
+    """Return the names of the settings that are not the same for all arms."""
     names = {name for table in tables for name in table}
     return {name for name in names if len({repr(table.get(name)) for table in tables}) > 1}
 
 
 def _short(key: str, value: object) -> str:
-    """A setting in the name of an arm."""
+    """Return how a setting is written in the name of an arm."""
     if value is True:
         return key.replace("_", " ")
     if value == "":
@@ -309,7 +338,7 @@ def _short(key: str, value: object) -> str:
 
 
 def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
-    """Raises ConfigurationError, which names the arm."""
+    """Check the settings of an arm and return it. Raises ConfigurationError that names the arm."""
     settings = written.settings
     try:
         parsed = {key: _parsed(key, value, folder) for key, value in settings.items()}
@@ -332,16 +361,18 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
     if "max_num_seqs" not in settings:
         room = {"max_num_seqs": arm.work.texts_at_once}
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update=room))
-    if "drafter_restarts" not in settings:  # a text without its drafter is no measurement
+    if "drafter_restarts" not in settings:  # a text that lost its drafter is measured again
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update={"drafter_restarts": 0}))
     return arm
 
 
 def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:
+    """Return those settings that are fields of this kind of configuration."""
     return {name: value for name, value in settings.items() if HOME[name] is kind}
 
 
 def _check(arm: Arm) -> None:
+    """Raise ConfigurationError for a combination of settings that cannot be run."""
     arm.speculation.check(arm.pair)
     if not arm.work.peer:
         return
@@ -355,7 +386,7 @@ def _check(arm: Arm) -> None:
 
 
 def _check_one_process(arm: Arm) -> None:
-    """Raises ConfigurationError for what `sync` in one process does not do."""
+    """Raise ConfigurationError for what the peer `one_process` cannot do."""
     if arm.work.mode == "lookup":
         raise ConfigurationError("one_process drafts with a model: its mode is plain or assisted")
     if not arm.pair.has_draft_model or arm.pair.drafter_is_head:
@@ -367,7 +398,7 @@ def _check_one_process(arm: Arm) -> None:
 
 
 def _parsed(name: str, value: object, folder: Path) -> object:
-    """As the Python API takes it."""
+    """Return the value of a setting in the form that the Python API takes."""
     kind = HOME[name].model_fields[name].annotation
     if not isinstance(value, str):
         return value
@@ -384,6 +415,7 @@ def _parsed(name: str, value: object, folder: Path) -> object:
 
 
 def _check_known(settings: Iterable[str]) -> None:
+    """Raise ConfigurationError for the first name that is no setting."""
     for name in settings:
         if name not in HOME:
             hint = did_you_mean(name, HOME) or "; see docs/experiments.md"
@@ -391,11 +423,15 @@ def _check_known(settings: Iterable[str]) -> None:
 
 
 def _has(arm: Arm, name: str, value: object) -> bool:
+    """True if the arm has this value of a setting (or of the name of its table)."""
     return (arm.table if name == NAME else arm.settings.get(name)) == value
 
 
 def _with_baselines(arms: Sequence[Arm], wanted: Mapping[str, Any]) -> list[Arm]:
-    """Each arm with the name of its baseline. Raises ConfigurationError: no arm is one."""
+    """Return the arms, each with the name of its baseline.
+
+    Raises ConfigurationError if no arm has the settings of `baseline`.
+    """
     bases = [
         arm
         for arm in arms

@@ -1,4 +1,4 @@
-"""What writes the texts of an experiment: warm pairs of ours, and peers in their processes."""
+"""The engines that write the texts of an experiment: our warm pairs, and peers (other engines)."""
 
 import contextlib
 import dataclasses
@@ -28,25 +28,27 @@ from lab.experiments.description import Arm
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
 
-PEER_LIMIT_S = 600.0  # for a peer to start, or to write a text
-# The module of each peer, and what has to be installed for it.
+PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text
+# The module of each peer, and the packages that it needs.
 PEERS = {
     "huggingface": ("lab.experiments.peers.huggingface", ("transformers",)),
     "one_process": ("lab.experiments.peers.one_process", ("torch",)),
     "llamacpp": ("lab.experiments.peers.llamacpp", ("llama_cpp", "gguf")),
     "vllm": ("lab.experiments.peers.vllm", ("vllm",)),
 }
-OF_ONE_MODE = {"vllm"}  # peers that draft in one way as long as they live
-ACCEPTED = "draft:"  # of an origin
+OF_ONE_MODE = {"vllm"}  # peers whose mode and K are fixed when their process starts
+ACCEPTED = "draft:"  # prefix of a token's origin if it is an accepted draft
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text as its reader saw it.
+    """A generated text with the times at which its reader received the tokens.
 
-    emitted  (seconds since it was asked for, tokens that came then)
-    figures  `Metrics`; None: of a peer
-    void     why its times mean nothing; empty: they do
+    tokens              token ids, without the prompt
+    emitted             for each arrival: (seconds since the request, number of tokens)
+    accepted_by_source  number of accepted drafts by who drafted them
+    figures             the fields of `Metrics`; None for a peer
+    void                why the times must not be used; empty: they are good
     """
 
     tokens: tuple[int, ...]
@@ -57,28 +59,31 @@ class Written:
 
 
 class Engine(Protocol):
-    """A pair or a peer.
+    """An engine that generates texts: a pair of target and drafter, or a peer.
 
-    hosts  where its processes are, by role
+    hosts  where each of its processes runs, by role
     """
 
     hosts: Mapping[str, str]
 
     @property
     def num_bytes(self) -> int:
-        """Of its messages so far."""
+        """Return the number of bytes in its messages so far."""
 
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
     ) -> list[Written]:
-        """A text for each prompt, all at once. Raises NodeError and others of the project."""
+        """Generate a text for each prompt (token ids), all at once, and return them in order.
+
+        Raises NodeError and other SlipstreamErrors.
+        """
 
     def close(self) -> None:
-        """End its processes."""
+        """End the engine's processes."""
 
 
 def host_of(arm: Arm) -> Hashable:
-    """Arms with equal ones share an engine."""
+    """Return the key of the engine that an arm needs: arms with equal keys share one engine."""
     if arm.work.peer:
         config, work = arm.pair, arm.work
         way = (work.mode, work.peer_k) if work.peer in OF_ONE_MODE else ()
@@ -88,7 +93,7 @@ def host_of(arm: Arm) -> Hashable:
 
 
 def _simulated(config: PairConfig) -> tuple[float, ...]:
-    """Milliseconds of the devices that a peer simulates; empty: it simulates none."""
+    """Return the four times (ms) of the devices that a peer simulates; () if it simulates none."""
     milliseconds = (
         *(config.simulate_target_ms, config.simulate_target_ms_per_row),
         *(config.simulate_draft_ms, config.simulate_draft_ms_per_row),
@@ -97,14 +102,14 @@ def _simulated(config: PairConfig) -> tuple[float, ...]:
 
 
 def is_there(arm: Arm) -> bool:
-    """Whether what an arm needs is installed."""
+    """True if the Python packages that the arm needs are installed."""
     if not arm.work.peer:
         return True
     return all(importlib.util.find_spec(name) for name in PEERS[arm.work.peer][1])
 
 
 class Warm:
-    """Engines that are kept, at most so many: the one that was used longest ago is ended first."""
+    """Keeps at most `most` engines running; to make room, ends the least recently used one."""
 
     def __init__(self, most: int, connect_ray: ConnectRay | None) -> None:
         self._most = most
@@ -112,7 +117,10 @@ class Warm:
         self._engines: OrderedDict[Hashable, Engine] = OrderedDict()
 
     def of(self, arm: Arm) -> tuple[Engine, bool]:
-        """The engine of an arm, and whether it was just started. Raises as that does."""
+        """Return the engine of an arm, and True if it was started now.
+
+        Raises what starting an engine raises.
+        """
         key = host_of(arm)
         is_new = key not in self._engines
         if is_new:
@@ -123,26 +131,27 @@ class Warm:
         return self._engines[key], is_new
 
     def drop(self, arm: Arm) -> None:
-        """End the engine of an arm: it is not as it was."""
+        """End the engine of an arm, for example after a failure; `of` will start a new one."""
         engine = self._engines.pop(host_of(arm), None)
         if engine is not None:
             engine.close()
 
     def close(self) -> None:
-        """End all."""
+        """End all engines."""
         with contextlib.ExitStack() as stack:
             for engine in self._engines.values():
                 stack.callback(engine.close)
         self._engines.clear()
 
     def _started(self, arm: Arm) -> Engine:
+        """Start the engine of an arm and return it."""
         if arm.work.peer:
             return PeerEngine(arm)
         return PairEngine(arm.pair, arm.launch, self._connect_ray)
 
 
 class PairEngine:
-    """A pair of ours."""
+    """An engine of ours: a target and a drafter, started for the experiment."""
 
     def __init__(
         self,
@@ -172,13 +181,16 @@ class PairEngine:
 
     @property
     def num_bytes(self) -> int:
-        """Of all messages so far, heartbeats left out."""
+        """Return the bytes of all messages so far, without heartbeats."""
         return self._pair.service.num_bytes
 
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
     ) -> list[Written]:
-        """Raises NodeError also where a text had to do without its drafter."""
+        """Generate a text for each prompt (token ids), all at once, and return them in order.
+
+        Raises NodeError, also if the drafter was lost during a text.
+        """
         before = self._pair.simulated()
         started = time.monotonic()
         came: dict[TokenStream, list[float]] = {}
@@ -208,6 +220,7 @@ class PairEngine:
     def _written(
         self, stream: TokenStream, emits: Sequence[Emit], came: Sequence[float], before: Any
     ) -> Written:
+        """Return the text of a finished stream with its times and metrics. Raises NodeError."""
         assert stream.result is not None
         metrics = self._pair.marked(stream.result.metrics, before)
         if metrics.drafter_lost_at is not None:
@@ -226,21 +239,27 @@ class PairEngine:
         )
 
     def write_trace(self, path: Path) -> None:
-        """Of all since the last one; of a pair that is traced. Raises OutputError."""
+        """Write the trace of everything since the last trace; the pair must be traced.
+
+        Raises OutputError.
+        """
         self._pair.write_trace(path)
 
     def close(self) -> None:
-        """End the nodes."""
+        """End the processes of target and drafter."""
         self._pair.close()
 
 
 class PeerEngine:
-    """Somebody else's engine in a process of its own: a module of `peers`."""
+    """An engine of others in a process of its own, which runs a module of `peers`."""
 
-    num_bytes = 0  # it says nothing of them
+    num_bytes = 0  # a peer does not report the bytes of its messages
 
     def __init__(self, arm: Arm) -> None:
-        """It runs on the target's GPU, or on all cores. Raises NodeError."""
+        """Start the peer, on the target's GPU or else on all CPU cores, and wait until it is ready.
+
+        Raises NodeError.
+        """
         config = arm.pair
         device = config.target_device if config.target_device.startswith("cuda") else "cpu"
         self._name = arm.work.peer
@@ -264,6 +283,7 @@ class PeerEngine:
         self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer()['ready']}"}
 
     def _answer(self) -> dict[str, Any]:
+        """Read one line of JSON from the peer, within PEER_LIMIT_S seconds. Raises NodeError."""
         assert self._process.stdout is not None
         too_late = threading.Timer(PEER_LIMIT_S, kill, (self._process,))
         too_late.start()
@@ -280,7 +300,7 @@ class PeerEngine:
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
     ) -> list[Written]:
-        """One after the other."""
+        """Generate the texts of the prompts one after the other. Raises NodeError."""
         return [
             self._one(arm.sampling, arm.work.mode, arm.work.peer_k, prompt, seed)
             for prompt, seed in zip(prompts, seeds, strict=True)
@@ -294,6 +314,7 @@ class PeerEngine:
         prompt: tuple[int, ...],
         seed: int,
     ) -> Written:
+        """Send one request to the peer and return the text of its answer. Raises NodeError."""
         assert self._process.stdin is not None
         request = {
             "mode": mode,
@@ -314,7 +335,7 @@ class PeerEngine:
         return written_by_a_peer(self._answer())
 
     def close(self) -> None:
-        """End the process."""
+        """End the peer's process: close its input, and kill it if it has not ended after 5 s."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -328,7 +349,10 @@ class PeerEngine:
 
 
 def written_by_a_peer(answer: Mapping[str, Any]) -> Written:
-    """The text of an answer; what a simulated device was late by is `late_s`, if there was one."""
+    """Return the text in a peer's answer; it is void if simulated forwards ended too late.
+
+    `late_s` of the answer, where it is given, is the time in seconds by which forwards ended late.
+    """
     emitted = tuple(zip(answer["times"], answer["counts"], strict=True))
     late = late_share([(answer.get("late_s", 0.0), emitted[-1][0])])
     void = f"its forwards were late by {late:.0%} of the time" if late > TOO_LATE else ""

@@ -1,8 +1,8 @@
-"""The folder of an experiment: what it is (`experiment.json`) and what came of it (`rows.jsonl`).
+"""The folder of an experiment: its description (`experiment.json`) and its results (`rows.jsonl`).
 
 experiment.json   the arms and what they are compared with; machine and versions of each run
 rows.jsonl        a row for each text (`rows.py`)
-summary.csv, *.png, report.html, answers/   made of these two
+summary.csv, *.png, report.html, answers/   made from these two
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ PICTURES = (
 
 @dataclass(frozen=True, slots=True)
 class ArmRecord:
-    """An arm, as its results need it.
+    """What the results of an experiment need to know about an arm (a combination of settings).
 
-    settings       all that its table says, and what goes for all arms
-    baseline       the arm that it is compared with; empty: none (it is one itself)
-    is_same_text   its tokens must be those of the baseline, one by one
-    num_devices    that it uses
-    all_devices    the arm that is plain decoding on as many devices; empty: there is none
-    swept_from     the arms that it is one setting of, of which only the fastest is measured
+    settings       all settings of its table, and those given for all arms
+    baseline       name of the arm that it is compared with; empty: none (it is a baseline itself)
+    is_same_text   its tokens must equal those of the baseline, one by one
+    num_devices    number of devices that it uses
+    all_devices    name of the arm that is plain decoding on as many devices; empty: there is none
+    swept_from     name of the sweep that it belongs to, of which only the fastest arm is measured;
+                   empty: none
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -52,9 +53,9 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Once that the command was run: where, when (UTC) and with what.
+    """One run of the experiment's command: when (UTC), where and with what software.
 
-    load  of others before it began, in cores
+    load  CPU cores that other processes used just before the run
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -67,10 +68,11 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an experiment is. The digest is of all that decides its rows.
+    """The description of an experiment, as `experiment.json` keeps it.
 
-    x     the setting that a picture has on its x axis; empty: none
-    runs  in order
+    digest  hash of everything that decides the rows: another digest is another experiment
+    x       the setting that a picture has on its x axis; empty: none
+    runs    every run of the command, in order of time
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -87,15 +89,18 @@ class Header:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError."""
+        """Parse the JSON text of a header. Raises ValueError."""
         return from_json(cls, text)
 
 
 class Folder:
-    """Where one process writes an experiment. A context manager: it is locked meanwhile."""
+    """The folder that an experiment is written to; locked against other processes while in use."""
 
     def __init__(self, path: Path) -> None:
-        """Make it, or go on in it. Raises ConfigurationError, OutputError."""
+        """Make the folder, or open an existing one, and lock it.
+
+        Raises ConfigurationError, OutputError.
+        """
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -111,10 +116,10 @@ class Folder:
             ) from error
 
     def open(self, header: Header) -> tuple[Header, RowFile]:
-        """What was done of this experiment: with the runs so far, and its rows.
+        """Return the header with all earlier runs of this experiment, and its file of rows.
 
-        Nothing is written yet, but it is known that it could be. Raises ConfigurationError,
-        OutputError.
+        This writes no result, but checks that results can be written. Raises ConfigurationError
+        (the folder holds another experiment), OutputError.
         """
         earlier = read_header(self.path) if (self.path / FILE).exists() else None
         if earlier is None and (self.path / ROWS).exists():
@@ -129,16 +134,19 @@ class Folder:
         return dataclasses.replace(header, runs=earlier.runs if earlier else ()), rows
 
     def begin(self, header: Header, run: RunRecord) -> Header:
-        """One more run of it. Raises OutputError."""
+        """Add a run to the header, write `experiment.json`, and return the new header.
+
+        Raises OutputError.
+        """
         header = dataclasses.replace(header, runs=(*header.runs, run))
         write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
         return header
 
     def _check_writable(self) -> None:
-        """Raises OutputError if there is no writing here, or of results, which come hours later."""
+        """Raise OutputError if a result, which will come hours later, could not be written here."""
         trial = self.path / f".{FILE}.new"
         try:
-            trial.write_bytes(b" ")  # where a disk is full, a file without bytes can still be made
+            trial.write_bytes(b" ")  # one byte: on a full disk an empty file could still be made
             trial.unlink()
             if (self.path / ROWS).exists():
                 (self.path / ROWS).open("ab").close()
@@ -148,7 +156,7 @@ class Folder:
             where = self.path if error.filename in (None, str(trial)) else error.filename
             raise OutputError(f"cannot write to {where}: {cannot_write(error)}") from error
         for name in (FILE, SUMMARY, REPORT, *PICTURES):
-            if (self.path / name).is_dir():  # any file is replaced
+            if (self.path / name).is_dir():  # an existing file would simply be replaced
                 raise OutputError(
                     f"{self.path / name} is a folder, and a file has to be written there; remove "
                     "it, or choose another --out"
@@ -162,7 +170,7 @@ class Folder:
 
 
 def _check_folder(path: Path) -> None:
-    """Raises OSError if something has this name that is no folder, or cannot be written to."""
+    """Raise OSError if this path exists and is no folder, or is a folder that is not writable."""
     if path.is_dir():
         trial = path / ".new"
         trial.write_bytes(b" ")
@@ -172,7 +180,7 @@ def _check_folder(path: Path) -> None:
 
 
 def read_header(folder: Path) -> Header:
-    """Of an experiment that was begun. Raises ConfigurationError."""
+    """Read the header of an experiment from its folder. Raises ConfigurationError."""
     path = folder / FILE
     try:
         return Header.from_json(path.read_text(encoding="utf-8"))
@@ -183,7 +191,7 @@ def read_header(folder: Path) -> Header:
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """Write a file so that it is there as a whole or not at all. Raises OutputError."""
+    """Write a file atomically: it is complete or unchanged. Raises OutputError."""
     beside = path.with_name(f".{path.name}.new")
     try:
         with beside.open("wb") as file:

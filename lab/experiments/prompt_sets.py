@@ -1,7 +1,8 @@
-"""Sets of prompts, as the benchmarks that they come from write them.
+"""Reads files of prompts, in the formats of the benchmarks that they come from.
 
-A line of text is a prompt. In JSON Lines a record has a `prompt` (HumanEval), or `turns` of a
-conversation (Spec-Bench), and may have a name (`task_id`, `question_id`) and a `category`.
+In a plain text file each line is a prompt. In JSON Lines a record has a `prompt` (HumanEval), or
+`turns` of a conversation (Spec-Bench), and may have a name (`task_id`, `question_id`) and a
+`category`.
 """
 
 import json
@@ -17,9 +18,9 @@ NAMES = ("task_id", "question_id", "id")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a text begins with, or the turns of a person in a conversation.
+    """A prompt, or the user's turns of a conversation.
 
-    name, category  as the set says; empty: it says nothing
+    name, category  as the file states them; empty: the file has none
     """
 
     turns: tuple[str, ...]
@@ -28,7 +29,10 @@ class Prompt:
 
 
 def read(path: Path, limit: int | None) -> list[Prompt]:
-    """So many prompts from all over a file, or all of them. Raises ConfigurationError."""
+    """Return at most `limit` prompts (None: all), spread evenly over the file.
+
+    Raises ConfigurationError.
+    """
     numbered = lines_of(path)
     if is_json(path, numbered[0][1]):
         prompts = [_of_record(line, f"{path}, line {number}") for number, line in numbered]
@@ -39,6 +43,7 @@ def read(path: Path, limit: int | None) -> list[Prompt]:
 
 
 def _of_record(line: str, where: str) -> Prompt:
+    """Parse one line of JSON. Raises ConfigurationError that names the place `where`."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -57,10 +62,10 @@ def _of_record(line: str, where: str) -> Prompt:
 
 
 class Conversation:
-    """The turns of a prompt as token ids, each after the answers so far.
+    """The turns of a prompt as token ids; each turn follows the answers so far.
 
-    max_tokens  of each turn, its first
-    template    None: turns and answers follow each other, two line breaks between them
+    max_tokens  each turn is cut after this many tokens
+    template    chat template; None: turns and answers are joined with two line breaks
     """
 
     def __init__(
@@ -80,11 +85,11 @@ class Conversation:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no further turn."""
+        """Return True if there is no further turn."""
         return not self._left
 
     def next_turn(self) -> tuple[int, ...]:
-        """All that the model reads before its next answer."""
+        """Return the ids of the whole conversation so far, including the user's next turn."""
         turn = self._left.pop(0)
         encode = self._tokenization.encode
         if self._template is None:
@@ -98,7 +103,7 @@ class Conversation:
         return self._ids
 
     def answered(self, tokens: tuple[int, ...]) -> None:
-        """What the model said."""
+        """Add the model's answer (token ids) to the conversation."""
         if self._template is None:
             self._ids += tokens
         else:

@@ -1,8 +1,8 @@
-"""The rows of an experiment: one per text that was generated, kept in a file as they are made.
+"""The rows of an experiment: one for each generated text, kept in a file as they are made.
 
 A *cell* is one arm on one prompt in one repetition; it makes a row for each of its texts and turns.
-The rows of a cell are written at once, and each says how many they are: after a crash a cell whose
-rows are not all there is measured again, and a line that was cut off is cut away.
+The rows of a cell are written at once, and each states how many there are. After a crash a cell
+with missing rows is measured again, and an incomplete last line is cut off.
 """
 
 import dataclasses
@@ -19,41 +19,42 @@ from lab.records import NO_OTHERS, from_json
 from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_read, cannot_write
 
-Kind = TypeVar("Kind")  # of rows
+Kind = TypeVar("Kind")  # the class of the rows in a file
 
 
 class Key(NamedTuple):
-    """Which cell."""
+    """Identifies a cell: one arm on one prompt in one repetition."""
 
     arm: str
     prompt: int
     repetition: int
-    stage: str = "main"  # or "sweep": to find the best setting of an arm
+    stage: str = "main"  # or "sweep": a run that looks for the best setting of an arm
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One generated text. Seconds and milliseconds as the names say.
+    """One generated text. Times are in seconds or milliseconds, as the names say.
 
     arm, prompt, repetition, stage  the cell
-    num_rows           of the cell
-    number             how many cells came before this one, in the order in which they were run
-    turn, text         which turn of a conversation; which of the texts that were written at once
-    prompt_id, category  as the prompt set calls it; empty: it does not
+    num_rows           number of rows of the cell
+    number             how many cells were run before this one
+    turn, text         index of the turn in the conversation; index of the text among those that
+                       are generated at the same time
+    prompt_id, category  as the file of prompts states them; empty: it has none
     at                 when it began, UTC
-    num_cell_tokens, wall_s  tokens of all texts of the cell that were written at once, and the time
+    num_cell_tokens, wall_s  tokens of all texts that were generated at the same time, and the time
                        from the start of the first to the end of the last
-    tokens_per_second  the first through the second
-    ttft_s             from the start to the first token
-    itl_p50_ms, itl_p99_ms  between what a reader sees and what he saw before: tokens of one pass
-                       come at once, and count once
-    accept_lengths     tokens of each target pass
-    accepted_by_source accepted drafts, by who drafted them
-    num_bytes          of all frames of the cell but heartbeats, both ways
-    figures            `Metrics` of the text; None: of a peer
+    tokens_per_second  num_cell_tokens / wall_s
+    ttft_s             time to the first token
+    itl_p50_ms, itl_p99_ms  time from one arrival of tokens to the next: median, 99th percentile;
+                       the tokens of one pass arrive together, and count as one arrival
+    accept_lengths     number of tokens of each target pass
+    accepted_by_source number of accepted drafts, by who drafted them
+    num_bytes          bytes of all frames of the cell in both directions, without heartbeats
+    figures            the fields of `Metrics`; None for a peer
     hosts              where the nodes ran, by role
-    load               what others used meanwhile, in cores
-    void               why the figures mean nothing; empty: they do
+    load               CPU cores that other processes used meanwhile
+    void               why the figures must not be used; empty: they are good
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -87,42 +88,45 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """Its cell."""
+        """Return the key of the row's cell."""
         return Key(self.arm, self.prompt, self.repetition, self.stage)
 
 
 def as_line(row: Row) -> str:
-    """A line of JSON."""
+    """Return the row as a line of JSON, with its line break."""
     return json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n"
 
 
 def from_line(line: str) -> Row:
-    """Raises ValueError."""
+    """Parse a line of JSON into a row. Raises ValueError."""
     row = from_json(Row, line)
     if row.figures is not None:
-        from_json(Metrics, json.dumps(row.figures))  # the tables are made of them
+        from_json(Metrics, json.dumps(row.figures))  # checked here because the tables need them
     return row
 
 
 def complete(rows: Iterable[Row]) -> list[Row]:
-    """Those of the cells that are all there, each once."""
+    """Return the rows of those cells that have all their rows, each row once."""
     by_place = {(row.key, row.turn, row.text): row for row in rows}
     number = Counter(key for key, _, _ in by_place)
     return [row for row in by_place.values() if number[row.key] == row.num_rows]
 
 
 class RowFile:
-    """The rows on disk. One process writes at a time (`Folder`)."""
+    """The file with the rows of an experiment. Only one process writes at a time (`Folder`)."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there, and cut away what was not finished. Raises ConfigurationError."""
+        """Read the rows of complete cells; an unfinished last line is ignored.
+
+        Raises ConfigurationError.
+        """
         self._path = path
         lines = lines_of(path, from_line)
         self.rows = complete(row for _, row in lines)
-        self._length = lines[-1][0] if lines else 0  # bytes that are whole lines
+        self._length = lines[-1][0] if lines else 0  # bytes up to the end of the last whole line
 
     def append(self, rows: Sequence[Row]) -> None:
-        """The rows of a cell. Raises OutputError: nothing of it is there then."""
+        """Write the rows of a cell to the file, all or none. Raises OutputError."""
         data = "".join(map(as_line, rows)).encode()
         try:
             with self._path.open("ab") as file:
@@ -145,16 +149,17 @@ class RowFile:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, those of complete cells. Raises ConfigurationError."""
+    """Return the rows of the complete cells in a file. Raises ConfigurationError."""
     return complete(row for _, row in lines_of(path, from_line))
 
 
 def lines_of(path: Path, read_line: Callable[[str], Kind]) -> list[tuple[int, Kind]]:
-    """The rows of a file, each with where its line ends (bytes).
+    """Parse every line of a file; return (byte offset of the line's end, row) for each.
 
-    A last line without its end was cut off, and is left out. Raises ConfigurationError.
+    A last line without a line break was cut off, and is left out. A missing file has no lines.
+    Raises ConfigurationError.
 
-    read_line  raises ValueError for a line that is none
+    read_line  parses a line; raises ValueError if the line is no row
     """
     try:
         data = path.read_bytes() if path.exists() else b""
@@ -177,17 +182,20 @@ def lines_of(path: Path, read_line: Callable[[str], Kind]) -> list[tuple[int, Ki
 
 
 def was_disturbed(row: Row) -> bool:
-    """Whether its forwards took so much longer than the simulated device that it shows."""
+    """True if the row is void, or its forwards ended noticeably later than the simulated device."""
     times = times_of(row)
     return bool(row.void) or (times is not None and late_share([times]) > MOST_LATE)
 
 
 def times_of(row: Row) -> tuple[float, float] | None:
-    """By how much its forwards were late, and in what time; None: nothing was simulated."""
+    """Return (ms by which the row's forwards were late, ms that the text took), or None.
+
+    None: no device was simulated.
+    """
     simulated: Mapping[str, float] | None = (row.figures or {}).get("simulated")
     return None if simulated is None else (simulated["late_ms"], simulated["elapsed_ms"])
 
 
 def file_name(arm: str) -> str:
-    """The name of an arm as that of a file, without its suffix."""
+    """Return the name of an arm as a file name without suffix: unusual characters become `_`."""
     return "".join(letter if letter.isalnum() or letter in "-=.," else "_" for letter in arm)

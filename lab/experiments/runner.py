@@ -1,4 +1,4 @@
-"""Runs the cells of an experiment that are not there yet, and keeps each once it is complete."""
+"""Runs the cells (arm, prompt, repetition) of an experiment that have no rows yet."""
 
 import random
 import time
@@ -17,19 +17,19 @@ from proto.errors import NodeError, OutputError, SlipstreamError
 
 # -- grid ------------------------------------------------------------------------------------------
 
-# In which order the cells of an experiment are run, and which settings a sweep has chosen.
+# The order in which the cells of an experiment are run, and the settings that a sweep chooses.
 #
-# A drift of the machine must hit every arm alike: for each repetition and prompt every arm runs
-# once, in an order drawn anew. That needs the models of all arms in memory at once. Where more
-# pairs are wanted than may be warm, some of them take their turns together, in an order drawn anew
-# for each repetition.
+# A drift of the machine's speed must affect every arm alike: for each repetition and prompt every
+# arm runs once, in a new random order. That needs the models of all arms in memory at once. If
+# there are more pairs than may be warm, they run in groups of that many, and the groups are drawn
+# anew for each repetition.
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an arm runs, and on how many prompts.
+    """An arm with its engine and its number of prompts, as `order` needs them.
 
-    host  the pair or peer: arms with equal ones share their processes
+    host  key of the pair or peer: arms with equal keys share its processes
     """
 
     arm: str
@@ -40,7 +40,10 @@ class Place:
 def order(
     places: Sequence[Place], *, repetitions: int, seed: int, num_warm: int, stage: str = "main"
 ) -> Iterator[Key]:
-    """Every cell once."""
+    """Yield the key of every cell once, in the order in which the cells are to be run.
+
+    num_warm  most engines that run at the same time
+    """
     draw = random.Random(f"{seed} {stage}")
     hosts = list(dict.fromkeys(place.host for place in places))
     for repetition in range(repetitions):
@@ -55,7 +58,10 @@ def order(
 
 
 def fastest(groups: Mapping[str, Sequence[str]], rows: Sequence[Row]) -> dict[str, str]:
-    """The arm of each group with the largest median of tokens a second; void ones come last."""
+    """Return for each group (sweep) its arm with the highest median tokens per second in the sweep.
+
+    An arm without rows, or with a void one, comes last.
+    """
     chosen = {}
     for group, arms in groups.items():
         speeds = {}
@@ -70,17 +76,17 @@ def fastest(groups: Mapping[str, Sequence[str]], rows: Sequence[Row]) -> dict[st
 # -- runner ----------------------------------------------------------------------------------------
 
 FIRST_SEED = 1000
-ATTEMPTS = 3  # at a cell: a process may die
+ATTEMPTS = 3  # times that a cell is tried, because a process may die
 
 Talk = Callable[[Prompt], Conversation]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An arm with what it is measured on.
+    """An arm with its prompts.
 
-    talk    a prompt as the arm reads it
-    decode  tokens into text
+    talk    makes a conversation (token ids, turn by turn) of a prompt
+    decode  turns token ids into text
     """
 
     arm: Arm
@@ -90,15 +96,18 @@ class Job:
 
     @property
     def place(self) -> Place:
-        """Where it runs, and how much there is of it."""
+        """Return the arm's name, engine and number of prompts, as `order` needs them."""
         return Place(self.arm.name, host_of(self.arm), len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a run is, for people.
+    """Progress of a run, for display.
 
-    left_s  seconds that are left, about; None: nothing is known yet
+    key        the cell that begins now
+    num_done   cells of the stage that are done
+    num_cells  cells of the stage
+    left_s     estimated seconds until the stage is done; None: not known yet
     """
 
     key: Key
@@ -108,10 +117,10 @@ class Step:
 
 
 class Runner:
-    """One run of an experiment.
+    """Runs the cells of an experiment and appends their rows to a file.
 
-    say   is told of every cell before it begins
-    warn  is told in one line of what did not go well
+    say   called with a `Step` before each cell
+    warn  called with a line of text when something did not go well
     """
 
     def __init__(
@@ -133,10 +142,13 @@ class Runner:
         self._say = say
         self._warn = warn
         self._number = 1 + max((row.number for row in rows.rows), default=-1)
-        self._broken: set[Hashable] = set()  # what does not run here, and is left out
+        self._broken: set[Hashable] = set()  # engines that do not run here: their arms are left out
 
     def run(self) -> None:
-        """Sweep, then measure. Raises OutputError, NodeError and others of the project."""
+        """Run the sweeps, then all chosen arms.
+
+        Raises OutputError, NodeError and other SlipstreamErrors.
+        """
         groups: dict[str, list[str]] = {}
         for name, job in self._jobs.items():
             if job.arm.group:
@@ -150,7 +162,10 @@ class Runner:
     def _stage(
         self, stage: str, arms: Iterable[str], *, repetitions: int, num_prompts: int | None = None
     ) -> None:
-        """Run the cells of some arms that are not there yet."""
+        """Run those cells of these arms that have no rows yet.
+
+        num_prompts  at most this many prompts of each arm; None: all
+        """
         places = [self._jobs[name].place for name in arms]
         if num_prompts is not None:
             places = [
@@ -179,6 +194,10 @@ class Runner:
             self._measure(key)
 
     def _measure(self, key: Key) -> None:
+        """Run one cell and append its rows.
+
+        A cell that failed is tried again; then an optional arm is left out, and another one raises.
+        """
         job = self._jobs[key.arm]
         if host_of(job.arm) in self._broken:
             return
@@ -186,7 +205,7 @@ class Runner:
             try:
                 rows = self._cell(key, job, self._engine(job))
                 if attempt < ATTEMPTS and any(map(was_disturbed, rows)):
-                    continue  # a device could not be simulated for a moment
+                    continue  # forwards of a simulated device ended too late: try again
                 self._rows.append(rows)
                 break
             except OutputError:
@@ -204,7 +223,7 @@ class Runner:
         self._number += 1
 
     def _engine(self, job: Job) -> Engine:
-        """The engine, which has written some texts before."""
+        """Return the engine of the job's arm; a new one first writes the warm-up prompts."""
         engine, is_new = self._warm.of(job.arm)
         if is_new:
             for prompt in job.prompts[: self._description.warm_prompts]:
@@ -212,7 +231,7 @@ class Runner:
         return engine
 
     def _cell(self, key: Key, job: Job, engine: Engine) -> list[Row]:
-        """All texts of a cell: the turns one after another, of as many prompts at once."""
+        """Run all texts of a cell, at the same time, turn after turn; return their rows."""
         count = job.arm.work.texts_at_once
         indices = [(key.prompt + other) % len(job.prompts) for other in range(count)]
         talks = [job.talk(job.prompts[index]) for index in indices]
@@ -231,6 +250,7 @@ class Runner:
         return [self._row(key, job.prompts[one.index], engine, len(made), one) for one in made]
 
     def _row(self, key: Key, asked: Prompt, engine: Engine, num_rows: int, text: "_Text") -> Row:
+        """Return the row of one text of a cell."""
         written, turn = text.written, text.turn
         p50_ms, p99_ms = percentiles_ms(written.emitted)
         return Row(
@@ -263,7 +283,14 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What the texts that were written at once have in common."""
+    """What the texts that were generated at the same time have in common.
+
+    number     index of the turn in the conversation
+    at         when it began, UTC
+    num_tokens, num_bytes  of all texts together
+    wall_s     seconds until the last text ended
+    load       CPU cores that other processes used meanwhile
+    """
 
     number: int
     at: datetime
@@ -276,6 +303,7 @@ class _Turn:
     def of(
         cls, number: int, at: datetime, written: Sequence[Written], load: float, num_bytes: int
     ) -> "_Turn":
+        """Return the turn's totals over the texts that were written."""
         num_tokens = sum(len(one.tokens) for one in written)
         wall_s = max(one.emitted[-1][0] for one in written)
         return cls(number, at, num_tokens, wall_s, load, num_bytes)
@@ -283,7 +311,11 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One of them: which, of which prompt, and what came."""
+    """One generated text of a cell.
+
+    number  index among the texts that are generated at the same time
+    index   index of its prompt
+    """
 
     number: int
     index: int

@@ -1,4 +1,4 @@
-"""What an experiment ran on: machine, versions, commit, and what others did meanwhile."""
+"""Describes what an experiment runs on: machine, versions, commit, load by other processes."""
 
 import os
 import platform
@@ -12,11 +12,12 @@ from coordinator.launching.launcher import ROOT
 
 PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "llama-cpp-python", "vllm")
 GIT_LIMIT_S, GPU_LIMIT_S = 5.0, 10.0
-QUIET, QUIET_LIMIT_S, SAMPLE_S = 0.1, 30.0, 0.5  # cores that others use; how long to wait for it
+# Load (cores) below which the machine is quiet; how long to wait for that; time of one sample.
+QUIET, QUIET_LIMIT_S, SAMPLE_S = 0.1, 30.0, 0.5
 
 
 def machine() -> str:
-    """The hardware and the system, in one line."""
+    """Return one line about the hardware and operating system: cores, CPU, GPUs, kernel."""
     lines = _read("/proc/cpuinfo").splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     gpus = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], GPU_LIMIT_S)
@@ -27,7 +28,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter, as far as they are installed."""
+    """Return the versions of Python and of those PACKAGES that are installed, by name."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -38,16 +39,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the code, with a mark if files differ from it; empty: not known."""
+    """Return the code's git commit, with " with changes" if files differ; "" if not known."""
     name = _said(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], GIT_LIMIT_S)
     changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], GIT_LIMIT_S)
     return f"{name} with changes" if changed else name
 
 
 def wait_for_quiet(say: Callable[[str], None]) -> float:
-    """Wait until others leave the cores alone, or half a minute; returns what they use (cores).
+    """Wait until other processes are quiet, at most 30 s; return how many CPU cores they use.
 
-    say  is told if there is anything to wait for
+    say  called with a line of text if it has to wait
     """
     deadline = time.monotonic() + QUIET_LIMIT_S
     has_said = False
@@ -63,29 +64,29 @@ def wait_for_quiet(say: Callable[[str], None]) -> float:
 
 
 class Load:
-    """What other processes than ours and those that it started use, from now on."""
+    """Measures the CPU load of other processes (not ours, nor our children) since its creation."""
 
     def __init__(self) -> None:
         self._busy_s, self._own, self._since = _busy_s(), _own_s(), time.monotonic()
 
     def cores(self) -> float:
-        """In cores, since the beginning."""
+        """Return how many CPU cores other processes used on average since the creation."""
         own = _own_s()
-        # A process that has ended in between is counted with others.
+        # A process of ours that has ended since then is counted as one of others.
         own_s = sum(spent - self._own.get(pid, 0.0) for pid, spent in own.items())
         elapsed_s = time.monotonic() - self._since
         return max(0.0, _busy_s() - self._busy_s - own_s) / max(elapsed_s, 1e-3)
 
 
 def _busy_s() -> float:
-    """CPU seconds that this machine has been at work so far, for anybody."""
+    """Return the seconds that all cores of this machine together were busy since it started."""
     fields = [int(field) for field in _read("/proc/stat").split("\n", 1)[0].split()[1:8]]
     user, nice, system, _idle, _iowait, irq, softirq = fields
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> dict[int, float]:
-    """CPU seconds by process: ours and its descendants."""
+    """Return the CPU seconds of this process and of each of its descendants, by process id."""
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -94,7 +95,7 @@ def _own_s() -> dict[int, float]:
         # The name of the program may have spaces and brackets in it.
         fields = _read(f"/proc/{entry.name}/stat").rpartition(")")[2].split()
         if len(fields) < 13:
-            continue  # it has just ended
+            continue  # the process has just ended
         pid = int(entry.name)
         parents[pid] = int(fields[1])
         spent[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -105,7 +106,7 @@ def _own_s() -> dict[int, float]:
 
 
 def _read(path: str) -> str:
-    """A file of the system; empty where there is none."""
+    """Return the text of a file of the system; "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -113,7 +114,7 @@ def _read(path: str) -> str:
 
 
 def _said(command: list[str], limit_s: float) -> str:
-    """What a program prints; empty if it fails."""
+    """Return the standard output of a program; "" if it fails or takes too long."""
     try:
         made = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired):

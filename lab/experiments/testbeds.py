@@ -1,4 +1,4 @@
-"""Models in the shape of large ones, for arms that name them: `target = "testbed:llama-3.1-8b"`."""
+"""Makes models in the shape of large ones, for arms with `target = "testbed:llama-3.1-8b"`."""
 
 import dataclasses
 import shutil
@@ -17,7 +17,9 @@ LIMIT_S = 3600.0
 
 
 def with_models(arms: Sequence[Arm], folder: Path, say: Callable[[str], None]) -> list[Arm]:
-    """The arms with folders in the place of such names; what is not there is made.
+    """Return the arms with each `testbed:NAME` replaced by a folder; missing models are made.
+
+    say  called with a line of text before a model is made
 
     Raises ConfigurationError.
     """
@@ -37,6 +39,10 @@ def with_models(arms: Sequence[Arm], folder: Path, say: Callable[[str], None]) -
 
 
 def _made(like: str, role: Role, dtype: str, folder: Path, say: Callable[[str], None]) -> str:
+    """Return the folder of one testbed model, which is made if it is not there.
+
+    Raises ConfigurationError.
+    """
     path = folder / f"{role}-like-{like}-{dtype}"
     if not (path / "target" / "config.json").exists():
         say(f"making a {role} like {like} in {path}")

@@ -1,4 +1,4 @@
-"""A trace of one text of each arm, written after the measurement, which it must not slow down."""
+"""Writes a trace of one text of each arm, after the measurement, which tracing would slow down."""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
@@ -18,7 +18,7 @@ def write_traces(
     connect_ray: ConnectRay | None,
     say: Callable[[str], None],
 ) -> list[Path]:
-    """The files, one for each arm of a pair. Raises SlipstreamError."""
+    """Write a trace file for each arm that is no peer; return the paths. Raises SlipstreamError."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -36,7 +36,7 @@ def write_traces(
                 check_writable(path, "--trace")
                 say(f"trace: {job.arm.name}")
                 prompt = job.talk(job.prompts[0]).next_turn()
-                for _ in range(2):  # the first is the one that makes all caches warm
+                for _ in range(2):  # the first text warms up all caches; its trace is overwritten
                     engine.write(job.arm, [prompt], [FIRST_SEED])
                     engine.write_trace(path)
                 written.append(path)

@@ -1,4 +1,4 @@
-"""The first half hour on a GPU machine: what travels there, what is measured, what came of it."""
+"""The GPU kit: what travels to a GPU machine, the measurements there, and the report about them."""
 
 from proto.installation import check_programs
 

@@ -1,9 +1,9 @@
-"""Measures what the plan of the kit says, with a Python that has all it needs.
+"""Runs the measurements in the kit's plan, with a Python that has all packages that they need.
 
     python3 lab/gpu_kit/start.py [--part N]... [--limit-s S] [--small] [--out FOLDER]
 
-is what a bare machine runs (`start.py`): it makes such a Python first. Running it again goes on
-with what is left.
+is what a bare machine runs: `start.py` first makes such a Python. The same command run again
+resumes with the steps that are left.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
 
 
 def settings_of(options: argparse.Namespace, started: float) -> Settings:
-    """Of the command line; what the machine calls OUT is where results are wanted."""
+    """Return the settings of the command line; results go to --out, or $OUT, or a default."""
     usual = ROOT / (f"{RESULTS}-small" if options.small else RESULTS)
     out = options.out or Path(os.environ.get("OUT") or usual)
     device = options.device or ("cpu" if options.small else "cuda:0")
@@ -44,7 +44,7 @@ def settings_of(options: argparse.Namespace, started: float) -> Settings:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     found = argparse.ArgumentParser(
         prog="lab/gpu_kit/start.py", description="The measurements of a GPU machine."
     )
@@ -74,7 +74,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run it; returns the exit status: 1 if something failed or is left."""
+    """Run the kit; return the exit status.
+
+    0: all is done; 1: a step failed or is left; 2: something that was given is wrong.
+    """
     started = time.monotonic()
     options = parser().parse_args()
     settings = settings_of(options, started)
@@ -93,6 +96,7 @@ def main() -> int:
 
 
 def _say(text: str) -> None:
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

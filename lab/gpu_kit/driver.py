@@ -1,4 +1,4 @@
-"""Runs the steps that are left, each a process with a limit; writes the report after each."""
+"""Runs the steps that are left, each as a process with a time limit, and updates the report."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from proto.system import cannot_write
 
 ASK_LIMIT_S, END_S = 120.0, 15.0
 LOG, PAGE, TABLES = "log.txt", "report.html", "report.txt"
-RESULTS = "gpu-results"  # in the working tree: where results lie, or those of earlier calls
-# Of the host's name lookups and hubs: nothing of the kit may ask the network.
+RESULTS = "gpu-results"  # folder of the working tree for results, also those of earlier calls
+# Environment of every step: nothing in the kit may use the network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 Say = Callable[[str], None]
@@ -33,14 +33,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one call.
+    """The settings of one call of the kit.
 
-    parts    which; empty: all
+    parts    numbers of the parts to run; empty: all
     out      folder of the results
-    work     folder of what is large and can be made anew
-    limit_s  of the whole call, from `started` (monotonic) on
-    earlier  folders of results of earlier calls, to go on with if `out` is empty
-    kept     one of them, which lasts on this machine: results are copied there after each step
+    work     folder of large files that can be made again (models)
+    limit_s  seconds for the whole call, counted from `started` (time.monotonic)
+    earlier  folders with results of earlier calls, which are continued if `out` has none
+    kept     a lasting folder of this machine, to which results are copied after each step
     """
 
     parts: Collection[int]
@@ -56,12 +56,15 @@ class Settings:
 
     @property
     def left_s(self) -> float:
-        """What is left of the call's time."""
+        """Return the seconds that are left of the call's time."""
         return self.limit_s - (time.monotonic() - self.started)
 
 
 def run(settings: Settings, say: Say) -> Outcome:
-    """Run what is left of the parts that are wanted. Raises ConfigurationError, OutputError."""
+    """Run the steps of the wanted parts that are left; return the states of all their steps.
+
+    Raises ConfigurationError, OutputError.
+    """
     _take_over_earlier(settings, say)
     rows_file = settings.out / FILE
     machine, name = _ask(settings)
@@ -80,7 +83,7 @@ def run(settings: Settings, say: Say) -> Outcome:
 
 
 def write_report(out: Path) -> str:
-    """The page and the tables of what is there; returns the tables. Raises OutputError."""
+    """Write the report as a page and as text tables; return the text. Raises OutputError."""
     rows = read(out / FILE)
     text = report.as_text(rows)
     write_whole(out / TABLES, text)
@@ -89,7 +92,10 @@ def write_report(out: Path) -> str:
 
 
 def _take_over_earlier(settings: Settings, say: Say) -> None:
-    """What earlier calls have left, if the results go elsewhere now: the fullest folder."""
+    """Copy results of earlier calls to an empty `out`: those with the largest file of rows.
+
+    Raises OutputError.
+    """
     out = settings.out
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +109,10 @@ def _take_over_earlier(settings: Settings, say: Say) -> None:
 
 
 def _keep(settings: Settings) -> None:
-    """Copy the results to where the next call finds them, though its `out` is a new folder."""
+    """Copy the results to the lasting folder, so that a call with a new `out` finds them.
+
+    Raises OutputError.
+    """
     if settings.kept == settings.out:
         return
     try:
@@ -113,7 +122,7 @@ def _keep(settings: Settings) -> None:
 
 
 def _ask(settings: Settings) -> tuple[Machine, str]:
-    """What this machine can, and its name. Raises ConfigurationError."""
+    """Return what this machine can do, and its name. Raises ConfigurationError."""
     command = [sys.executable, "-m", f"{MODULES}versions", "--ask", settings.device]
     try:
         ended = subprocess.run(
@@ -137,7 +146,7 @@ def _ask(settings: Settings) -> tuple[Machine, str]:
 
 
 def _run_one(step: Step, settings: Settings, machine: Machine, name: str, say: Say) -> None:
-    """A step, or the reason why it is not run."""
+    """Run one step, or say (and record) why it is skipped or left for later."""
     title = f"part {step.part}, {step.name}"
     record = Recorder(settings.out / FILE, step.name, name)
     if reason := why_skipped(step, machine):
@@ -159,13 +168,13 @@ def _run_one(step: Step, settings: Settings, machine: Machine, name: str, say: S
 
 
 def _last(out: Path, step: Step) -> tuple[str, str] | None:
-    """State and note of the last row of a step as a whole."""
+    """Return state and note of the last row about the step as a whole; None if there is none."""
     mine: list[KitRow] = [row for row in read(out / FILE) if row.step == step.name and not row.cell]
     return (mine[-1].state, mine[-1].note) if mine else None
 
 
 def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> str:
-    """What went wrong, in one line; empty: nothing."""
+    """Run a step as a process of its own; return what went wrong in one line, or ""."""
     command = [
         *(sys.executable, "-m", f"{MODULES}{step.module}", *step.arguments),
         *("--step", step.name, "--out", str(settings.out), "--work", str(settings.work)),
@@ -199,13 +208,13 @@ def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> st
 
 
 def _environment(given: Mapping[str, str], *, is_small: bool) -> dict[str, str]:
-    """Of a step. A rehearsal keeps to one thread: others may need the cores."""
+    """Return the environment of a step; a rehearsal computes with one thread."""
     threads = {"OMP_NUM_THREADS": "1"} if is_small else {}
     return {**given, **OFFLINE, **threads, "PYTHONUNBUFFERED": "1"}
 
 
 class _Tail:
-    """Passes on what a process prints, to a log and to a person; keeps the last line."""
+    """Copies what a process prints to a log and to standard output, and keeps the last line."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
         assert process.stdout is not None
@@ -216,6 +225,7 @@ class _Tail:
         self._thread.start()
 
     def _copy(self) -> None:
+        """Copy line by line until the process closes its output."""
         for line in self._lines:
             self._log.write(line)
             self._log.flush()
@@ -225,12 +235,15 @@ class _Tail:
             sys.stdout.flush()
 
     def finish(self) -> None:
-        """Everything has been said, or somebody who lives on holds the pipe."""
+        """Wait until all output is copied, but at most END_S seconds.
+
+        A process that lives on may hold the pipe open.
+        """
         self._thread.join(END_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a step and all that it has started: its nodes notice, then nobody is asked."""
+    """End a step with all processes that it started: SIGTERM first, SIGKILL after END_S seconds."""
     for insist in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, insist)
@@ -242,7 +255,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def words(outcome: Outcome, settings: Settings, command: Sequence[str]) -> str:
-    """Where a run stands, in a few lines for people."""
+    """Return a few lines that say which steps are done, skipped, failed or left."""
     lines = [f"{len(outcome.done)} steps are done, in {settings.out}"]
     for state, names in (("skipped", outcome.skipped), ("failed", outcome.failed)):
         if names:

@@ -3,11 +3,11 @@
     python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
                                [--tree FOLDER]
 
-The embedded pair and the tests travel as they are, in a tree without what no measurement there
-needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
-`MOST_MIB`: `--tree` writes such a tree, with the kit in it. The wheels are of the versions that are
-installed here, which are the pinned ones. Left to the machine is torch with all that comes with it,
-numpy included; left out is what only Ray and pictures need.
+This folder, which git ignores, travels together with the working tree. Of the tree, the embedded
+pair and the tests travel unchanged, and what no measurement needs stays behind (`STAYS`). Both
+together must not be larger than `MOST_MIB`: `--tree` writes such a tree, with the kit in it. The
+wheels have the versions that are installed here, which are the pinned ones. The GPU machine has to
+have torch and all that comes with it, numpy included; what only Ray and pictures need is left out.
 """
 
 import argparse
@@ -31,26 +31,30 @@ from lab.gpu_kit.__main__ import KIT, SHIPPED
 from proto.errors import ConfigurationError, SlipstreamError
 
 PYTHONS = ("3.12", "3.11")
-# With torch, or for Ray, downloads and pictures only.
+# Packages that are not packed: they come with torch, or serve only Ray, downloads and pictures.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
-# What installs the others where there is no pip, and what runs the tests.
+# Packed besides the dependencies: pip installs the others, and pytest runs the tests.
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
 PLATFORMS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC))
 REQUIREMENTS, WHEELS = "requirements.txt", "wheels.tar.xz"
 LIMIT_S = 900.0
-# Of the tree: heads, a second drafter and pictures are not measured there.
+# Folders of the tree that stay behind, because nothing in them is measured on the GPU machine.
 STAYS = (
     *("models/medusa", "models/eagle", "models/eagle3", "models/drafter-shallow"),
     "docs/pictures",
 )
-MOST_MIB = 60.0  # some machines take 64
+MOST_MIB = 60.0  # most that may travel; some machines accept 64
 
 
 def brought(roots: Sequence[str], left_out: Collection[str], python: str) -> dict[str, str]:
-    """Versions by name of what is needed under that Python, and is installed here.
+    """Return the versions, by name, of all packages that `roots` need under this Python.
 
-    Raises ConfigurationError: something is not installed here.
+    roots     requirements to start from; what their packages require is added
+    left_out  canonical names of packages that are not packed
+    python    version, such as 3.12
+
+    The versions are those installed here. Raises ConfigurationError if a package is not installed.
     """
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -74,7 +78,7 @@ def brought(roots: Sequence[str], left_out: Collection[str], python: str) -> dic
 def _applying(
     requires: Sequence[str], extras: Collection[str], python: str
 ) -> Iterator[Requirement]:
-    """Those that apply under that Python to a package with these extras."""
+    """Yield those requirements of a package with these extras that apply under this Python."""
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     for text in requires:
         one = Requirement(text)
@@ -84,14 +88,14 @@ def _applying(
 
 
 def roots() -> list[str]:
-    """What the project depends on, and what its tests need besides."""
+    """Return the requirements of the project, and those of its tests."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     return [*project["dependencies"], *ALSO]
 
 
 def download(versions: dict[str, str], python: str, folder: Path) -> None:
-    """The wheels for Linux on x86-64. Raises ConfigurationError."""
+    """Download the wheels for Linux on x86-64 into a folder. Raises ConfigurationError."""
     command = [*(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     command += [part for name in PLATFORMS for part in ("--platform", f"{name}_x86_64")]
@@ -109,9 +113,10 @@ def download(versions: dict[str, str], python: str, folder: Path) -> None:
 
 
 def press(folder: Path, out: Path) -> int:
-    """Put the wheels of a folder into one archive; returns how many there are.
+    """Put the wheels of a folder into one archive; return how many there are.
 
-    A wheel compresses each of its files alone. Taken together, their sources take half of that.
+    A wheel compresses each of its files alone. Stored uncompressed in an archive that is compressed
+    as a whole, they take half of the space.
     """
     wheels = sorted(folder.glob("*.whl"))
     with tarfile.open(out, "w:xz", preset=6) as archive:
@@ -133,9 +138,9 @@ def pack(
     also: Sequence[str],
     tree: Path | None = None,
 ) -> str:
-    """Make the folder anew; returns what is in it. Raises SlipstreamError.
+    """Make the kit's folder anew; return lines that say what is in it. Raises SlipstreamError.
 
-    tree  a new folder for the working tree that travels, with the kit in it
+    tree  a new folder for the working tree that travels, with the kit in it; None: not wanted
     """
     if tree is not None and tree.exists() and any(tree.iterdir()):
         raise ConfigurationError(f"{tree} is not empty; name a new folder")
@@ -166,7 +171,7 @@ def pack(
 
 
 def _words(out: Path, num_wheels: int, num_prompts: int, pythons: Sequence[str]) -> str:
-    """What there is. Raises ConfigurationError: it is more than travels."""
+    """Return lines about the kit and its size. Raises ConfigurationError if it is too large."""
     kit, whole, travels = (size(files) / 2**20 for files in (out.rglob("*"), _tree(), _lean_tree()))
     together = (
         f"{kit + travels:.1f} MiB travel of at most {MOST_MIB:.0f}: the kit, and {travels:.1f} MiB "
@@ -184,13 +189,16 @@ def _words(out: Path, num_wheels: int, num_prompts: int, pythons: Sequence[str])
 
 
 def _lean_tree() -> Iterator[Path]:
-    """Of the tree, what travels."""
+    """Return the files of the working tree that travel."""
     stays = tuple(f"{ROOT / name}/" for name in STAYS)
     return (path for path in _tree() if not str(path).startswith(stays))
 
 
 def _write_tree(folder: Path, kit: Path) -> None:
-    """Raises ConfigurationError: there is no room, or this is no checkout."""
+    """Copy the travelling files of the tree, and the kit, into a folder.
+
+    Raises ConfigurationError: a file cannot be written, or this is no checkout.
+    """
     paths = [path for path in _lean_tree() if path.is_file()]
     if not paths:
         raise ConfigurationError(f"{ROOT} is no checkout of git; --tree copies what git knows")
@@ -205,12 +213,12 @@ def _write_tree(folder: Path, kit: Path) -> None:
 
 
 def size(files: Iterator[Path]) -> int:
-    """Bytes of all of them."""
+    """Return the bytes of all files together."""
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _tree() -> Iterator[Path]:
-    """What git knows, and what it does not ignore; nothing where there is no git."""
+    """Return the files that git tracks or does not ignore; none where git is not installed."""
     command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -220,7 +228,7 @@ def _tree() -> Iterator[Path]:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Make the kit; return the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / KIT)

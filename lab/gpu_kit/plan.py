@@ -1,12 +1,12 @@
-"""What the kit measures, in which order, and how long each step may take (pure).
+"""The plan of the GPU kit: its steps, their order, and how long each may take (pure).
 
 Theory of operation
 -------------------
-A *part* is what fits into one call of under ten minutes; it is a list of *steps*, and each step is
-a process of its own with a limit of its own, so that one that hangs or dies costs its own figures
-and no others. A step is begun only if as much of the call's time is left as it usually takes, and
-ended when that time is up. What is done is not done again: running the same command once more goes
-on with what is left.
+A *part* is what fits into one call of under ten minutes; it is a list of *steps*. Each step is a
+process of its own with a time limit of its own, so that a step that hangs or dies loses only its
+own figures. A step begins only if as much of the call's time is left as it usually takes, and it is
+ended when that time is up. Finished steps are not run again: the same command run once more resumes
+with the steps that are left.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,20 +17,20 @@ from lab.gpu_kit.rows import KitRow, latest
 
 Need = Literal["gpu", "mps"]
 
-CALL_LIMIT_S = 540.0  # of all that one call of the kit does
-REPORT_S = 5.0  # that are kept for the report
+CALL_LIMIT_S = 540.0  # default time limit of one call of the kit
+REPORT_S = 5.0  # reserved for the report
 MODULES = "lab.gpu_kit.steps."
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One process of the kit.
+    """One step of the kit, which runs as a process of its own.
 
-    module     what runs, in `steps/`
-    arguments  that it is given besides those of every step
-    limit_s    after which it is ended
-    usual_s    that it takes, about, with models of full size; it is not begun with less
-    needs      without which it is skipped
+    module     name of the module in `steps/` that runs
+    limit_s    seconds after which it is ended
+    usual_s    seconds that it takes with models of full size; it does not begin with less time left
+    arguments  arguments besides those that every step gets
+    needs      what the machine must have; otherwise the step is skipped
     """
 
     name: str
@@ -68,10 +68,10 @@ PARTS = tuple(sorted({step.part for step in PLAN}))
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What of it decides which steps run.
+    """What a machine lacks, as far as it decides which steps run.
 
-    why_no_gpu  empty: there is one
-    why_no_mps  empty: its daemon can be started
+    why_no_gpu  why there is no GPU; empty: there is one
+    why_no_mps  why NVIDIA's MPS daemon cannot be started; empty: it can
     """
 
     why_no_gpu: str = ""
@@ -79,19 +79,19 @@ class Machine:
 
 
 def why_skipped(step: Step, machine: Machine) -> str:
-    """In a few words; empty: it is not."""
+    """Return why the step is skipped on this machine; "" if it is not."""
     reasons = {"gpu": machine.why_no_gpu, "mps": machine.why_no_mps}
     return next((reasons[need] for need in step.needs if reasons[need]), "")
 
 
 def wanted(parts: Collection[int], rows: Iterable[KitRow]) -> list[Step]:
-    """The steps of these parts that are not done yet, in order; no parts: of all."""
+    """Return the steps of these parts (empty: of all) that are not done yet, in order."""
     done = {row.step for row in rows if row.state == "done"}
     return [step for step in PLAN if step.part in (parts or PARTS) and step.name not in done]
 
 
 def limit_s(step: Step, left_s: float, *, is_small: bool) -> float | None:
-    """How long it may take, if so much of the call is left; None: it is not begun."""
+    """Return the seconds that a step may take if `left_s` are left; None if it must not begin."""
     usual_s = min(5.0, step.usual_s) if is_small else step.usual_s
     left_s -= REPORT_S
     return None if left_s < usual_s else min(step.limit_s, left_s)
@@ -99,7 +99,7 @@ def limit_s(step: Step, left_s: float, *, is_small: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where a run stands: names of steps."""
+    """Which steps of a run are done, skipped, failed and left, by name."""
 
     done: tuple[str, ...]
     skipped: tuple[str, ...]
@@ -108,7 +108,10 @@ class Outcome:
 
     @classmethod
     def of(cls, rows: Sequence[KitRow], parts: Collection[int] = ()) -> "Outcome":
-        """Of the steps of these parts; one that has neither ended nor failed is left."""
+        """Return the outcome of the steps of these parts (empty: of all).
+
+        A step without a row about the step as a whole is left.
+        """
         states = {row.step: row.state for row in latest(rows) if not row.cell}
         mine = [step.name for step in PLAN if step.part in (parts or PARTS)]
         by_state = {

@@ -1,4 +1,4 @@
-"""The report: the same tables as a page that needs nothing else, and in 80 columns (pure)."""
+"""The report of the GPU kit: as a self-contained HTML page, and as text of 80 columns (pure)."""
 
 import html
 import re
@@ -11,21 +11,23 @@ from lab.gpu_kit.rows import Figure, KitRow, latest
 
 # -- estimates -------------------------------------------------------------------------------------
 
-# What was expected before anything had run on a GPU, to be put beside what is measured.
+# What was expected before anything had run on a GPU, for comparison with the measurements.
 #
-# From a reading of the code and the data sheet of an H200 (4.8 TB/s), 2 us for a small kernel in a
-# graph; good for 25 % or so. On another GPU they say little; `OTHERS` has what was said of those.
+# Estimated from the code and the data sheet of an H200 (4.8 TB/s), with 2 us for a small kernel in
+# a graph; right within about 25 %. They hold for no other GPU; `OTHERS` has estimates for some.
 
-NUM_LAYERS = 37  # of the target that the kit makes
+NUM_LAYERS = 37  # layers of the target that the kit makes
 MS_PER_US = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One expectation, and where the measurement of it is found.
+    """One estimate, and where its measurement is found.
 
-    low, high  between which it was expected; equal: one number was said
-    factor     from the figure to the unit of the estimate
+    what       words for what was estimated
+    low, high  the range that was expected; equal: a single number
+    step, cell, figure  the row of a step, and the name of the figure in it
+    factor     multiplies the figure to give the unit of the estimate
     """
 
     what: str
@@ -94,7 +96,7 @@ ESTIMATES = (
     ),
 )
 
-# Of models and machines that the kit does not measure, for whoever has them.
+# Estimates for models and machines that the kit does not measure.
 OTHERS = (
     "Not measured here: a draft step of 0.6 B 1.6 ms and 0.3-0.5 of host and choice (floor 0.25). "
     "On an RTX 4090 the 8 B pass of 1 row takes 16.5 ms, and a 1 B step 3.0."
@@ -103,14 +105,14 @@ OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """An estimate with its measurement; None: there is none."""
+    """An estimate and its measurement (None: not measured)."""
 
     estimate: Estimate
     measured: float | None
 
     @property
     def ratio(self) -> float | None:
-        """Measured over expected: 1 within the range that was expected."""
+        """Return measured / expected: 1 within the expected range, None if not measured."""
         one, value = self.estimate, self.measured
         if value is None:
             return None
@@ -119,7 +121,7 @@ class Compared:
 
 
 def compare(rows: Iterable[KitRow]) -> list[Compared]:
-    """Every estimate with what was measured of it."""
+    """Return every estimate together with its measurement."""
     figures = {
         (row.step, row.cell, name): value
         for row in latest(rows)
@@ -135,11 +137,11 @@ def compare(rows: Iterable[KitRow]) -> list[Compared]:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-# The tables of the report, made of rows: what is in them, not how they look.
+# The content of the report's tables, made from rows; how they look follows below.
 
 NOTHING = "-"
-COLUMN = "|"  # in the name of a cell
-# Figures that are the same for every column, or say little in a table: not shown there.
+COLUMN = "|"  # in the name of a cell: separates the row of a table from its column
+# The figures that the tables of these steps show; steps that are not listed show all figures.
 SHOWN = {
     "attention": ("steady_us", "first_ms", "largest_error"),
     "passes-target": ("pass_ms", "first_ms"),
@@ -158,7 +160,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text; the first column names the line."""
+    """The cells of a table as text; the first column names the row."""
 
     title: str
     columns: tuple[str, ...]
@@ -167,7 +169,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A step of the plan: what is said of it, its tables, and lines on what did not run."""
+    """The section of the report about one step: its state, tables, and notes on missing figures."""
 
     title: str
     said: str
@@ -176,13 +178,14 @@ class Section:
 
 
 def sections(rows: Iterable[KitRow]) -> list[Section]:
-    """Of every step, in the order of the plan."""
+    """Return a section for every step, in the order of the plan."""
     last = latest(rows)
     by_step = {step.name: [row for row in last if row.step == step.name] for step in PLAN}
     return [_section(step, by_step[step.name]) for step in PLAN]
 
 
 def _section(step: Step, rows: Sequence[KitRow]) -> Section:
+    """Return the section of one step from its rows."""
     whole = next((row for row in rows if not row.cell), None)
     cells = [row for row in rows if row.cell]
     match whole:
@@ -199,7 +202,7 @@ def _section(step: Step, rows: Sequence[KitRow]) -> Section:
 
 
 def _notes(cells: Sequence[KitRow]) -> Iterator[str]:
-    """Why cells have no figures: a line per reason."""
+    """Yield one line for each reason why cells have no figures."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in cells:
         if row.state != "measured":
@@ -210,7 +213,7 @@ def _notes(cells: Sequence[KitRow]) -> Iterator[str]:
 
 
 def _plain(rows: Sequence[KitRow]) -> Iterator[Table]:
-    """A line per cell, a column per figure."""
+    """Yield one table with a row per cell and a column per figure; none without rows."""
     names = tuple(dict.fromkeys(name for row in rows for name in row.figures))
     if rows:
         lines = tuple(
@@ -220,7 +223,7 @@ def _plain(rows: Sequence[KitRow]) -> Iterator[Table]:
 
 
 def _crossed(step: Step, rows: Sequence[KitRow]) -> Iterator[Table]:
-    """A table per figure: what stands before the mark down, what stands behind it across."""
+    """Yield one table per figure; `row|column` in a cell's name is its place in the table."""
     down = tuple(dict.fromkeys(row.cell.partition(COLUMN)[0] for row in rows))
     across = tuple(dict.fromkeys(row.cell.partition(COLUMN)[2] for row in rows))
     by_cell = {row.cell: row.figures for row in rows}
@@ -236,12 +239,13 @@ def _crossed(step: Step, rows: Sequence[KitRow]) -> Iterator[Table]:
 
 
 def expectations(rows: Iterable[KitRow]) -> Table:
-    """Every estimate beside what was measured."""
+    """Return the table with every estimate and its measurement."""
     lines = tuple(_expected(one) for one in compare(rows))
     return Table("", ("", "expected", "measured", "unit", "ratio"), lines)
 
 
 def _expected(one: Compared) -> tuple[str, ...]:
+    """Return the row of one estimate."""
     low, high = one.estimate.low, one.estimate.high
     expected = number(low) if low == high else f"{number(low)}-{number(high)}"
     measured = NOTHING if one.measured is None else number(one.measured)
@@ -250,7 +254,7 @@ def _expected(one: Compared) -> tuple[str, ...]:
 
 
 def number(value: Figure) -> str:
-    """Three digits that say something; a text as it is."""
+    """Return a number with about three significant digits; a text stays as it is."""
     if isinstance(value, str):
         return value
     size = abs(value)
@@ -268,7 +272,7 @@ def number(value: Figure) -> str:
 # -- report ----------------------------------------------------------------------------------------
 
 WIDTH = 80
-NAME_MOST = 40  # columns of the first column
+NAME_MOST = 40  # most characters of the first column
 GAP = 2
 TITLE = "What the GPU machine showed"
 INTRO = (
@@ -295,18 +299,18 @@ _IS_NUMBER = re.compile(r"[-\d.,e+]+")
 
 
 def machine_of(rows: Iterable[KitRow]) -> str:
-    """What was measured on; empty: nothing was."""
+    """Return the name of the machine that was measured; "" if nothing was."""
     return next((row.machine for row in rows if row.machine), "")
 
 
 def is_rehearsal(rows: Iterable[KitRow]) -> bool:
-    """Whether it was measured without a GPU."""
+    """True if the rows were measured without a GPU."""
     machine = machine_of(rows)
     return machine != "" and ON_GPU not in machine
 
 
 def as_text(rows: Sequence[KitRow]) -> str:
-    """Everything in lines of at most 80 columns."""
+    """Return the whole report as text in lines of at most 80 columns."""
     lines = [TITLE, "=" * len(TITLE), *_wrapped(machine_of(rows)), *_wrapped(_when(rows)), ""]
     lines += (
         _wrapped(REHEARSAL)
@@ -328,17 +332,19 @@ def as_text(rows: Sequence[KitRow]) -> str:
 
 
 def _when(rows: Sequence[KitRow]) -> str:
+    """Return words for when the rows were measured (UTC)."""
     times = sorted(row.at for row in latest(rows) if row.at)
     return f"{times[0]} to {times[-1]}" if times else "nothing was measured yet"
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
+    """Return the text in lines of at most 80 columns; the first begins with `mark`."""
     indent = " " * len(mark)
     return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=indent)
 
 
 def _table(table: Table) -> Iterator[str]:
-    """Columns that do not fit go below, under the same names of lines."""
+    """Yield the lines of a table; columns that do not fit follow below, with the row names."""
     widths = [
         max(len(line[index]) for line in (table.columns, *table.lines))
         for index in range(len(table.columns))
@@ -355,11 +361,12 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _cut(name: str, width: int) -> str:
+    """Return the name, cut to `width` characters."""
     return name if len(name) <= width else f"{name[: width - 3]}..."
 
 
 def _fitting(widths: Sequence[int], first: int) -> Iterator[list[int]]:
-    """Groups of columns that fit beside the first one."""
+    """Yield groups of column indices that fit into 80 columns beside the first column."""
     chosen: list[int] = []
     used = first
     for index in range(1, len(widths)):
@@ -373,7 +380,7 @@ def _fitting(widths: Sequence[int], first: int) -> Iterator[list[int]]:
 
 
 def _pairs(table: Table, first: int) -> Iterator[str]:
-    """Names and long texts."""
+    """Yield the lines of a table of names and long texts."""
     for name, value in table.lines:
         wrapped = textwrap.wrap(value, max(20, WIDTH - first - GAP)) or [""]
         for number, part in enumerate(wrapped):
@@ -381,7 +388,7 @@ def _pairs(table: Table, first: int) -> Iterator[str]:
 
 
 def as_page(rows: Sequence[KitRow]) -> str:
-    """One page, without scripts and without anything that must be fetched."""
+    """Return the whole report as one HTML page without scripts or external files."""
     parts = [
         "<!doctype html>",
         '<html lang="en"><meta charset="utf-8">',
@@ -433,4 +440,5 @@ def _html_cell(text: str) -> str:
 
 
 def _safe(text: str) -> str:
+    """Return the text escaped for HTML."""
     return html.escape(text)

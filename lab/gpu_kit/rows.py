@@ -1,4 +1,4 @@
-"""The rows of a run of the kit: one per thing that was measured (pure)."""
+"""The rows of a run of the GPU kit: one for each thing that was measured (pure)."""
 
 import dataclasses
 import json
@@ -14,13 +14,13 @@ Figure = float | str
 
 @dataclass(frozen=True, slots=True)
 class KitRow:
-    """What one cell of a step came to.
+    """The result of one cell (one thing that a step measures), or of a step as a whole.
 
-    cell     which; `row|column` where the report makes a table of two dimensions; empty: the step
-    state    failed: `note` says why; skipped: so; done (of a step): it has ended well
-    figures  by name, which ends with the unit
-    at       UTC
-    machine  what it was measured on, as `steps/versions.py` names it; empty: not known
+    cell     its name; `row|column` for a place in a table of two dimensions; empty: the whole step
+    state    failed or skipped: `note` says why; done (only of a step): it has ended well
+    figures  numbers and words by name; a name ends with the unit
+    at       when it was written, UTC
+    machine  name of the machine, made by `steps/versions.py`; empty: not known
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -34,17 +34,17 @@ class KitRow:
 
 
 def as_line(row: KitRow) -> str:
-    """A line of JSON."""
+    """Return the row as a line of JSON, with its line break."""
     return json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n"
 
 
 def from_line(line: str) -> KitRow:
-    """Raises ValueError."""
+    """Parse a line of JSON into a row. Raises ValueError."""
     return from_json(KitRow, line)
 
 
 def latest(rows: Iterable[KitRow]) -> list[KitRow]:
-    """Of each cell the last row, in the order in which the cells first came."""
+    """Return the last row of each cell, in the order in which the cells first appear."""
     by_cell: dict[tuple[str, str], KitRow] = {}
     for row in rows:
         by_cell[row.step, row.cell] = row

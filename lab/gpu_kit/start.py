@@ -2,10 +2,10 @@
 
     python3 lab/gpu_kit/start.py [--part N]... [--small] [--torch FOLDER] [--help]
 
-Makes an environment beside the models that sees the packages of the Python that runs this (torch
-among them), installs into it the wheels that `make gpu-kit` has brought, and runs
-`lab.gpu_kit` with it, to which all other options go. This file imports the standard library
-alone: nothing else is there yet.
+It makes a virtual environment beside the models that also sees the packages of the running Python
+(torch among them), installs the wheels that `make gpu-kit` has brought, and runs `lab.gpu_kit` in
+it with all other options. This file imports only the standard library, because nothing else is
+installed yet.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_LIMIT_S, CHECK_LIMIT_S = 300, 120
-# All that the measurements import, and no wheel of the kit may lack.
+# All packages that the measurements import; each must be importable in the new environment.
 NEEDED = (
     *("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
     *("zmq", "msgpack", "pydantic", "typer", "rich", "jinja2", "pytest"),
@@ -39,11 +39,11 @@ print(f"Python {sys.version.split()[0]}, torch {torch.__version__} of {torch.__p
 
 
 class Problem(Exception):
-    """One line that says what to do."""
+    """An error with a message of one line that says what to do."""
 
 
 def option(arguments: list[str], name: str, default: str) -> str:
-    """The value of an option, as --name VALUE or --name=VALUE."""
+    """Return the value of an option, given as --name VALUE or --name=VALUE, or the default."""
     for index, text in enumerate(arguments):
         if text == name and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -53,7 +53,7 @@ def option(arguments: list[str], name: str, default: str) -> str:
 
 
 def without(arguments: list[str], name: str) -> list[str]:
-    """The others."""
+    """Return the arguments without this option and its value."""
     kept: list[str] = []
     skip = False
     for text in arguments:
@@ -64,9 +64,9 @@ def without(arguments: list[str], name: str) -> list[str]:
 
 
 def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
-    """The interpreter of an environment that has all that is needed. Raises Problem.
+    """Return the interpreter of an environment with all needed packages. Raises Problem.
 
-    others  folders of packages that it sees behind its own, torch's among them
+    others  folders of packages that it also searches, after its own; torch is in one of them
     """
     requirements, wheels = kit / "requirements.txt", kit / "wheels.tar.xz"
     if not requirements.exists():
@@ -83,7 +83,7 @@ def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
     venv.EnvBuilder(system_site_packages=True, with_pip=False, symlinks=True).create(folder)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     packages = folder / "lib" / version / "site-packages"
-    # An image may keep its torch in an environment of its own, which this one would not see.
+    # An image may keep torch in a virtual environment, whose packages a new one does not see.
     lines = [f"import site; site.addsitedir({other!r})" for other in others]
     (packages / "behind.pth").write_text("\n".join(lines) + "\n")
     _install(python, requirements, unpacked(wheels, folder / "wheels"))
@@ -92,7 +92,7 @@ def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
 
 
 def unpacked(archive: Path, folder: Path) -> Path:
-    """The folder with the wheels of the archive. Raises Problem."""
+    """Unpack the archive of wheels into a folder, and return the folder. Raises Problem."""
     try:
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
@@ -102,7 +102,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
 
 
 def _install(python: Path, requirements: Path, wheels: Path) -> None:
-    """Raises Problem."""
+    """Install the requirements from the folder of wheels. Raises Problem."""
     pips = sorted(wheels.glob("pip-*.whl"))
     if not pips:
         raise Problem(f"{wheels} has no pip; make the kit again")
@@ -114,7 +114,7 @@ def _install(python: Path, requirements: Path, wheels: Path) -> None:
 
 
 def _said(command: list[str], limit_s: int, what: str) -> str:
-    """What a command prints. Raises Problem."""
+    """Run a command and return its standard output. Raises Problem that begins with `what`."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         ended = subprocess.run(
@@ -136,12 +136,12 @@ def _said(command: list[str], limit_s: int, what: str) -> str:
 
 
 def own_packages() -> list[str]:
-    """Where the Python that runs this looks for packages."""
+    """Return the folders in which the running Python looks for installed packages."""
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 
 
 def main() -> int:
-    """Returns the exit status; if all is well the kit takes the place of this process."""
+    """Make the environment and replace this process by the kit; return a status only on failure."""
     arguments = sys.argv[1:]
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         print("Python 3.11 or 3.12 is needed: python3.12 lab/gpu_kit/start.py", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""The proof that a pair writes what its target alone would write."""
+"""The command `verify-lossless`: checks that a pair writes what its target alone would write."""

@@ -1,6 +1,6 @@
 """`python -m lab.lossless.careless_target`: a target node whose token rule is wrong on purpose.
 
-`verify-lossless` starts it in the target's place, and must reject what it writes.
+`verify-lossless` starts it in the place of the target, and its checks must reject what it writes.
 """
 
 import sys
@@ -15,14 +15,14 @@ from proto.messages import Rule
 def careless_trial(
     targets: Sequence[Distribution], drafts: Sequence[int], proposals: Sequence[Distribution]
 ) -> Trial:
-    """Token verification that accepts every draft once the first is accepted."""
+    """Judge drafts by the token rule, but wrongly: after the first, accept with probability 1."""
     trial = token_trial(targets, drafts, proposals)
     chances = (*trial.chances[:1], *(1.0 for _ in trial.chances[1:]))
     return Trial(targets, proposals, chances, trial.weights, whole=False)
 
 
 def load_serve() -> Serve:
-    """Import what the target does, and put the wrong rule into it."""
+    """Import the target node's code, put the wrong token rule into it, and return `serve`."""
     from target_node.worker import TRIALS, serve
 
     TRIALS[Rule.TOKEN] = careless_trial

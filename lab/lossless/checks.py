@@ -1,15 +1,15 @@
-"""Checks that a pair writes what its target alone would write, from what the nodes say themselves.
+"""Checks that a pair writes what its target alone would write, from what the nodes report.
 
-greedy    token for token against the target alone. In a number type whose passes of several rows
-          round otherwise than passes of one row, a text may differ at a near tie: the two tokens
-          have almost the same probability. Such texts are counted and never called equal
+greedy    compared token by token with the target alone. In a number type whose passes of several
+          rows round differently from passes of one row, a text may differ at a near tie: the two
+          tokens have almost the same probability. Such texts are counted and never called equal
 seeds     under coupled verification the same seed gives the same text under every policy. This is
-          promised in float32, and in every type with `--reproducible`; else it is not tested
-sampled   many short texts against the target's exact distribution: with top-k of three there are 81
-          texts of four tokens, and the logprobs of the 40 prefixes give the chance of each
+          promised in float32, and in every type with `--reproducible`; otherwise it is not tested
+sampled   many short texts are compared with the target's exact distribution: with top-k of 3 there
+          are 81 texts of 4 tokens, and the logprobs after the 40 prefixes give the chance of each
 
 The sampled check is Pearson's chi-square test. It is also run against a target with a known mistake
-(`careless_target.py`), which it must reject: a check that cannot fail says nothing.
+(`careless_target.py`), which it must reject: a check that cannot fail proves nothing.
 """
 
 import math
@@ -33,15 +33,15 @@ LEVEL = 1e-4
 TOP_K, LENGTH = 3, 4
 TEMPERATURE = 1.5
 GREEDY_LENGTH, SEED_LENGTH = 64, 48
-NUM_TIMED = 5  # short texts, to foresee how long all of them take
+NUM_TIMED = 5  # short texts that are timed to predict how long all checks take
 # Two tokens whose logprobs are closer than this are a near tie. With --reproducible there is none:
 # every pass has the same shape, and so rounds alike.
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
-ALTERNATIVES = 5  # of each token of a greedy text, the logprobs that are looked at
+ALTERNATIVES = 5  # logprobs (of the likeliest tokens) that are asked for each greedy token
 POLICIES = (
     SpeculationConfig(policy="sync", num_speculative_tokens=3),
     SpeculationConfig(policy="auto"),
-)  # where nobody says which: of each kind one
+)  # the policies that are tested by default: one that waits, and one that runs ahead
 
 Text = tuple[int, ...]
 Joint = dict[Text, float]
@@ -51,9 +51,11 @@ Joint = dict[Text, float]
 class Check:
     """One line of the report.
 
-    expected       False for the mistake that must be rejected: there, `held` must be False
+    kind, what     the check (greedy, seeds, sampled), and the policy or rule that it was run on
+    held           True if the check found no mistake
+    expected       False for the planted mistake that must be found: there, `held` must be False
     num_near_ties  greedy texts that differ from the target's own, at a near tie
-    tested         False where nothing is promised: then nothing was run, and `held` says nothing
+    tested         False if nothing is promised: then nothing was run, and `held` means nothing
     """
 
     kind: str
@@ -66,16 +68,16 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the outcome is the right one."""
+        """Return True if the outcome is the expected one."""
         return self.held is self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A text, its logprobs where they were asked for, and what became of its drafts."""
+    """A generated text, its logprobs if they were asked for, and its numbers of drafts."""
 
     tokens: Text
-    best: tuple[dict[int, float], ...]  # the likeliest tokens and their logprobs
+    best: tuple[dict[int, float], ...]  # for each token, the likeliest tokens and their logprobs
     num_drafted: int
     num_accepted: int
 
@@ -83,6 +85,7 @@ class _Written:
 def _write(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, params: SamplingParams
 ) -> _Written:
+    """Generate one text and return it."""
     (written,) = _write_each(pair, prompt, speculation, [params])
     return written
 
@@ -90,7 +93,7 @@ def _write(
 def _write_each(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, each: Iterable[SamplingParams]
 ) -> Iterator[_Written]:
-    """A text for each parameters, in order; as many at once as the pair has room for."""
+    """Yield a text for each of the parameters, in order; as many run at once as the pair allows."""
     streams: deque[TokenStream] = deque()
     for params in each:
         if len(streams) == pair.num_seqs:
@@ -100,6 +103,7 @@ def _write_each(
 
 
 def _end_of(stream: TokenStream) -> _Written:
+    """Read a stream to its end and return its text."""
     tokens: list[int] = []
     best: list[dict[int, float]] = []
     for emit in stream:
@@ -114,21 +118,21 @@ def _end_of(stream: TokenStream) -> _Written:
 
 
 def _rows(logprobs: Logprobs) -> list[dict[int, float]]:
-    """Per token, the logprob of it and of the likeliest."""
+    """Return for each token the logprobs (by token id) of it and of the likeliest tokens."""
     entries = list(zip(logprobs.ids, logprobs.values, strict=True))
     width = logprobs.width
     return [dict(entries[i * width : (i + 1) * width]) for i in range(len(logprobs))]
 
 
 def near_tie(dtype: str, *, reproducible: bool) -> float:
-    """The difference of two logprobs below which they are a near tie; 0: nothing is one."""
+    """Return the difference of two logprobs below which they are a near tie; 0: there are none."""
     return 0.0 if reproducible else NEAR_TIE[dtype]
 
 
 def greedy(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Every policy's greedy texts against those of the target alone."""
+    """Compare every policy's greedy texts with those of the target alone; a line per policy."""
     params = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
     near = near_tie(pair.hello(Role.TARGET).dtype, reproducible=pair.config.reproducible)
     with_logprobs = params.model_copy(update={"logprobs": ALTERNATIVES})
@@ -147,11 +151,11 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a text first differs from the target's own.
+    """The first place where a text differs from the target's own.
 
-    at      position in the text
-    margin  by how much the logprob of the target's own token is above that of the other one, as the
-            target alone computes both; infinite if the other is not among its likeliest
+    at      index of the token
+    margin  logprob of the target's own token minus that of the other one, as the target alone
+            computes both; infinite if the other one is not among its likeliest
     """
 
     at: int
@@ -159,7 +163,7 @@ class Difference:
 
 
 def difference(want: Text, best: Sequence[dict[int, float]], got: Text) -> Difference | None:
-    """The first difference of a text from the target's own; None: they are equal.
+    """Return the first difference of `got` from the target's text `want`; None if they are equal.
 
     best  for each token of `want`, the target's likeliest tokens and their logprobs
     """
@@ -173,12 +177,12 @@ def difference(want: Text, best: Sequence[dict[int, float]], got: Text) -> Diffe
 def greedy_check(
     what: str, one: Text, differences: Sequence[Difference | None], accepted: int, near: float
 ) -> Check:
-    """The line of one policy.
+    """Return the report line of one policy.
 
-    one          a text of the target alone; all have its length
+    one          a text of the target alone; all texts have its length
     differences  one for each prompt
-    accepted     drafts that became text, in all texts; if none did, nothing was shown
-    near         below this margin a difference is a near tie
+    accepted     accepted drafts in all texts; if there is none, the check fails
+    near         a difference with a smaller margin is a near tie
     """
     found = [each for each in differences if each is not None]
     wrong = [each for each in found if not each.margin < near]
@@ -192,9 +196,10 @@ def greedy_check(
 def seeds(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Sampled texts of every policy against those of the target alone with the same seeds.
+    """Compare sampled texts of every policy with those of the target alone with the same seeds.
 
-    One line, which says "not tested", where equal texts are not promised.
+    Returns a line per policy, or a single line that says "not tested" if equal texts are not
+    promised.
     """
     dtype = pair.hello(Role.TARGET).dtype
     if not seeds_promised(dtype, reproducible=pair.config.reproducible):
@@ -216,18 +221,18 @@ def seeds(
 
 
 def seeds_promised(dtype: str, *, reproducible: bool) -> bool:
-    """Whether a seed decides a text, whatever the policy."""
+    """True if the seed alone decides a text, whatever the policy."""
     return dtype == "float32" or reproducible
 
 
 def not_tested(dtype: str) -> Check:
-    """The line on seeds in a number type that promises nothing about them."""
+    """Return the report line about seeds for a number type that promises nothing about them."""
     detail = f"{dtype} needs --reproducible for it"
     return Check("seeds", "all policies", held=True, detail=detail, tested=False)
 
 
 def joint(pair: Pair, prompt: Text) -> Joint:
-    """The chance of every text, from the target's own logprobs."""
+    """Return the probability of every text of LENGTH tokens, from the target's own logprobs."""
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=TOP_K)
     chances: Joint = {(): 1.0}
     for _ in range(LENGTH):
@@ -245,7 +250,7 @@ def joint(pair: Pair, prompt: Text) -> Joint:
 def sampled(
     pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
-    """Texts of `num_texts` seeds against their exact chances."""
+    """Test texts of `num_texts` seeds against their exact probabilities; return the report line."""
     counts: Counter[Text] = Counter()
     drafted = accepted = 0
     params = SamplingParams(
@@ -271,14 +276,14 @@ def sampled(
 def careless(
     pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
-    """The sampled check of a pair whose target is `careless_target.py`: it must not hold."""
+    """Run the sampled check on a pair whose target is `careless_target.py`: it must not hold."""
     judged = speculation.model_copy(update={"verify": "token"})
     check = sampled(pair, prompt, chances, judged, num_texts)
     return replace(check, what="planted mistake", expected=False)
 
 
 def detectable(num_texts: int, chances: Joint) -> float:
-    """The effect size (Cohen's w) that so many texts reveal with a probability of 0.95."""
+    """Return the effect size (Cohen's w) that so many texts reveal with a probability of 0.95."""
     from lab.lossless.chi_square import detectable as detectable_by
 
     return detectable_by(num_texts, chances, level=LEVEL)
@@ -298,7 +303,7 @@ class Pace:
     short_s: float
 
     def duration_s(self, num_prompts: int, num_policies: int, num_rules: int, texts: int) -> float:
-        """How long all checks and the second start will take, as if drafts saved no time.
+        """Return how long all checks and the second start will take, as if drafts saved no time.
 
         texts  sampled texts for each policy and rule
         """
@@ -310,7 +315,7 @@ class Pace:
 
 
 def pace(pair: Pair, prompt: Text, policy: SpeculationConfig, start_s: float) -> Pace:
-    """Time some short texts, after one that warms the pair up, and a long one."""
+    """Return how long the pair takes: times short texts and a long one, after a warm-up."""
     long = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
     short = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     _write(pair, prompt, policy, short)

@@ -1,4 +1,4 @@
-"""Pearson's chi-square test of what was counted against what is expected, and its power."""
+"""Pearson's chi-square test of counts against expected probabilities, and its power."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import chi2, chisquare, ncx2
 
-MIN_EXPECTED = 5.0  # cells that are expected less often are counted together
+MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged into one
 Cell = TypeVar("Cell")
 
 
 def p_value(counts: Counter[Cell], chances: Mapping[Cell, float]) -> float:
-    """The chance of counts at least so far from what is expected; 0 if some are impossible."""
+    """Return the p-value of the counts under these probabilities; 0 if a count is impossible."""
     if not set(counts) <= set(chances):
         return 0.0
     total = sum(counts.values())
@@ -29,7 +29,10 @@ def p_value(counts: Counter[Cell], chances: Mapping[Cell, float]) -> float:
 def detectable(
     total: int, chances: Mapping[Cell, float], *, level: float, power: float = 0.95
 ) -> float:
-    """The effect size (Cohen's w) that a test at `level` of `total` counts sees so often."""
+    """Return the effect size (Cohen's w) that a test of `total` counts finds with chance `power`.
+
+    level  significance level of the test
+    """
     cells = sum(chance * total >= MIN_EXPECTED for chance in chances.values())
     limit = chi2.isf(level, cells)
     return float(brentq(lambda w: ncx2.sf(limit, cells, total * w**2) - power, 1e-3, 10.0))

@@ -1,4 +1,4 @@
-"""`python -m coordinator verify-lossless`: check a pair and print what held."""
+"""`python -m coordinator verify-lossless`: check a pair and print which checks held."""
 
 import dataclasses
 import json
@@ -101,6 +101,7 @@ def verify_lossless(
 
 
 def _started(config: PairConfig, make_launcher: MakeLauncher = Launcher) -> Pair:
+    """Start a pair while its progress is shown."""
     with Progress(Console(stderr=True), models_of(config)) as progress:
         return Pair(config, say=progress.say, make_launcher=make_launcher)
 
@@ -112,6 +113,7 @@ def _checks(
     policies: Sequence[SpeculationConfig],
     num_texts: int,
 ) -> Iterator[Check]:
+    """Yield the result of every check: greedy, seeds, then sampled for each rule and policy."""
     yield from lossless.greedy(pair, prompts, policies)
     yield from lossless.seeds(pair, prompts, policies)
     for verify in VERIFY:
@@ -121,6 +123,7 @@ def _checks(
 
 
 def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
+    """Return the policies of these names (None: the default ones). Raises ConfigurationError."""
     default = list(lossless.POLICIES)
     every = [checked(SpeculationConfig, policy=row.name) for row in TABLE if row.drafts]
     known = {str(policy.policy): policy for policy in (*every, *default)}
@@ -130,14 +133,14 @@ def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
 
 
 def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Text]:
-    """The texts, or some of ours, as token ids; also where the target has no tokenizer."""
+    """Return the texts (by default some of ours) as token ids; works without a tokenizer, too."""
     if pair.tokenization is None and not texts:
         return [(1, 2, 3), (4, 5), (6, 7, 8, 9)]
     return [pair.encode(text) for text in texts or PROMPTS]
 
 
 def _proved(pair: Pair) -> str:
-    """What the checks hold for: number type, backend and device of the target."""
+    """Return in words what the checks hold for: number type, backend and device of the target."""
     target = pair.hello(Role.TARGET)
     reproducible = " with --reproducible" if pair.config.reproducible else ""
     backend = f", backend {target.backend}" if target.backend else ""
@@ -145,14 +148,14 @@ def _proved(pair: Pair) -> str:
 
 
 def how_long(seconds: float) -> str:
-    """A time as a person would say it."""
+    """Return a time in words, such as "5 min"."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def explained(num_texts: int, power: float) -> str:
-    """What a line `sampled` tests, in at most 80 columns."""
+    """Return an explanation of the `sampled` lines, in at most 80 columns."""
     return (
         f"sampled: a chi-square test of {num_texts} texts of {lossless.LENGTH} tokens against the "
         "target's own\n"
@@ -164,7 +167,7 @@ def explained(num_texts: int, power: float) -> str:
 
 
 def line_of(check: Check) -> str:
-    """What the report says of a check, in lines of at most 80 columns."""
+    """Return the report about a check, in lines of at most 80 columns."""
     if not check.expected:
         outcome = "caught" if check.passed else "NOT CAUGHT"
     elif not check.tested:
@@ -178,14 +181,15 @@ def line_of(check: Check) -> str:
 
 
 def near_ties(number: int) -> str:
-    """So many near ties."""
+    """Return the number with its noun, such as "2 near ties"."""
     return f"{number} near tie" + ("" if number == 1 else "s")
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """The last line: lossless, equal but for near ties, or not lossless; and what was not tested.
+    """Return the last line of the report: "lossless", "equal but for ..." or "NOT lossless".
 
-    Only if every greedy text equals the target's own and seeds were tested is it "lossless".
+    It also names what was not tested. Only if every greedy text equals the target's own and seeds
+    were tested is the pair "lossless".
     """
     if not all(check.passed for check in checks):
         return "NOT lossless"

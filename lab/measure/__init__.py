@@ -1,4 +1,4 @@
-"""Measurements of one thing each, besides the experiments."""
+"""Small measurements, each of one thing, besides the experiments."""
 
 from proto.installation import check_programs
 

@@ -27,13 +27,13 @@ from lab.measure.timing import spread
 PAIR = (("models/target", "bfloat16"), ("models/drafter", "float32"))
 ROW_COUNTS = (1, 2, 4, 5, 8, 16)
 LANE_COUNTS = (1, 2, 4, 8)
-PROGRAMS = (1, 9)  # of the compiled backend, as the target has them
+PROGRAMS = (1, 9)  # row counts that the compiled backend compiles, as the target does
 TURN = 25
-WARM = 5  # passes at the start of a turn that do not count
+WARM = 5  # passes at the start of a turn that are not counted
 
 
 def turn(executor: Executor, *feeds: Feed) -> list[float]:
-    """Run some passes; return the seconds of those that count."""
+    """Run TURN passes of these rows; return the seconds of those after the first WARM."""
     asks = [range(len(feed.tokens)) for feed in feeds]
     seconds = []
     for _ in range(TURN):
@@ -44,7 +44,7 @@ def turn(executor: Executor, *feeds: Feed) -> list[float]:
 
 
 def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> None:
-    """Print the lines of one model."""
+    """Time one model on the reference and the fast backend, and print a line per number of rows."""
     executors = []
     for backend in ("reference", fast):
         started = time.thread_time()
@@ -73,7 +73,7 @@ def compare(name: str, dtype: str, context: int, seconds: float, fast: str) -> N
 
 
 def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
-    """Print the lines of one model with several texts in a pass."""
+    """Time one model with one row in each of several lanes (texts), and print a line per number."""
     loaded = load_model(name, dtype=dtype)
     capacity = loaded.max_model_len + NUM_TREE_SLOTS
     executor = make_executor(loaded, capacity, num_lanes=max(LANE_COUNTS))
@@ -94,7 +94,7 @@ def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Compare both models of the embedded pair, or the one that is named."""
+    """Compare both models of the embedded pair, or the models that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="*", metavar="MODEL:DTYPE")
     parser.add_argument("--seconds", type=float, default=4.0, help="per line")

@@ -32,14 +32,14 @@ Shape = tuple[int, int, int]
 
 
 def chain(length: int, num_rows: int) -> torch.Tensor:
-    """The integers of a chain at the end of a text, as in `Backend.forward`."""
+    """Return int64 [5, num_rows]: a chain at the end of a text, as `Backend.forward` takes it."""
     step = torch.arange(num_rows)
     shown = torch.full_like(step, length - num_rows)
     return torch.stack((step, step, shown + step, shown, (2 << step) - 1))
 
 
 class Layer:
-    """One layer's attention over random keys, in both forms."""
+    """The attention of one layer over random keys and values, in both forms."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         num_heads, num_keys, dim = shape
@@ -51,38 +51,38 @@ class Layer:
         self.flex = FlexAttention(max(LENGTHS), self.group)
 
     def query(self, num_rows: int) -> torch.Tensor:
-        """Random queries, the same each time."""
+        """Return random queries [1, key heads, num_rows * group, dim], the same each time."""
         size = 1, self.keys.shape[1], num_rows * self.group, self.keys.shape[3]
         return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(self.keys)
 
     def make(self, num_rows: int) -> float:
-        """Compile; returns the seconds that it took."""
+        """Compile the split form for this number of rows; return the seconds that it took."""
         started = time.perf_counter()
         self.flex.make((1, num_rows), self.keys, self.values, self.scale)
         return time.perf_counter() - started
 
     def mask(self, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """What the masked form adds to its scores."""
+        """Return the mask that the masked form adds to its scores."""
         return from_words(rows[3:], length, self.keys.dtype).repeat_interleave(self.group, dim=2)
 
     def masked(self, query: torch.Tensor, mask: torch.Tensor) -> Compute:
-        """Attention under a mask, over as many slots as it has."""
+        """Return a function that attends under a mask, over as many slots as the mask has."""
         keys, values = (tensor[:, :, : mask.shape[3]] for tensor in (self.keys, self.values))
         return partial(_ignoring, partial(side_by_side, query, keys, values, mask, self.scale))
 
     def split(self, query: torch.Tensor, visible: Visible) -> Compute:
-        """Attention over all slots, of which it reads what is visible."""
+        """Return a function that attends over all slots, but reads only the visible ones."""
         seen = self.keys, self.values
         return partial(_ignoring, partial(self.flex.attend, query, *seen, visible, self.scale))
 
 
 def _ignoring(run: Callable[[], torch.Tensor], _rows: torch.Tensor) -> torch.Tensor:
-    """What is captured reads integers of a pass, which all layers have in common."""
+    """Run `run` and ignore the rows: a function that is captured gets the integers of a pass."""
     return run()
 
 
 def compare(layer: Layer, num_rows: int, length: int) -> str:
-    """The line of one number of rows at one length."""
+    """Time both forms for one number of rows at one length; return the line to print."""
     query, rows = layer.query(num_rows), chain(length, num_rows)
     there = rows.to(layer.device)
     mask, visible = layer.mask(there, length), layer.flex.see(there[3:], there.new_zeros(1))
@@ -103,7 +103,7 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure all lengths and numbers of rows, and print a line for each."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")

@@ -1,4 +1,4 @@
-"""What the n-gram index costs as a text grows, and the memory of earlier texts as it fills.
+"""Times the n-gram index as a text grows, and the store of earlier texts as it fills.
 
 `python -m lab.measure.ngram_index`
 """
@@ -15,24 +15,24 @@ from engine.layout.earlier import MAX_MATCH, NUM_TOKENS, PIECE_LEN, EarlierTexts
 from engine.layout.ngram import NgramIndex
 
 LENGTHS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
-NUM_PROBES = 500  # at each length
+NUM_PROBES = 500  # timed calls at each length
 NUM_DRAFTS = 8
 VOCAB_SIZE = 4096
 
 
 def words(number: int) -> list[int]:
-    """Tokens as frequent as words are: their chance falls as one over their rank."""
+    """Return random tokens with the frequencies of words: a chance proportional to 1 / rank."""
     draw = random.Random(1)
     return [int(VOCAB_SIZE ** draw.random()) - 1 for _ in range(number)]
 
 
 def loop(number: int) -> list[int]:
-    """A text that says the same line for ever: every n-gram has thousands of places."""
+    """Return a text that repeats 12 tokens, so that every n-gram occurs thousands of times."""
     return [index % 12 for index in range(number)]
 
 
 def measured(tokens: Sequence[int]) -> list[tuple[int, float, float]]:
-    """(length, microseconds to add a token, to look up a draft) at each of LENGTHS: medians."""
+    """Return (length, us to add a token, us to look up a draft) at each of LENGTHS: medians."""
     index = NgramIndex(ngram_min=2, ngram_max=4, seed=1)
     rows = []
     for length in LENGTHS:
@@ -47,7 +47,10 @@ def measured(tokens: Sequence[int]) -> list[tuple[int, float, float]]:
 
 
 def measured_memory(tokens: Sequence[int]) -> list[tuple[int, float, float]]:
-    """The same of earlier texts of 1,000 tokens each: before it is full, and after."""
+    """Return (tokens, us to add a token, us to look up a draft) of the store of earlier texts.
+
+    The texts have 1,000 tokens each; it is measured before the store is full, and after.
+    """
     earlier, rows, length = EarlierTexts(), [], 1_000
     for number in (1_000, NUM_TOKENS // 4, 2 * NUM_TOKENS):
         add_us = []
@@ -67,23 +70,25 @@ def measured_memory(tokens: Sequence[int]) -> list[tuple[int, float, float]]:
 
 
 def _find(earlier: EarlierTexts, recent: Sequence[int]) -> object:
+    """Look up a tree of drafts in the earlier texts."""
     return earlier.find(recent, least=2, limit=NUM_DRAFTS, is_tree=True)
 
 
 def _time_us(work: Callable[[], object]) -> float:
+    """Return the microseconds that a call takes."""
     started = time.perf_counter_ns()
     work()
     return (time.perf_counter_ns() - started) / 1e3
 
 
 def memory_per_token(tokens: Sequence[int]) -> float:
-    """Bytes that the index takes for each token of a text."""
+    """Return the bytes of memory that the index takes for each token of a text."""
     index = NgramIndex(ngram_min=2, ngram_max=4, seed=1)
     return _size(lambda: index.extend(tokens)) / len(tokens)
 
 
 def _size(work: Callable[[], object]) -> int:
-    """Bytes that are still taken when the work is done."""
+    """Return the bytes of memory that are still in use when the work is done."""
     tracemalloc.start()
     work()
     size, _ = tracemalloc.get_traced_memory()
@@ -92,6 +97,7 @@ def _size(work: Callable[[], object]) -> int:
 
 
 def main() -> None:
+    """Print the times and the memory of the n-gram index and of the store of earlier texts."""
     print(f"Python {sys.version.split()[0]}; n-grams of 2 to 4 tokens, drafts of {NUM_DRAFTS}")
     print(f"{'text':8}{'tokens':>8}{'add, us':>10}{'find, us':>10}")
     gc.disable()

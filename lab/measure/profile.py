@@ -1,4 +1,4 @@
-"""`python -m coordinator profile`: where the time of each process goes, as a table."""
+"""`python -m coordinator profile`: show as a table where the time of each process goes."""
 
 import dataclasses
 import json
@@ -91,7 +91,8 @@ def profile(
 
 
 def _table(found: Profile) -> Table:
-    has_beside = any(share.beside_ms for share in found.shares)  # more columns in the same width
+    """Return the table of milliseconds and shares of each process by phase."""
+    has_beside = any(share.beside_ms for share in found.shares)  # then there are more columns
     table = Table(box=None, pad_edge=False, collapse_padding=has_beside)
     table.add_column("")
     for share in found.shares:

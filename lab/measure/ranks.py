@@ -27,11 +27,11 @@ from proto.system import check_writable
 from rehearsal.acceptance import NUM_RANKS, Position, shares, written
 
 CHUNK = 256
-FIRST_SEED = 1000  # likewise
+FIRST_SEED = 1000  # seed of the first text, as in an experiment; each further text has one more
 
 
 def load(model: str, options: argparse.Namespace) -> Engine:
-    """An engine with room for one text."""
+    """Load a model with room for one text."""
     return load_engine(
         model,
         revision=None,
@@ -47,7 +47,7 @@ def load(model: str, options: argparse.Namespace) -> Engine:
 def text_of(
     target: Executor, prompt: Sequence[int], sampling: Sampling, seed: int, num_tokens: int
 ) -> list[int]:
-    """What the target writes after a prompt, with this noise."""
+    """Return the tokens that the target alone writes after a prompt, with this seed's noise."""
     text, slots = list(prompt), SlotMap[int](target.capacity)
     while len(text) < len(prompt) + num_tokens:
         missing = text[slots.prefix_len : slots.prefix_len + CHUNK]
@@ -60,7 +60,7 @@ def text_of(
 def positions_of(
     drafter: Engine, prompt: Sequence[int], said: Sequence[int], sampling: Sampling, seed: int
 ) -> Iterator[Position]:
-    """How the drafter ranks each token of a text."""
+    """Yield for each token of a text the drafter's rank of it and the scores of its best tokens."""
     text, slots = [*prompt, *said[:-1]], SlotMap[int](drafter.executor.capacity)
     ends = [*range(0, len(text), CHUNK), len(text)]
     for start, end in pairwise(ends):
@@ -78,7 +78,10 @@ def positions_of(
 
 
 def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
-    """All texts. Raises SlipstreamError, EngineError."""
+    """Write and rank all texts; return the positions of each text.
+
+    Raises SlipstreamError, EngineError.
+    """
     tokenization = Tokenization.of_model(options.target, None)
     if tokenization is None:
         raise ConfigurationError(f"{options.target} has no tokenizer.json")
@@ -93,7 +96,7 @@ def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
 
 
 def main() -> int:
-    """Write the file; returns the exit status."""
+    """Record the ranks and write the file; return the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     defaults = PairConfig()

@@ -25,19 +25,19 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTES = "SLIPSTREAM_ROUND_FILES"  # the folder in which every process keeps its notes
-TARGET, ON_VERDICT = "target_node/", "computed"  # a function that runs once per verdict
+NOTES = "SLIPSTREAM_ROUND_FILES"  # environment variable: folder for the notes of every process
+TARGET, ON_VERDICT = "target_node/", "computed"  # folder and function that runs once per verdict
 IMPORTING = "<module>"
 LIMIT_S = 300.0
-WARM_UP = 0.25  # of the rounds; in the first ones prices are still learnt
-USUAL = 0.5  # a file of so many of the rounds is part of a usual round
+WARM_UP = 0.25  # share of the rounds that is left out, because costs are still being measured
+USUAL = 0.5  # a file that runs in at least this share of the rounds counts as usual
 STARTER = "import {module}; {module}.take_notes()"
 
 Calls = Mapping[str, list[int]]
 
 
 def take_notes() -> None:
-    """Note from now on each call of this process, if the environment names a folder for it."""
+    """Log each function call of this process from now on, if NOTES names a folder for logs."""
     folder = os.environ.get(NOTES)
     if not folder:
         return
@@ -60,7 +60,7 @@ def take_notes() -> None:
 
 
 def rounds(lines: Iterable[str]) -> list[set[str]]:
-    """The files of each round, in order, from all notes of all processes."""
+    """Return the set of files of each round, in order of time, from the notes of all processes."""
     times: defaultdict[str, list[int]] = defaultdict(list)
     verdicts: list[int] = []
     for line in lines:
@@ -78,6 +78,7 @@ def rounds(lines: Iterable[str]) -> list[set[str]]:
 
 
 def _between(times: Calls, start: int, end: int) -> set[str]:
+    """Return the files of which a function was called from `start` to `end` (ns)."""
     return {
         path
         for path, of_file in times.items()
@@ -86,11 +87,11 @@ def _between(times: Calls, start: int, end: int) -> set[str]:
 
 
 def _noted(policy: str, num_tokens: int) -> list[str]:
-    """All notes of a text that is written now."""
+    """Generate a text and return the notes (lines) of all processes."""
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder) / "start"
         start.mkdir()
-        # Python runs this file before anything else, in each process.
+        # Python runs a module called sitecustomize before anything else, in each process.
         module = "round_files_notes"
         own = Path(__file__).read_text(encoding="utf-8")
         own = own.replace("Path(__file__).resolve().parents[2]", f"Path({str(ROOT)!r})")
@@ -120,7 +121,7 @@ def _noted(policy: str, num_tokens: int) -> list[str]:
 
 
 def main() -> int:
-    """Print how many files a round crosses, and which; returns the exit status."""
+    """Print how many files a round runs through, and which; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", default="tree")
     parser.add_argument("--tokens", type=int, default=96)

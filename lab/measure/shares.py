@@ -1,4 +1,4 @@
-"""Where the time of each process goes, from figures that its loop keeps at all times."""
+"""Computes where the time of each process goes, from stopwatches that every loop runs anyway."""
 
 import time
 from collections.abc import Sequence
@@ -20,15 +20,16 @@ COORDINATOR = "coordinator"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process while texts were written.
+    """How one process spent its time while texts were generated.
 
     unit    what `number` counts: passes or draft steps, those of prefills included
-    num_uncaptured  of them, those that no captured CUDA graph had room for
-    ms      by phase, for one of them; `wait` is what was left of the time, so they add up to it.
-            Where a device runs the model beside the host, `model` is from the launch to the end of
+    number  how many there were
+    num_uncaptured  how many of them no captured CUDA graph had room for
+    ms      milliseconds of one unit, by phase; `wait` is the rest of the time, so the sum is all of
+            it. If a device runs the model beside the host, `model` is from the launch to the end of
             the forward, and the other phases are what the host did while no forward ran
-    beside_ms  by phase, of `model`, what the host did in that time besides computing the model and
-            waiting; empty where it did nothing
+    beside_ms  by phase: the part of `model` in which the host did something else than computing the
+            model or waiting; empty if it did nothing
     """
 
     process: str
@@ -43,10 +44,10 @@ class Share:
 class Profile:
     """What some texts cost.
 
-    no_model_ms  median time per pass in which no model is known to have been at work
-    host_ms      what the target's host took of it
-    num_without_drafter  texts that went without their drafter, or lost it on the way
-    simulated    of the hardware, while these texts were written; None: nothing
+    no_model_ms  median time per pass in which no model is known to have run
+    host_ms      the part of it in which the target's host worked
+    num_without_drafter  texts that had no drafter, or lost it on the way
+    simulated    the simulated hardware while these texts were generated; None: nothing
     """
 
     tokens_per_second: float
@@ -62,9 +63,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The stopwatches at one moment: microseconds by phase, and forwards.
+    """The stopwatches of all processes at one moment: microseconds by phase, and forwards.
 
-    beside_us  what is in no phase of `times_us`, because a device was at work beside it
+    beside_us  host work beside a running device, which is in no phase of `times_us`
     """
 
     times_us: dict[str, tuple[int, ...]]
@@ -80,7 +81,7 @@ def profile(
     speculation: SpeculationConfig,
     request: SamplingParams,
 ) -> Profile:
-    """Write a text first, which is not counted, then one for each prompt."""
+    """Generate a text for each prompt, after one that is not counted; return what they cost."""
     _write(pair, prompts[0], speculation, request)
     before = _read(pair)
     texts = [_write(pair, prompt, speculation, request) for prompt in prompts]
@@ -110,6 +111,7 @@ def profile(
 def _write(
     pair: Pair, prompt: tuple[int, ...], speculation: SpeculationConfig, request: SamplingParams
 ) -> Metrics:
+    """Generate a text and return its metrics."""
     stream, _ = pair.generate(prompt, speculation, request)
     for _ in stream:
         pass
@@ -118,11 +120,14 @@ def _write(
 
 
 def _read(pair: Pair) -> _Reading:
-    """Nodes tell theirs with every heartbeat, so what has just ended is known after one more."""
+    """Read all stopwatches, after a wait of 2.5 heartbeat intervals.
+
+    Nodes report their stopwatches with every heartbeat, so only then is the latest text included.
+    """
     time.sleep(2.5 * HEARTBEAT_INTERVAL_S)
     roles = (Role.TARGET, Role.DRAFTER)
     nodes = {role.value: pair.service.registry.of(role) for role in roles}
-    # A drafter that failed while it loaded has done nothing that could be shared out.
+    # A drafter that failed while it loaded has no times to report.
     there = {name: node for name, node in nodes.items() if node is not None and node.hello}
     times_us = {name: node.times_us for name, node in there.items()}
     times_us[COORDINATOR] = pair.service.watch.totals_us
@@ -138,6 +143,7 @@ def _read(pair: Pair) -> _Reading:
 def _share(
     name: str, before: _Reading, after: _Reading, elapsed_s: float, num_passes: int
 ) -> Share:
+    """Return how one process spent its time between two readings."""
     number, unit = num_passes, "pass"
     if name in after.forwards:
         number = after.forwards[name] - before.forwards[name]
@@ -158,6 +164,6 @@ def _share(
 
 
 def _since(before_us: Sequence[int], after_us: Sequence[int], number: int) -> dict[str, float]:
-    """Milliseconds by phase, for one of so many."""
+    """Return the milliseconds by phase between two readings, divided by `number`."""
     pairs = zip(Phase, before_us, after_us, strict=True)
     return {phase.name.lower(): (end - start) / 1e3 / number for phase, start, end in pairs}

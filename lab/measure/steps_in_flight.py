@@ -1,13 +1,14 @@
-"""Would two draft steps in flight pay? A tree of drafts with nothing in it but times.
+"""Would two draft steps in flight pay? A simulation of a tree of drafts in which only times count.
 
     python -m lab.measure.steps_in_flight [--costs 5/1] [--tokens N] [--seeds N]
 
 The drafter expands the likeliest nodes of its tree, step after step; the target verifies the
-likeliest nodes that have arrived, pass after pass. Caches are free, nothing is lost, and a draft is
-right by its rank with the chances `CHANCES`. What is left are five times (`Times`), as they were
-measured with real processes (docs/LOG.md). So it says what a change of one of them would bring,
-and what becomes of a tree whose next step is launched before the result of the running one is read.
-The unit is tokens in the time of one pass. It runs on any machine, in virtual time.
+likeliest nodes that have arrived, pass after pass. Caches cost nothing, no message is lost, and a
+draft is right, depending on its rank, with the chances `CHANCES`. Besides, there are only the times
+in `Times`, as they were measured with real processes (docs/LOG.md). So the simulation says what a
+change of one of these times would bring, and what happens if the next draft step is launched before
+the result of the running one is read. The unit is tokens in the time of one pass. It runs on any
+machine, in virtual time.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from itertools import count
 from statistics import fmean
 from typing import Literal
 
-CHANCES = (0.70, 0.12, 0.05, 0.03)  # that the target says the drafter's first choice, second ...
-ELSE = 0.01  # stands for the chance of a token that the drafter does not rank
+CHANCES = (0.70, 0.12, 0.05, 0.03)  # that the target chooses the drafter's first choice, second ...
+ELSE = 0.01  # assumed chance of a token that is none of the drafter's choices
 WIDTH, ROWS, MOST_NODES = 12, 16, 700
-LEAST = 0.006  # nodes that the text comes to less often are not expanded
+LEAST = 0.006  # nodes with a smaller chance (from the root) are not expanded
 LOGS = tuple(map(math.log, CHANCES))
 
 Form = Literal["one", "two in flight", "chained"]
@@ -35,11 +36,11 @@ CHAINED: Form = "chained"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In milliseconds.
+    """The costs of target and drafter, in milliseconds.
 
-    pass_, step    of the devices
-    between_passes, between_steps  the device is idle between two of them
-    verdict, draft  from the end of a forward to where its result is used
+    pass_, step    a target pass and a draft step on their devices
+    between_passes, between_steps  idle time of the device between two of them
+    verdict, draft  time from the end of a forward until the other side uses its result
     """
 
     pass_: float
@@ -54,11 +55,11 @@ class Times:
 class Node:
     """A drafted token, or the root.
 
-    log_chance   that the text comes to it
-    choice       rank of the target's next token; -1: none of them; None: nobody has asked
-    is_expanded  None while the step runs
-    arrived      when the target has it
-    number       in the order in which nodes were made
+    log_chance   log of the chance that the text reaches this node
+    choice       rank of the target's next token; -1: none of its children; None: not drawn yet
+    is_expanded  None while the draft step that expands it runs
+    arrived      time at which the target has it
+    number       order in which nodes are made
     """
 
     rank: int
@@ -71,9 +72,9 @@ class Node:
 
 
 class Race:
-    """Drafter and target, from event to event.
+    """An event-driven simulation of drafter and target on one text.
 
-    form  how draft steps follow each other
+    form  how draft steps follow each other: one at a time, two in flight, or chained on the device
     """
 
     def __init__(self, times: Times, form: Form, seed: int) -> None:
@@ -84,14 +85,14 @@ class Race:
         self._num_events = 0
         self.now = 0.0
         self.num_tokens = self.num_passes = 0
-        self._root = self._known_root = Node(-1, 0.0)  # the target's, and as the drafter knows it
+        self._root = self._known_root = Node(-1, 0.0)  # the root at the target; at the drafter
         self._is_verifying = False
-        self._root_before = self._known_root  # when the newest step was launched
-        self._free_at = 0.0  # when the drafter's device has ended all that it was given
+        self._root_before = self._known_root  # the drafter's root when it launched its newest step
+        self._free_at = 0.0  # time at which the drafter's device will have ended all its steps
         self._num_running = 0
 
     def run(self, num_tokens: int) -> float:
-        """Until there are so many tokens; returns those in the time of a pass."""
+        """Simulate until there are `num_tokens` tokens; return tokens in the time of one pass."""
         self._draft()
         self._verify()
         while self.num_tokens < num_tokens:
@@ -100,20 +101,21 @@ class Race:
         return self.num_tokens * self._times.pass_ / self.now
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
+        """Schedule an event."""
         self._num_events += 1
         heappush(self._events, (when, self._num_events, happen))
 
     # -- drafter ----------------------------------------------------------------------------------
 
     def _draft(self, *, follows: bool = False) -> None:
-        """Launch steps, as many as may be in flight, of nodes that do not wait for a result.
+        """Launch draft steps, as many as may be in flight, for nodes that wait for no result.
 
-        follows  another step has just ended
+        follows  True if another step has just ended
         """
         most = 2 if self._form == TWO else 1
         while self._num_running < most:
-            # On the device a level may choose among all that the one before has made, with no time
-            # of the host in between; but it was launched when that one began.
+            # A chained step may expand all nodes that the step before has made, with no host time
+            # in between; but it was launched when that step began, and knows only the root of then.
             is_chained = follows and self._form == CHAINED
             tips = self._tips(self._root_before if is_chained else self._known_root)
             if is_chained and not tips:
@@ -123,7 +125,7 @@ class Race:
             for tip in tips:
                 tip.is_expanded = None
             self._root_before = self._known_root
-            # A step that is launched behind another one begins when that one ends.
+            # A step that is launched while another one runs begins when that one ends.
             begins = self._free_at
             if self._num_running == 0 and not is_chained:
                 begins = self.now + self._times.between_steps
@@ -132,7 +134,7 @@ class Race:
             self._at(self._free_at, partial(self._drafted, tips))
 
     def _tips(self, root: Node) -> list[Node]:
-        """The likeliest nodes below a root that have not been expanded."""
+        """Return the likeliest nodes below a root that have not been expanded, at most WIDTH."""
         open_: list[Node] = []
         found = [root]
         for node in found:
@@ -147,7 +149,7 @@ class Race:
         return [node for node in open_[:WIDTH] if node.log_chance >= least]
 
     def _drafted(self, tips: list[Node]) -> None:
-        """A step has ended: its drafts leave, and the next step is chosen."""
+        """Handle the end of a draft step: send its drafts to the target, launch the next step."""
         self._num_running -= 1
         for tip in tips:
             tip.is_expanded = True
@@ -165,7 +167,7 @@ class Race:
     # -- target -----------------------------------------------------------------------------------
 
     def _verify(self) -> None:
-        """Launch a pass of whatever is there, if the device is free."""
+        """Launch a pass with the drafts that have arrived, if the target's device is free."""
         if self._is_verifying:
             return
         self._is_verifying = True
@@ -174,7 +176,7 @@ class Race:
         self._at(ends, partial(self._verified, rows))
 
     def _likeliest(self) -> set[int]:
-        """The numbers of the nodes that a pass verifies."""
+        """Return the numbers of the nodes that the next pass verifies, at most ROWS."""
         found: set[int] = set()
         open_ = [(-node.log_chance, node.number, node) for node in self._there(self._root)]
         heapify(open_)
@@ -186,15 +188,16 @@ class Race:
         return found
 
     def _there(self, node: Node) -> list[Node]:
+        """Return those children of a node that have arrived at the target."""
         return [child for child in node.children if child.arrived <= self.now]
 
     def _verified(self, rows: set[int]) -> None:
-        """A pass has ended: the text goes on along the rows that are right, and by one token."""
+        """Handle the end of a pass: commit the right rows and one more token, and launch a pass."""
         node, self.num_passes, self._is_verifying = self._root, self.num_passes + 1, False
         while (right := self._right_child(node)) is not None and right.number in rows:
             node, self.num_tokens = right, self.num_tokens + 1
         self.num_tokens += 1
-        if right is None:  # nobody has drafted it
+        if right is None:  # the target's token was not drafted
             rank = self._choice_of(node)
             right = Node(rank, node.log_chance + (LOGS[rank] if rank >= 0 else math.log(ELSE)))
         self._root = right
@@ -202,14 +205,17 @@ class Race:
         self._verify()
 
     def _heard(self, root: Node) -> None:
+        """Handle a verdict at the drafter: move its root and draft on."""
         self._known_root = root
         self._draft()
 
     def _right_child(self, node: Node) -> Node | None:
+        """Return the child that is the target's next token; None if it was not drafted."""
         choice = self._choice_of(node)
         return next((child for child in node.children if child.rank == choice), None)
 
     def _choice_of(self, node: Node) -> int:
+        """Return the rank of the target's next token after a node, drawn when first asked."""
         if node.choice is None:
             ranks = (*range(len(CHANCES)), -1)
             weights = (*CHANCES, 1.0 - sum(CHANCES))
@@ -218,12 +224,12 @@ class Race:
 
 
 def speed(times: Times, num_tokens: int, num_seeds: int, form: Form = "one") -> float:
-    """The mean over some seeds, in tokens in the time of a pass."""
+    """Return the mean over some seeds of the tokens in the time of one pass."""
     return fmean(Race(times, form, seed).run(num_tokens) for seed in range(num_seeds))
 
 
 def changes(times: Times) -> dict[str, tuple[Times, Form]]:
-    """What is compared: the times, and how draft steps follow each other."""
+    """Return the variants that are compared, by name: their times and form of drafting."""
     halved = {
         name: getattr(times, name) / 2
         for name in ("between_passes", "between_steps", "verdict", "draft")
@@ -242,7 +248,7 @@ def changes(times: Times) -> dict[str, tuple[Times, Form]]:
 
 
 def main() -> int:
-    """Print the comparison."""
+    """Print the comparison; return the exit status."""
     parser = argparse.ArgumentParser(description="Tokens in the time of a pass, by times alone.")
     parser.add_argument("--costs", action="append", metavar="TARGET/DRAFT", help="milliseconds")
     parser.add_argument("--tokens", type=int, default=6000)

@@ -29,7 +29,7 @@ TURN_LIMIT_S = 3600.0
 
 
 def passes(executor: Executor, num_rows: int, context: int, seconds: float) -> list[float]:
-    """Seconds of passes of a chain behind a text of `context` tokens."""
+    """Return the seconds of passes of `num_rows` rows (a chain) after `context` tokens of text."""
     feed = chain(num_rows, context)
     taken: list[float] = []
     end = time.monotonic() + seconds
@@ -41,7 +41,7 @@ def passes(executor: Executor, num_rows: int, context: int, seconds: float) -> l
 
 
 def turn(options: argparse.Namespace, device: str) -> dict[int, list[float]]:
-    """Load the model on these devices and time it: seconds by rows."""
+    """Load the model on these devices and time it; return seconds of passes by number of rows."""
     engine = load_engine(
         options.model,
         revision=None,
@@ -65,7 +65,7 @@ def turn(options: argparse.Namespace, device: str) -> dict[int, list[float]]:
 
 
 def in_a_process(arguments: Sequence[str], device: str) -> dict[int, list[float]]:
-    """The same, in a process that ends."""
+    """Do the same as `turn` in a new process, and return its result."""
     command = [sys.executable, "-m", "lab.measure.tensor_parallel", *arguments]
     done = subprocess.run(
         [*command, "--one", device], stdout=subprocess.PIPE, check=True, timeout=TURN_LIMIT_S

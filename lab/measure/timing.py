@@ -1,8 +1,7 @@
-"""How long something takes on a device: what every measurement here times with.
+"""Functions that time work on a device, for all measurements here.
 
-On a GPU a call returns before its work is done: whoever times it waits for the device. On a CPU
-what takes turns is timed by the processor's clock of the thread, so that other processes count as
-little as they can.
+On a GPU a call returns before its work is done, so whoever times it waits for the device. On a CPU
+`in_turns` uses the CPU time of the thread, so that other processes matter as little as possible.
 """
 
 import gc
@@ -19,13 +18,13 @@ WARM = 3
 
 
 def wait(device: torch.device) -> None:
-    """Until a device has done what it was given."""
+    """Wait until a device has done all work that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(run: Run, device: torch.device) -> float:
-    """How long it takes until the device is done."""
+    """Return the seconds until the run and the device are done."""
     wait(device)
     started = time.perf_counter()
     run()
@@ -34,12 +33,12 @@ def seconds(run: Run, device: torch.device) -> float:
 
 
 def typical(run: Run, device: torch.device, *, count: int) -> float:
-    """Median seconds of a run, after some that do not count."""
+    """Return the median seconds of `count` runs, after WARM runs that are not counted."""
     return median([seconds(run, device) for _ in range(WARM + count)][WARM:])
 
 
 def in_a_graph(run: Run, device: torch.device, *, calls: int, count: int) -> float:
-    """Seconds of one run among several in one CUDA graph: what the device takes, and no host.
+    """Return the seconds of one run in a CUDA graph of `calls` runs: device time, no host time.
 
     Raises RuntimeError: it cannot be captured.
     """
@@ -52,24 +51,24 @@ def in_a_graph(run: Run, device: torch.device, *, calls: int, count: int) -> flo
             for _ in range(WARM):
                 run()
         wait(device)
-        # On the same stream: another would hold a workspace of its own.
+        # On the same stream, because another one would allocate a workspace of its own.
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
                 run()
     finally:
-        torch.cuda.set_stream(usual)  # a capture that raises leaves the process on its own
+        torch.cuda.set_stream(usual)  # after an error the capture's stream would stay current
     return typical(graph.replay, device, count=count) / calls
 
 
 def in_turns(
     runs: Sequence[Run], device: torch.device, *, warm: int, count: int
 ) -> list[list[float]]:
-    """Seconds of each run, which take turns, so that what slows the machine slows all of them.
+    """Return the seconds of each run; runs take turns, so that a slow moment affects all of them.
 
-    Each run ends by itself when its work is done.
+    Each run must return only when its work is done.
 
-    warm   turns at the start that do not count
-    count  those that do
+    warm   turns at the start that are not counted
+    count  turns that are counted
     """
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     taken: list[list[float]] = [[] for _ in runs]
@@ -83,12 +82,12 @@ def in_turns(
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """The median in milliseconds, and the quartiles."""
+    """Return the median of the times, in milliseconds, with its quartiles, as text."""
     low, mid, high = (1e3 * each for each in quantiles(seconds, n=4))
     return f"{mid:7.3f} [{low:.3f}, {high:.3f}]"
 
 
 def free_memory() -> None:
-    """Give back what is garbage, so that node processes and the next model find room."""
+    """Free memory that is garbage, so that node processes and the next model find room."""
     gc.collect()
     torch.cuda.empty_cache()

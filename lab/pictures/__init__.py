@@ -1,4 +1,4 @@
-"""The pictures of the README, each made by running what it shows: `make pictures`."""
+"""Makes the pictures of the README by running what they show: `make pictures`."""
 
 from proto.installation import check_programs
 

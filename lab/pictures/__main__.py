@@ -1,4 +1,4 @@
-"""`python -m lab.pictures`: make the pictures of the README anew."""
+"""`python -m lab.pictures`: make the pictures of the README again."""
 
 import shlex
 import sys
@@ -17,11 +17,11 @@ from proto.errors import ConfigurationError, SlipstreamError
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = (sys.executable, "-m", "coordinator")
 PROMPT = 'def read_lines(path, encoding="utf-8"):'
-# Experiments and the picture of each that is kept.
+# Experiments whose picture along the x axis is kept.
 EXPERIMENTS = ("cost_ratio", "draft_length", "hop")
 NAMES = ("demo", "rounds", "recordings", *EXPERIMENTS)
 WIDTHS = (80, 120)
-# What a newcomer sees, kept as text with the colours' codes: `cat` shows it as it was.
+# Commands whose output is kept as text with colour codes, so that `cat` shows it in colour.
 RECORDED = {
     "demo": ("demo", "--pace", "0"),
     "generate": ("generate", "--temperature", "0.8", "--seed", "7", "--verbose", PROMPT),
@@ -33,14 +33,14 @@ LIMIT_S = 1200.0
 
 
 def demo(out: Path) -> None:
-    """What `make demo` shows at a terminal of 80 columns."""
+    """Draw what `make demo` shows on a terminal of 80 columns."""
     said = screen.record([*COORDINATOR, "demo", "--pace", "0"], ROOT, LIMIT_S)
     shown = screen.after(said, "The target alone")
     (out / "demo.svg").write_text(screen.as_svg(shown, "make demo"), encoding="utf-8")
 
 
 def timeline(out: Path) -> None:
-    """The same time of `sync` and of `tree`, from a trace of each."""
+    """Draw the same span of time under `sync` and under `tree`, from a trace of each."""
     traces = {policy: _traced(policy) for policy in ("sync", "tree")}
     figure = empty(out / "rounds.png")
     rounds.draw(figure, traces)
@@ -48,6 +48,7 @@ def timeline(out: Path) -> None:
 
 
 def _traced(policy: str) -> Trace:
+    """Generate a text under this policy and return its trace."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         words = ["generate", "--policy", policy, *TRACED, "--trace", str(file), PROMPT]
@@ -56,7 +57,7 @@ def _traced(policy: str) -> Trace:
 
 
 def recordings(out: Path) -> None:
-    """What these commands show at terminals of both widths."""
+    """Store the output of the RECORDED commands on terminals of both widths."""
     for name, words in RECORDED.items():
         for columns in WIDTHS:
             may_fail = name == "mistake"
@@ -66,7 +67,7 @@ def recordings(out: Path) -> None:
 
 
 def experiment(name: str, out: Path) -> None:
-    """The figure of an experiment over what it varies."""
+    """Run an experiment and keep its picture along the x axis. Raises ConfigurationError."""
     with tempfile.TemporaryDirectory() as folder:
         screen.record([*COORDINATOR, "experiment", name, "--out", folder], ROOT, LIMIT_S)
         figure = Path(folder) / "along_x.png"
@@ -97,7 +98,7 @@ def pictures(
 
 
 def main() -> int:
-    """Run it; an error is one line. Returns the exit status."""
+    """Make the pictures; return the exit status. An error is printed as one line."""
     try:
         typer.run(pictures)
     except (SlipstreamError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The picture of two policies side by side: the same span of time, from a trace of each."""
+"""Draws the timelines of several policies below each other, over the same span of time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from lab.trace.critical_path import Path, paths_of
 from lab.trace.reading import Process, Trace
 
-FIRST_ROUND = 6  # before it, costs are still being learnt
-NUM_ROUNDS = 5  # of the first policy: as much time is drawn of each
+FIRST_ROUND = 6  # earlier rounds are left out, because costs are still being measured
+NUM_ROUNDS = 5  # rounds of the first policy; the same span of time is drawn of each policy
 COLOURS = {"target": "#3b75af", "drafter": "#6aa56a"}
 VERDICT = "#b04a5a"
 HEIGHT = 0.6
 
 
 def draw(figure: Any, traces: Mapping[str, Trace]) -> None:
-    """A line for each process, above each other for each policy. Time runs to the right."""
+    """Draw a panel for each policy with a line for each process; time runs to the right."""
     figure.set_size_inches(10, 1.6 * len(traces) + 0.9)
     paths = {name: paths_of(trace)[0] for name, trace in traces.items()}
     span_ns = _span_ns(next(iter(paths.values())))
@@ -26,11 +26,13 @@ def draw(figure: Any, traces: Mapping[str, Trace]) -> None:
 
 
 def _span_ns(path: Path) -> int:
+    """Return the length of the drawn span in nanoseconds."""
     first, last = path.rounds[FIRST_ROUND], path.rounds[FIRST_ROUND + NUM_ROUNDS - 1]
     return last.end_ns - first.start_ns
 
 
 def _panel(axes: Any, name: str, trace: Trace, path: Path, span_ns: int) -> None:
+    """Draw one policy: the forwards of each process, and the verdicts with their tokens."""
     start_ns = path.rounds[FIRST_ROUND].start_ns
     roles = ("target", "drafter")
     for y, role in enumerate(reversed(roles)):
@@ -58,6 +60,7 @@ def _panel(axes: Any, name: str, trace: Trace, path: Path, span_ns: int) -> None
 
 
 def _bars(axes: Any, y: int, process: Process, start_ns: int, span_ns: int, colour: str) -> None:
+    """Draw the forwards of one process as bars."""
     bars = [
         ((one.start_ns - start_ns) / 1e6, (one.end_ns - one.start_ns) / 1e6)
         for one in process.forwards

@@ -1,4 +1,4 @@
-"""What a command shows at a terminal, and a picture of it."""
+"""Records what a command shows on a terminal, and draws it as an SVG."""
 
 import io
 import os
@@ -19,7 +19,7 @@ from proto.errors import ConfigurationError
 COLUMNS, LINES = 80, 40
 THEMES = {"dark": DIMMED_MONOKAI, "light": DEFAULT_TERMINAL_THEME}
 READ_SIZE = 1 << 16
-# As rich's own, but for fonts that every reader's machine has: nothing is fetched.
+# Rich's own template, except for fonts that every reader's machine has: no font is downloaded.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -45,9 +45,9 @@ def record(
     *,
     may_fail: bool = False,
 ) -> str:
-    """What a command writes to a terminal of so many columns, its colours included.
+    """Run a command on a terminal of so many columns; return what it writes, colour codes included.
 
-    Raises ConfigurationError if it fails and may not, or takes longer than that.
+    Raises ConfigurationError if it fails (unless `may_fail`), or takes longer than `limit_s`.
     """
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (LINES, columns))
@@ -70,12 +70,13 @@ def record(
 
 
 def _read(ours: int, process: subprocess.Popen[bytes], until: float) -> str:
+    """Read the terminal until the process ends. Raises ConfigurationError at the time `until`."""
     said = bytearray()
     while time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             try:
                 read = os.read(ours, READ_SIZE)
-            except OSError:  # Linux says so when nobody has the other end any more
+            except OSError:  # on Linux: all processes have closed the other end of the terminal
                 read = b""
             if not read:
                 process.wait(timeout=30)
@@ -89,7 +90,7 @@ def _read(ours: int, process: subprocess.Popen[bytes], until: float) -> str:
 
 
 def after(said: str, words: str) -> str:
-    """From the line on that begins with these words, if any does."""
+    """Return the text from the line that begins with `words` on; the whole text if none does."""
     lines = said.split("\n")
     plain = [Text.from_ansi(line).plain for line in lines]
     first = next((i for i, line in enumerate(plain) if line.startswith(words)), 0)
@@ -97,7 +98,7 @@ def after(said: str, words: str) -> str:
 
 
 def as_svg(said: str, title: str, columns: int = COLUMNS, theme: str = "dark") -> str:
-    """A drawing of what a terminal shows, in a theme of THEMES. Deterministic."""
+    """Return an SVG of what a terminal shows, in a theme of THEMES. It is deterministic."""
     console = Console(
         record=True, width=columns, file=io.StringIO(), force_terminal=True, highlight=False
     )

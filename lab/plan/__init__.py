@@ -1,1 +1,1 @@
-"""The predictor on the command line."""
+"""The command `plan`, which predicts what each policy gains on given hardware."""

@@ -1,6 +1,6 @@
-"""`python -m coordinator plan`: what each policy would come to on given hardware.
+"""`python -m coordinator plan`: predict the speed of each policy on given hardware.
 
-The machines that are rehearsed are loaded when the command runs: no other command needs them.
+The simulator is imported only when the command runs, because no other command needs it.
 """
 
 import json

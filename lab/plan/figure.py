@@ -10,16 +10,16 @@ from proto.system import cannot_write, check_writable
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
 
-# Fewer tokens and settings than of a table, since there are so many points.
+# Fewer tokens and settings than for the table, since there are many points.
 TOKENS, DRAFTS = 160, (2, 4, 8)
 ACCEPTANCES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-HOPS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # target passes
+HOPS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # one-way time of a message, in target passes
 
 
 def empty(path: Path) -> Any:
-    """An empty figure, to be saved there.
+    """Return an empty figure, after checking that it can be saved to `path`.
 
-    Raises ConfigurationError where matplotlib is not installed, or no picture can be written there.
+    Raises ConfigurationError if matplotlib is not installed, or no picture can be written there.
     """
     try:
         from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def empty(path: Path) -> Any:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     known = figure.canvas.get_supported_filetypes()
     ending = path.suffix.removeprefix(".").lower()
-    if ending and ending not in known:  # without one it is a PNG
+    if ending and ending not in known:  # a file without an ending is written as PNG
         raise ConfigurationError(
             f"--plot: {path} ends in no kind of picture that can be drawn; those are "
             f"{', '.join(known)}{did_you_mean(ending, known)}"
@@ -40,7 +40,7 @@ def empty(path: Path) -> Any:
 
 
 def draw(figure: Any, case: Case, say: Callable[[str], None]) -> None:
-    """Speed-up over acceptance and over hop, a line for each policy."""
+    """Draw speed-up over acceptance and over one-way hop, a line for each policy."""
     pass_s, hop_s = case.target.forward.of(1), case.drafter.hop_s
     by_acceptance: list[Case] = []
     for first in ACCEPTANCES:
@@ -62,7 +62,7 @@ def draw(figure: Any, case: Case, say: Callable[[str], None]) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Raises ConfigurationError."""
+    """Write the figure to a file. Raises ConfigurationError."""
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
@@ -76,7 +76,7 @@ def save(figure: Any, path: Path) -> None:
 def _lines(
     axes: Any, values: Sequence[float], cases: Sequence[Case], say: Callable[[str], None]
 ) -> None:
-    """A line per policy, each point at its best setting, and one for plain decoding."""
+    """Draw a line per policy, each point with its best setting, and one for plain decoding."""
     plans: list[Plan] = []
     for number, case in enumerate(cases, 1):
         say(f"point {number} of {len(cases)}")

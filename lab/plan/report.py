@@ -1,4 +1,4 @@
-"""What is given to `plan` and what it says: a case of flags, a table, a record."""
+"""Turns the flags of `plan` into a case for the simulator, and its result into tables."""
 
 import dataclasses
 import math
@@ -27,11 +27,14 @@ from rehearsal.planning import make_plan as make_plan
 from rehearsal.setting import Forwards, NodeCosts
 
 LIKE_FLAGS = {"target": "--like", "draft": "--drafter-like"}
-NUM_SHOWN = 4  # ranks
+NUM_SHOWN = 4  # ranks whose share is printed
 
 
 def case_of(costs: Costs, texts: Texts) -> Case:
-    """What is to be rehearsed, the coordinator on the target's host. Raises ConfigurationError."""
+    """Return the case to simulate, with the coordinator on the target's host.
+
+    Raises ConfigurationError.
+    """
     target = _forwards(costs, "target", costs.target_ms, costs.verify_ms_per_token)
     drafter = _forwards(costs, "draft", costs.draft_ms, costs.draft_ms_per_row)
     return Case(
@@ -43,7 +46,7 @@ def case_of(costs: Costs, texts: Texts) -> Case:
 
 
 def likenesses(costs: Costs) -> dict[str, Published]:
-    """Which model's shape each of "target" and "draft" has, where that is how its costs are given.
+    """Return the model shape of "target" and "draft", if their costs are given by a model's name.
 
     Raises ConfigurationError if other costs of the same model are given as well.
     """
@@ -66,7 +69,10 @@ def likenesses(costs: Costs) -> dict[str, Published]:
 
 
 def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwards:
-    """As they are, of a model by its name, or by the roofline."""
+    """Return the time of a forward: as given, of a model by its name, or by the roofline model.
+
+    Raises ConfigurationError.
+    """
     names = ("params", "bytes", "bandwidth", "flops")
     params, num_bytes, bandwidth, flops = (getattr(costs, f"{name}_{what}") for what in names)
     if like := likenesses(costs).get(name):
@@ -82,7 +88,10 @@ def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwa
 
 
 def _positions(texts: Texts) -> Trace:
-    """The texts: recorded, or as their chances say."""
+    """Return how the drafter ranks the tokens of the texts: recorded, or drawn from given chances.
+
+    Raises ConfigurationError.
+    """
     if not texts.trace:
         return drawn(chances(texts.acceptance), texts.num_texts, texts.num_tokens)
     try:
@@ -103,7 +112,7 @@ def _positions(texts: Texts) -> Trace:
 
 
 def as_record(case: Case, made: Plan) -> dict[str, Any]:
-    """Everything, for a program; times in milliseconds."""
+    """Return everything as a dictionary for JSON; times in milliseconds."""
     return {
         "acceptance": shares(case.trace),
         "target_ms": case.target.forward.of(1) * 1e3,
@@ -116,13 +125,14 @@ def as_record(case: Case, made: Plan) -> dict[str, Any]:
 
 
 def _cell_record(made: Plan, cell: Cell) -> dict[str, Any]:
+    """Return the figures of one policy with one setting as a dictionary for JSON."""
     numbers = {"num_speculative_tokens": cell.k, "window": cell.window}
     figures = dataclasses.asdict(cell.figures)
     return {"policy": cell.policy, **numbers, "speedup": made.speedup(cell), **figures}
 
 
 def show(costs: Costs, case: Case, made: Plan) -> None:
-    """The table, and what follows from it."""
+    """Print what was given, the table, and the conclusion."""
     roles = {"target": "target", "draft": "drafter"}
     for name, like in likenesses(costs).items():
         typer.echo(words_of(roles[name], like, getattr(costs, f"{name}_bandwidth")))
@@ -149,7 +159,7 @@ def show(costs: Costs, case: Case, made: Plan) -> None:
 
 
 def _given(case: Case) -> str:
-    """The costs and the acceptance, in lines of at most 80 columns."""
+    """Return the costs and the acceptance in words, in lines of at most 80 columns."""
     target, drafter = case.target, case.drafter
     ranks = ", ".join(f"{share:.2f}" for share in shares(case.trace)[:NUM_SHOWN])
     passes = ", ".join(f"{target.forward.of(rows) * 1e3:.4g} of {rows}" for rows in (1, 5, 9))
@@ -165,7 +175,7 @@ def _given(case: Case) -> str:
 
 
 def conclusion(made: Plan) -> str:
-    """What to do, in lines of at most 80 columns."""
+    """Return advice on which policy to use, in lines of at most 80 columns."""
     winner = made.winner
     if winner is None:
         best = max(made.best, key=made.speedup)

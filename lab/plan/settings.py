@@ -1,4 +1,4 @@
-"""What `plan` is asked: what things take, and what is written."""
+"""The flags of `plan`: what everything costs, and which texts are written."""
 
 from typing import Annotated, get_args
 
@@ -17,7 +17,7 @@ Amount = Annotated[float, Field(ge=1, le=1e18)]
 
 
 class Costs(Frozen):
-    """What things take: the forwards as they are, of a model by its name, or by the roofline."""
+    """The costs: forwards as given, of a model by its name, or by the roofline; hosts; messages."""
 
     like: Annotated[
         Published | None,
@@ -76,7 +76,7 @@ class Costs(Frozen):
 
 
 class Texts(Frozen):
-    """What is written: how often drafts are right, how many texts, how long."""
+    """The texts: how often drafts are right, how many texts, how long."""
 
     acceptance: Annotated[
         str,

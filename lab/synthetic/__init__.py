@@ -1,4 +1,4 @@
-"""A synthetic pair: the real processes, sockets and machines, with models that cost nothing.
+"""A synthetic pair: the real processes, sockets and state machines, with models that cost nothing.
 
-`python -m lab.synthetic` measures with it what the host costs beside a GPU.
+`python -m lab.synthetic` uses it to measure what the host costs beside a GPU.
 """

@@ -38,30 +38,30 @@ from proto.errors import SlipstreamError
 
 POLICIES = ("ar", "sync:best", f"sync{IN_ONE_PROCESS}:best", "tree", "tree:16", "auto")
 KS = (1, 2, 3, 4, 5, 6, 8)
-PILOTS = (1001, 1002)  # texts by which the best K is found; no others are measured with them
+PILOTS = (1001, 1002)  # numbers of the texts that only serve to find the best K
 
 
 class Writes(Protocol):
-    """What writes texts."""
+    """An engine that generates a text under a policy."""
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Write a text. Asserts that it is what the target alone would write."""
+        """Generate a text. Asserts that it is what the target alone would write."""
 
 
 class Either:
-    """Three processes, or one process for what runs in one."""
+    """Generates each text in three processes, or in one process if its policy says so."""
 
     def __init__(self, pair: Writes, one: Writes) -> None:
         self._pair, self._one = pair, one
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """As `Writes`."""
+        """Generate a text. Asserts that it is what the target alone would write."""
         writer = self._one if is_in_one_process(policy) else self._pair
         return writer.write(policy, prompt, request)
 
 
 def costs_of(text: str) -> Costs:
-    """`5/1`: milliseconds of a target pass and of a draft step. Raises ValueError."""
+    """Parse `5/1`: milliseconds of a target pass and of a draft step. Raises ValueError."""
     target, draft = map(float, text.split("/"))
     if not (target > 0 and draft > 0):
         raise ValueError(text)
@@ -69,19 +69,19 @@ def costs_of(text: str) -> Costs:
 
 
 def request_of(number: int, num_tokens: int, temperature: float) -> SamplingParams:
-    """What is asked of a text; its seed is its number."""
+    """Return the sampling parameters of a text; its seed is its number."""
     return SamplingParams(
         max_tokens=num_tokens, temperature=temperature, seed=number, ignore_eos=True
     )
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
-    """A prompt for each text."""
+    """Return the prompt (token ids) of the text with this number."""
     return (1, 2, 3, 1 + number)
 
 
 def with_best_k(writer: Writes, policy: str, num_tokens: int, temperature: float) -> str:
-    """The policy with the K that is fastest in the pilot texts: `sync:4` for `sync:best`."""
+    """Return the policy with the K that is fastest on the pilot texts: `sync:4` for `sync:best`."""
     if not policy.endswith(BEST):
         return policy
     speeds: dict[str, list[float]] = {f"{policy.removesuffix(BEST)}:{k}": [] for k in KS}
@@ -100,9 +100,9 @@ def measured(
     num_tokens: int,
     temperature: float,
 ) -> list[Made]:
-    """Every text by every policy, in alternating order, after one text that is not counted.
+    """Generate every text under every policy, in alternating order, after one that is not counted.
 
-    Asserts that with every policy that drafts some drafts were accepted.
+    Asserts that drafts were accepted under every policy that drafts.
     """
     policies = [with_best_k(writer, name, num_tokens, temperature) for name in policies]
     made: list[Made] = []
@@ -112,7 +112,7 @@ def measured(
             name: writer.write(name, prompt_of(number), request_of(number, num_tokens, temperature))
             for name in in_turn
         }
-        if number:  # the first text finds nodes that have measured nothing yet
+        if number:  # text 0 is not counted, because the nodes have measured no costs yet
             made += [of_text[name] for name in policies]
     for name in policies:
         accepted = sum(one.num_accepted for one in made if one.policy == name)
@@ -121,7 +121,7 @@ def measured(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.synthetic", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--costs", type=costs_of, default=costs_of("5/1"), metavar="TARGET/DRAFT")
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 num_tokens=given.tokens,
                 temperature=given.temperature,
             )
-            others = load.cores()  # while the nodes live, which are not others
+            others = load.cores()  # before the nodes end: ended processes would count as others
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

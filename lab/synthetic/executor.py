@@ -1,7 +1,8 @@
 """The executor of a synthetic model: its cache holds in each slot the path of the token there.
 
-A row finds its path in the slot of the token before it, as a model finds keys and values. So a node
-that confuses slots writes another text, and is found out.
+A path is a hash of all tokens up to that one (`model.py`). A row finds the path of its text in the
+slot of the token before it, as a model finds keys and values. So a node that confuses slots writes
+another text, which the checks find.
 """
 
 import time
@@ -19,15 +20,15 @@ from engine.layout.slots import NUM_TREE_SLOTS, Feed, LaneLayout, Move
 from engine.loading import Engine
 from lab.synthetic.model import START, VOCAB_SIZE, after
 
-LAUNCH_S = 0.0001  # the host is busy for so long, as with the launch of the kernels of a forward
+LAUNCH_S = 0.0001  # seconds that a launch keeps the host busy, as the kernels of a forward do
 MAX_LEN = 1 << 14
 NUM_LANES = 4
 
 
 class SyntheticExecutor(Executor):
-    """Runs passes of a synthetic model: `forward` returns paths where others return logits.
+    """Runs passes of a synthetic model: `forward` returns paths instead of logits.
 
-    launch_s  seconds for which `forward` keeps this core busy
+    launch_s  seconds for which `forward` keeps this CPU core busy
     """
 
     backend = "synthetic"
@@ -45,11 +46,11 @@ class SyntheticExecutor(Executor):
         self.num_lanes_per_pass = num_lanes
         self._launch_s = launch_s
         self._clock = clock
-        # One slot more, which is the slot before the first: the path of no token.
+        # One slot more (index -1) holds the path of the empty text, which precedes the first token.
         self._paths = [[START] * (capacity + 1) for _ in range(num_lanes)]
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> list[int]:
-        """Write the rows' paths into the cache; returns those of the rows that are asked."""
+        """Write the rows' paths into the cache; return the paths of the rows that are asked for."""
         asked: list[int] = []
         for feed, ask in zip(feeds, asks, strict=True):
             paths, made = self._paths[feed.lane], []
@@ -60,7 +61,7 @@ class SyntheticExecutor(Executor):
         return asked
 
     def forward(self, step: list[int], layers: Layers = ()) -> Output:
-        """Keep the host busy for as long as a launch does; the paths are in the place of logits."""
+        """Keep the host busy for `launch_s`; return the paths in the place of logits."""
         assert not layers, "a synthetic model has no features"
         end = self._clock() + self._launch_s
         while self._clock() < end:
@@ -68,7 +69,7 @@ class SyntheticExecutor(Executor):
         return Output(cast(torch.Tensor, step))
 
     def move(self, *moves: Move) -> None:
-        """Copy slots, all read before any is written."""
+        """Copy slots; all are read before any is written."""
         for move in moves:
             paths = self._paths[move.lane]
             moved = [paths[slot] for slot in move.sources]
@@ -76,16 +77,16 @@ class SyntheticExecutor(Executor):
                 paths[slot] = path
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """Copy the first slots of a lane to another."""
+        """Copy the first `length` slots of a lane (the cache of one text) to another lane."""
         self._paths[target_lane][:length] = self._paths[source_lane][:length]
 
     def wipe(self, lane: int, start: int) -> None:
-        """Forget all slots from `start` on."""
+        """Clear all slots of a lane from `start` on."""
         self._paths[lane][start:] = [START] * (len(self._paths[lane]) - start)
 
 
 def engine_of(folder: Path) -> Engine:
-    """An engine of a synthetic model that is ready."""
+    """Return a loaded engine with a synthetic model."""
     loaded = SimpleNamespace(
         name=str(folder),
         device=torch.device("cpu"),
@@ -104,7 +105,7 @@ def engine_of(folder: Path) -> Engine:
         vocab_size=VOCAB_SIZE,
         digest="",
         load_s=0.0,
-        # The simulated device takes longer; nodes take the larger of the two.
+        # The simulated device takes longer, and nodes use the larger of the two times.
         pass_s=dict.fromkeys((1, 2, 3, 4, 5, 8, 9, 16), LAUNCH_S),
         device="synthetic",
     )

@@ -1,7 +1,8 @@
-"""`python -m lab.synthetic.node`: a node whose model is synthetic, and whose loop is watched.
+"""`python -m lab.synthetic.node`: a node with a synthetic model, whose loop notes every launch.
 
-The process, the handshake, the loop, the machines and the worker are the product's. Stand-ins are
-what the worker calls of a model: the executor and the two functions that choose tokens.
+The process, the handshake, the state machines, the worker and its loop are the product's. The loop
+is watched, and what the worker calls of a model is replaced: the executor and the two functions
+that choose tokens.
 """
 
 import sys
@@ -16,13 +17,13 @@ from proto.node_config import NodeConfig
 
 
 def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
-    """Introduce the node, and serve until the process ends."""
-    from lab.synthetic import model  # takes seconds: by now the lifeline holds
+    """Introduce the node to the coordinator, and serve until the process ends."""
+    from lab.synthetic import model  # takes seconds, so it is imported after the lifeline is set up
     from lab.synthetic.executor import engine_of
     from lab.synthetic.watched_loop import watched_loop
     from node.loop import introduce
 
-    worker: Any  # what is put into it has other types than what it takes the place of
+    worker: Any  # its functions are replaced by ones with other types
     if config.role is Role.TARGET:
         from target_node import worker
 

@@ -1,8 +1,9 @@
-"""`sync` in one process (`lab/experiments/peers/one_process.py`) with the synthetic models.
+"""The peer `one_process` (`sync` in one process) with the synthetic models.
 
     python -m lab.synthetic.one_process TARGET_MS DRAFT_MS
 
-answers as that peer does. `started_in_one_process` starts it, and writes texts with it.
+answers requests as `lab/experiments/peers/one_process.py` does. `started_in_one_process` starts it,
+and generates texts with it.
 """
 
 import json
@@ -28,7 +29,7 @@ PROCESS = "one process"
 
 
 def of_synthetic_models(target_ms: str, draft_ms: str) -> OneProcess:
-    """Both models, and the loop."""
+    """Return both synthetic models and their loop, with simulated devices of these costs."""
     target, drafter = (
         Model(SyntheticExecutor(num_lanes=1), device, num_ids=model.VOCAB_SIZE)
         for device in devices_of((target_ms, "0", draft_ms, "0"))
@@ -43,15 +44,18 @@ def of_synthetic_models(target_ms: str, draft_ms: str) -> OneProcess:
 
 
 class InOneProcess:
-    """The process that runs."""
+    """A running process with both models, to which requests are sent."""
 
     def __init__(self, process: "subprocess.Popen[str]", costs: Costs) -> None:
-        """Use `started_in_one_process`."""
+        """Take a running process; callers use `started_in_one_process`."""
         self._process, self._costs = process, costs
         self._is_ready = False
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Write a text. Asserts that it is what the target alone would write."""
+        """Generate a text. Asserts that it is what the target alone would write.
+
+        Raises NodeError.
+        """
         speculation = speculation_of(policy)
         asked = {
             "mode": "assisted" if speculation.drafts else "plain",
@@ -61,7 +65,7 @@ class InOneProcess:
             "setting": speculation.num_speculative_tokens,
             "seed": request.seed,
         }
-        if not self._is_ready:  # it starts while others do
+        if not self._is_ready:  # waited for only here, so that it starts at the same time as others
             self._answer()
             self._is_ready = True
         spent, started = cpu_s_of(self._process.pid), time.perf_counter()
@@ -86,6 +90,7 @@ class InOneProcess:
         )
 
     def _answer(self) -> dict[str, Any]:
+        """Read one line of JSON from the process. Raises NodeError."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -96,7 +101,7 @@ class InOneProcess:
 
 @contextmanager
 def started_in_one_process(costs: Costs) -> Iterator[InOneProcess]:
-    """The process, until the block ends. Raises NodeError."""
+    """Start the process, yield it, and end it. Raises NodeError."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(costs.target_ms), str(costs.draft_ms)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Runs texts on a synthetic pair, and holds each to what its target alone would write."""
+"""Generates texts on a synthetic pair; checks that each is what its target alone would write."""
 
 import json
 import tempfile
@@ -22,22 +22,22 @@ from proto.messages import Role
 from proto.policies import POLICIES
 
 MODULES = dict.fromkeys(Role, "lab.synthetic.node")
-NOTES_LIMIT_S = 5.0  # within which a node writes its notes after a text
+NOTES_LIMIT_S = 5.0  # most seconds until a node has written its launches after a text
 OURS = "coordinator"
-BEST = ":best"  # in the place of K
+BEST = ":best"  # end of a policy's name: find the fastest K
 IN_ONE_PROCESS = ", one process"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a target pass and a draft step take on the simulated devices, milliseconds."""
+    """The time of a target pass and of a draft step on the simulated devices, in milliseconds."""
 
     target_ms: float
     draft_ms: float
 
 
 def speculation_of(name: str) -> SpeculationConfig:
-    """The policy of a name such as `tree`, `tree:16` (with K) or `sync, one process:4`.
+    """Return the configuration of a policy such as `tree`, `tree:16` (K) or `sync, one process:4`.
 
     Raises ConfigurationError, also for a policy that does not run in one process.
     """
@@ -55,20 +55,20 @@ def speculation_of(name: str) -> SpeculationConfig:
 
 
 def is_in_one_process(name: str) -> bool:
-    """Whether this is a policy of the process that runs both models."""
+    """True if this is the name of a policy that runs in the process with both models."""
     return name.partition(":")[0].endswith(IN_ONE_PROCESS)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is asked, and by which policy."""
+    """What is asked for: policy, prompt and sampling parameters."""
 
     policy: str
     prompt: tuple[int, ...]
     request: SamplingParams
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Assert that this is what the target alone writes."""
+        """Assert that these tokens are what the target alone writes."""
         asked = self.request
         assert asked.seed is not None
         sampling = sampling_of(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
@@ -77,15 +77,18 @@ class Text:
 
 
 class SyntheticPair:
-    """Two synthetic nodes and a coordinator that run."""
+    """A running coordinator with two synthetic nodes."""
 
     def __init__(self, pair: Pair, folder: Path, costs: Costs) -> None:
-        """Use `started`."""
+        """Take a running pair; callers use `started`."""
         self._pair, self._folder, self._costs = pair, folder, costs
         self._num_read = dict.fromkeys(map(str, Role), 0)
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Write a text. Asserts that it is what the target alone would write."""
+        """Generate a text. Asserts that it is what the target alone would write.
+
+        Raises NodeError.
+        """
         speculation = speculation_of(policy)
         before, spent = self._pair.simulated(), self._cpu_s()
         started = time.perf_counter()
@@ -115,12 +118,15 @@ class SyntheticPair:
         )
 
     def _cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far; ours are those of the coordinator and of whoever reads."""
+        """Return the CPU seconds so far of each node and of this process (coordinator, reader)."""
         nodes = self._pair.pids().items()
         return {OURS: time.process_time(), **{role: cpu_s_of(pid) for role, pid in nodes}}
 
     def _launches(self, role: Role) -> list[Launch]:
-        """What a node has noted of the latest text. Raises NodeError if that does not come."""
+        """Return the launches that a node noted during the latest text.
+
+        Raises NodeError after a wait.
+        """
         path, deadline = self._folder / f"{role}.jsonl", time.monotonic() + NOTES_LIMIT_S
         while time.monotonic() < deadline:
             notes = path.read_text() if path.exists() else ""
@@ -134,13 +140,13 @@ class SyntheticPair:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Processor seconds of a process: its clock on Linux, by its number (clock_getcpuclockid)."""
+    """Return the CPU seconds of a process, from its clock on Linux (clock_getcpuclockid)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 @contextmanager
 def started(costs: Costs) -> Iterator[SyntheticPair]:
-    """A pair that runs until the block ends. Raises what starting a pair may raise."""
+    """Start a synthetic pair, yield it, and end it. Raises what starting a pair may raise."""
     with tempfile.TemporaryDirectory(prefix="synthetic-") as name:
         config = PairConfig(
             target=name,

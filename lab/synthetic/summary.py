@@ -1,4 +1,4 @@
-"""What texts of a synthetic pair add up to (pure)."""
+"""Summarizes the texts of a synthetic pair for each policy (pure)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What one text has cost.
+    """The measurements of one generated text.
 
     speed         tokens in the time of one pass, from the text's first token on
-    num_accepted  drafts that are in it
-    late_share    how much of the time the host was late with the simulated devices, at most
-    cpu_s         processor seconds of each process during the text
-    launches      forwards of each node, as its watch has noted them
+    num_accepted  accepted drafts
+    late_share    at most this share of the time was lost by waking late for simulated forwards
+    cpu_s         CPU seconds of each process during the text
+    launches      launches of each node, as its `Watch` noted them
     """
 
     policy: str
@@ -37,33 +37,33 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of numbers that belong together: median, and the value that nine of ten do not exceed."""
+    """The median and the 90th percentile of some numbers."""
 
     median: float
     p90: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """At least one value."""
+        """Return the spread of these values, of which there must be at least one."""
         ordered = sorted(values)
         return cls(median(ordered), ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))])
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy over several texts.
+    """The measurements of a policy over several texts.
 
     speed          tokens in the time of one pass, median over texts
-    low, high      an interval for that median at 95 %, or with fewer than six texts their extremes
-    late_share     how much of the time the host was late with the simulated devices, at most
-    undisturbed    the median if that time had not been lost
-    num_late       texts in which it was more than `MOST_LATE`
-    speed_in_time  the median of all other texts; None: there are none
-    is_void        the machine was too late for this figure: by more than `TOO_LATE`, or by more
-                   than `MOST_LATE` and `undisturbed` lies outside the interval
-    cores          share of a core that each process has used
+    low, high      95 % interval of that median; with fewer than six texts, their extremes
+    late_share     at most this share of the time was lost by waking late for simulated forwards
+    undisturbed    the median speed if that time had not been lost
+    num_late       texts that lost more than `MOST_LATE`
+    speed_in_time  the median speed of all other texts; None: there are none
+    is_void        the host was too late for a valid figure: by more than `TOO_LATE`, or by more
+                   than `MOST_LATE` while `undisturbed` lies outside the interval
+    cores          CPU cores that each process has used (1.0: all of one core)
     critical_us    critical host time of a launch of each node, microseconds
-    cpu_us         processor time of each node for each of its forwards, microseconds
+    cpu_us         CPU time of each node for each of its forwards, microseconds
     """
 
     policy: str
@@ -82,12 +82,12 @@ class Summary:
     cpu_us: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the summary as a dictionary for JSON."""
         return asdict(self)
 
 
 def summarised(texts: Sequence[Made]) -> list[Summary]:
-    """A summary of each policy, in the order in which they came first."""
+    """Return a summary of each policy, in the order in which the policies first appear."""
     by_policy: dict[str, list[Made]] = defaultdict(list)
     for text in texts:
         by_policy[text.policy].append(text)
@@ -95,6 +95,7 @@ def summarised(texts: Sequence[Made]) -> list[Summary]:
 
 
 def _summary(policy: str, made: Sequence[Made]) -> Summary:
+    """Return the summary of the texts of one policy."""
     elapsed_s = sum(one.elapsed_s for one in made)
     processes, nodes = made[0].cpu_s, made[0].launches
     spent = {name: sum(one.cpu_s[name] for one in made) for name in processes}
@@ -129,9 +130,9 @@ def _summary(policy: str, made: Sequence[Made]) -> Summary:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """An interval for the median at 95 %, whatever the distribution: of ordered values (sign test).
+    """Return the 95 % interval of the median, for any distribution (sign test on ordered values).
 
-    With fewer than six values that level cannot be reached, and these are their extremes.
+    With fewer than six values that level cannot be reached, and their extremes are returned.
     """
     ordered, n = sorted(values), len(values)
     cut, below = 0, 1 / 2**n  # the chance that the median lies below the value at `cut`
@@ -142,7 +143,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table(summaries: Sequence[Summary]) -> list[str]:
-    """Lines for people."""
+    """Return the summaries as lines for a terminal."""
     lines = [
         "tokens in the time of one pass: median and interval; if no time had been lost to late "
         "wakes; without the texts that lost more than 1 %"

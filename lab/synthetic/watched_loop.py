@@ -1,4 +1,4 @@
-"""A node's loop of which every launch is noted: the product's own, with a `Watch` around it."""
+"""A node's loop that notes every launch: the product's own, with a `Watch` around it."""
 
 import json
 import time
@@ -16,21 +16,24 @@ from proto.messages import Close, SessionMark
 
 
 class _Heard:
-    """A connection whose frames are noted."""
+    """A connection that tells the watch about each received frame."""
 
     def __init__(self, connection: Connection, watch: Watch) -> None:
         self._connection, self._watch = connection, watch
         self.send = connection.send
 
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
-        """As `Connection.receive`."""
+        """Yield the received frames, as `Connection.receive` does."""
         for frame in self._connection.receive(timeout_s, exact=exact):
             self._watch.heard(time.perf_counter())
             yield frame
 
 
 class _Asked:
-    """A follower whose answers are noted. At the end of a text the notes are written."""
+    """A follower (the node's state machine) that tells the watch what it is asked and answers.
+
+    At the end of each text it writes the launches to a file.
+    """
 
     def __init__(self, follower: Handles[Any, Any], watch: Watch, path: Path) -> None:
         self._follower, self._watch, self._path = follower, watch, path
@@ -38,11 +41,11 @@ class _Asked:
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """As the follower's."""
+        """Return the follower's `marks`."""
         return self._follower.marks
 
     def handle(self, event: Any, now: float) -> Sequence[Any]:
-        """As `Follower.handle`."""
+        """Let the follower handle an event, and return its actions."""
         if not isinstance(event, Arrived | Tick | Afterwards):
             self._watch.computed()
         actions = self._follower.handle(event, now)
@@ -54,6 +57,7 @@ class _Asked:
         return actions
 
     def _write(self) -> None:
+        """Append the launches since the last call to the file, as a line of JSON."""
         launches, self._watch.launches = self._watch.launches, []
         with self._path.open("a") as file:
             file.write(json.dumps({"launches": launches}) + "\n")
@@ -67,14 +71,14 @@ def watched_loop(
     follower: Handles[Any, Any],
     launch: Callable[[Any], Launched[Any]],
 ) -> Loop[Any, Any]:
-    """A loop of which every launch is noted; at the end of each text it adds a line to `path`."""
+    """Return a loop that notes every launch, and adds a line to `path` at the end of each text."""
     watch = Watch()
 
     def noted(action: Any) -> Launched[Any]:
         began = time.perf_counter()
         launched = launch(action)
         assert launched.ends_at is not None, "the device is not simulated"
-        num_forwards = getattr(launched.result, "num_steps", 1)  # of a target there is one
+        num_forwards = getattr(launched.result, "num_steps", 1)  # a target's launch is one forward
         if num_forwards == 1:  # the device begins when the rows are laid out
             began = launched.ends_at - launched.result.model_us / 1e6
         watch.launched(began, launched.ends_at, num_forwards)

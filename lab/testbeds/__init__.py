@@ -1,4 +1,4 @@
-"""Models in the shape of large ones."""
+"""Testbeds: models in the shape of large ones that generate the text of small ones."""
 
 from proto.installation import check_programs
 

@@ -1,8 +1,8 @@
 """`python -m coordinator testbed`: a model that costs what a large one costs, made of a small one.
 
-The small model is inflated (`inflate.py`): it says what it said, in the shape of a model
-whose weights are not at hand. Its vocabulary stays; where a shape goes by the name of a model, as
-many layers are added as the head of that model's vocabulary costs.
+The small model is inflated (`inflate.py`): it generates the same text, in the shape of a large
+model whose weights are not at hand. Its vocabulary stays small; if the shape is that of a named
+model, layers are added that cost as much as the head for the vocabulary of that model.
 """
 
 import shutil
@@ -18,13 +18,13 @@ from coordinator.api.config import MODELS
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
 
-if TYPE_CHECKING:  # torch is loaded when the command runs, and for no other command
+if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.testbeds.inflate import Shape
 
 NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LAYERS_IN_MEMORY, NUM_COPIES = 4, 2  # of a shard, while it is made and written
-BESIDES_BYTES = 10**9  # torch itself
-LOADING_COPIES = 3  # of the weights on a CPU, measured: as read, packed, and for the check
+LAYERS_IN_MEMORY, NUM_COPIES = 4, 2  # layers of a shard; copies of it in memory while it is written
+BESIDES_BYTES = 10**9  # memory of torch itself
+LOADING_COPIES = 3  # copies of the weights on a CPU, measured: as read, packed, for the check
 MEMORY = Path("/proc/meminfo")
 
 Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
@@ -32,9 +32,9 @@ Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model that is to be made of another.
+    """A model that is to be made from another.
 
-    num_in_place  layers that stand for the head of a larger vocabulary
+    num_in_place  layers that are added in place of the head of a larger vocabulary
     """
 
     source: Path
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        """Of all layers and what lies around them."""
+        """Return the number of parameters of the new model."""
         num_ends = 1 if self.is_tied else 2
         width = self.shape.hidden_size
         return (
@@ -58,12 +58,12 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """On disk, and of the weights in memory."""
+        """Return the bytes of the weights, on disk and in memory."""
         return self.num_parameters * NUM_BYTES[self.dtype]
 
     @property
     def making_bytes(self) -> int:
-        """Most memory that is needed to make it."""
+        """Return the bytes of memory that are needed at most to make the model."""
         shard = max(
             LAYERS_IN_MEMORY * layer_parameters(self.shape),
             2 * self.vocab_size * self.shape.hidden_size,
@@ -72,12 +72,12 @@ class Plan:
 
     @property
     def loading_bytes(self) -> int:
-        """Most memory of a node that loads it on a CPU."""
+        """Return the bytes of memory that a node needs at most to load the model on a CPU."""
         return LOADING_COPIES * self.num_bytes
 
     @property
     def words(self) -> str:
-        """What will be made, in a few lines for people."""
+        """Return a description of the new model in a few lines."""
         shape = self.shape
         layers = f"{shape.num_layers} layers"
         if self.num_in_place:
@@ -93,7 +93,7 @@ class Plan:
 
 
 def layer_parameters(shape: "Shape") -> int:
-    """Weights of one layer."""
+    """Return the number of parameters of one layer."""
     attention = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return shape.hidden_size * (attention + 3 * shape.intermediate_size + 2)
 
@@ -158,13 +158,16 @@ def testbed(
 
 
 def _check_folder(out: Path) -> None:
-    """Raises ConfigurationError."""
+    """Raise ConfigurationError if the folder exists and is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out: {out} exists and is not empty; name another folder")
 
 
 def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: str | None) -> Plan:
-    """Raises ConfigurationError if the source cannot grow to this."""
+    """Return the plan of a model. Raises ConfigurationError if the source cannot grow to its shape.
+
+    given  sizes that replace those of the shape `like`
+    """
     from lab.testbeds.inflate import Shape, check_growth, read_config, shape_of
 
     try:
@@ -198,7 +201,10 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
 
 
 def check_room(plans: list[Plan], out: Path, warn: Callable[[str], object]) -> None:
-    """Raises ConfigurationError if there is not enough disk or memory to make them."""
+    """Raise ConfigurationError if disk or memory is too small to make the models.
+
+    warn  called with a line of text if memory is too small to load them
+    """
     above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     needed, free = sum(plan.num_bytes for plan in plans), shutil.disk_usage(above).free
     if needed > free:
@@ -220,7 +226,7 @@ def check_room(plans: list[Plan], out: Path, warn: Callable[[str], object]) -> N
 
 
 def _available_bytes() -> int | None:
-    """Memory that is free or can be freed; None where nobody says so."""
+    """Return the bytes of memory that are available; None if the system does not say."""
     if not MEMORY.exists():
         return None
     lines = (line.split() for line in MEMORY.read_text().splitlines())
@@ -228,7 +234,7 @@ def _available_bytes() -> int | None:
 
 
 def make(plan: Plan, seed: int) -> None:
-    """Write one model; nothing of it is left where that fails.
+    """Write one model; its folder is removed if that fails.
 
     Raises ConfigurationError, OutputError.
     """

@@ -44,7 +44,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-SPREAD = 0.02  # standard deviation of what is random
+SPREAD = 0.02  # standard deviation of random weights
 LAYERS_PER_SHARD = 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CARRIED_OVER = ("*.json", "*.txt", "*.model", "*.jinja")  # the tokenizer and generation defaults
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads of a key head."""
+        """Return the number of query heads for each key head."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -112,7 +112,7 @@ def inflate(
 
 
 def shape_of(config: LlamaConfig) -> Shape:
-    """The shape of a model."""
+    """Return the shape of a model from its configuration."""
     return Shape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -151,7 +151,7 @@ def check_growth(old: Shape, new: Shape) -> None:
 
 
 def read_config(folder: Path) -> LlamaConfig:
-    """Of a model that can grow. Raises ValueError if it is of a kind that is not supported."""
+    """Return the configuration of a model that can grow. Raises ValueError if it cannot."""
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{folder}: no config.json; give the folder of a model")
@@ -176,6 +176,7 @@ def read_config(folder: Path) -> LlamaConfig:
 
 
 def _grown_config(config: LlamaConfig, old: Shape, new: Shape) -> LlamaConfig:
+    """Return the configuration of the new model."""
     sizes = {
         "hidden_size": new.hidden_size,
         "intermediate_size": new.intermediate_size,
@@ -189,6 +190,10 @@ def _grown_config(config: LlamaConfig, old: Shape, new: Shape) -> LlamaConfig:
 
 
 def _generator(device: str, seed: int) -> torch.Generator:
+    """Return a seeded random generator on the device.
+
+    Raises ValueError if there is no such device.
+    """
     try:
         return torch.Generator(device).manual_seed(seed)
     except RuntimeError as error:
@@ -196,11 +201,11 @@ def _generator(device: str, seed: int) -> torch.Generator:
 
 
 class _Source:
-    """The tensors of a folder, read one at a time."""
+    """The tensors of a checkpoint folder, read one at a time."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self._folder = folder
-        self._files: dict[str, Any] = {}  # by the name of a tensor
+        self._files: dict[str, Any] = {}  # for each tensor's name, the open file that holds it
         for path in sorted(folder.glob("*.safetensors")):
             try:
                 file: Any = safe_open(path, framework="pt")
@@ -212,7 +217,7 @@ class _Source:
             raise ValueError(f"{folder}: weights in {self.dtype} are not supported")
 
     def read(self, name: str) -> Tensor:
-        """On the CPU. Raises ValueError if the checkpoint lacks it."""
+        """Return a tensor, on the CPU. Raises ValueError if the checkpoint lacks it."""
         if name not in self._files:
             raise ValueError(f"{self._folder}: the weights lack {name}; is the folder complete?")
         tensor: Tensor = self._files[name].get_tensor(name)
@@ -221,15 +226,15 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the rows or columns of an old tensor lie in the new one: int64 each, on the device.
+    """Where the rows or columns of an old tensor are in the new one: int64 indices on the device.
 
-    width      of the residual stream
+    width      columns of the residual stream
     mlp        columns of the MLP
     queries    rows of q_proj, moved with their rotary pairs
-    keys       rows of k_proj, likewise
+    keys       rows of k_proj, moved in the same way
     values     rows of v_proj
     attended   columns of o_proj
-    real_rows  rows of q_proj in heads that the source has, those between `queries` included
+    real_rows  all rows of q_proj in heads that the source has, also those that are not in `queries`
     """
 
     width: Tensor
@@ -242,7 +247,7 @@ class _Places:
 
     @classmethod
     def of(cls, old: Shape, new: Shape, device: torch.device) -> "_Places":
-        """For growing from one shape to the other."""
+        """Return the places for growing from the old shape to the new one."""
         kv_heads = torch.arange(old.num_kv_heads)
         heads = (kv_heads[:, None] * new.group + torch.arange(old.group)).flatten()
         half = torch.arange(old.head_dim // 2) * (new.head_dim // old.head_dim)
@@ -250,6 +255,7 @@ class _Places:
         straight = torch.arange(old.head_dim)
 
         def dims(of_heads: Tensor, within: Tensor) -> Tensor:
+            """Return the rows of these heads at these dimensions."""
             return (of_heads[:, None] * new.head_dim + within).flatten().to(device)
 
         return cls(
@@ -275,7 +281,7 @@ class _Inflation:
         self._sizes = _layer_sizes(new)
 
     def ends(self, *, is_tied: bool) -> dict[str, Tensor]:
-        """What lies before and behind the layers."""
+        """Return the tensors around the layers: embeddings, last norm, and head if not tied."""
         width = self._places.width
         old = self._source.read(EMBEDDINGS)
         rows, size = torch.arange(len(old), device=self._device), (len(old), self.new.hidden_size)
@@ -288,7 +294,7 @@ class _Inflation:
         return {name: tensor.cpu() for name, tensor in found.items()}
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        """One layer, by full names: the source's, grown, or a new one that adds nothing."""
+        """Return the tensors of one layer by full name: grown, or new and without any effect."""
         prefix = f"model.layers.{number}."
         found = {
             name: self._zeros(size) if name in (O, DOWN) else self._random(size)
@@ -299,7 +305,7 @@ class _Inflation:
         return {prefix + name: tensor.cpu() for name, tensor in found.items()}
 
     def _grow(self, new: dict[str, Tensor], old: dict[str, Tensor]) -> None:
-        """Put an old layer into a fresh one."""
+        """Write the weights of an old layer into a new random one, so that it computes the same."""
         places = self._places
         width, mlp = places.width, places.mlp
         new[Q][places.real_rows[:, None], width] = 0.0
@@ -315,6 +321,7 @@ class _Inflation:
             new[name] = self._norm(old[name])
 
     def _norm(self, old: Tensor) -> Tensor:
+        """Return the weights of a norm in the new width."""
         factor = math.sqrt(self._old.hidden_size / self.new.hidden_size)
         weight = self._random((self.new.hidden_size,))
         weight[: len(old)] = (old.to(self._device).float() * factor).to(weight.dtype)
@@ -323,20 +330,25 @@ class _Inflation:
     def _put(
         self, new: Tensor, old: Tensor, rows: Tensor, columns: Tensor, *, factor: float = 1.0
     ) -> Tensor:
-        """Write an old matrix, times `factor`, into rows and columns of a new one."""
+        """Write an old matrix, times `factor`, into a new one at these rows and columns.
+
+        Returns the new matrix.
+        """
         new[rows[:, None], columns] = (old.to(self._device).float() * factor).to(new.dtype)
         return new
 
     def _zeros(self, size: tuple[int, ...]) -> Tensor:
+        """Return a tensor of zeros on the device."""
         return torch.zeros(size, dtype=self._source.dtype, device=self._device)
 
     def _random(self, size: tuple[int, ...]) -> Tensor:
+        """Return a tensor of random weights on the device."""
         empty = torch.empty(size, dtype=self._source.dtype, device=self._device)
         return empty.normal_(0.0, SPREAD, generator=self._generator)
 
 
 def _layer_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer."""
+    """Return the size of each tensor of a layer, by its name."""
     width, mlp = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
@@ -351,7 +363,7 @@ def _layer_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _write_shards(inflation: _Inflation, folder: Path, *, is_tied: bool) -> None:
-    """Write the weights and their index."""
+    """Write the weights, in shards of a few layers, and their index."""
     layers = range(inflation.new.num_layers)
     groups = [layers[first : first + LAYERS_PER_SHARD] for first in layers[::LAYERS_PER_SHARD]]
 
@@ -372,7 +384,10 @@ def _write_shards(inflation: _Inflation, folder: Path, *, is_tied: bool) -> None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; sizes that are not given stay as they are. Returns the exit status."""
+    """Inflate a model from the command line; return the exit status.
+
+    Sizes that are not given stay the same.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path)

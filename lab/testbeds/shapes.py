@@ -1,6 +1,6 @@
-"""Published shapes of well-known models: for models made in them, and for predictions.
+"""Published shapes of well-known models, for testbeds and for predictions.
 
-Only sizes are here, as the models' config.json states them, and no weights.
+Only the sizes that the models' config.json state are here, and no weights.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ Like = Literal["0.5b", Published]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model, by the names in its config.json; None: as in the source.
+    """Sizes of a model, by the names in its config.json; None: as in the model it is made from.
 
-    tie_word_embeddings  one matrix serves as embeddings and as head
+    tie_word_embeddings  True if one matrix serves as embeddings and as head
     """
 
     hidden_size: int | None = None
@@ -45,7 +45,7 @@ LIKE: dict[Like, Sizes] = {
     "qwen3-0.6b": Sizes(1024, 28, 3072, 16, 8, 128, 151_936),
     "qwen3-32b": Sizes(5120, 64, 25600, 64, 8, 128, 151_936, tie_word_embeddings=False),
 }
-# The smallest model of the family; of one that is the smallest itself, none is usual.
+# The smallest model of the same family; models that are the smallest have no usual drafter.
 USUAL_DRAFTER: dict[Published, Published] = {
     **dict.fromkeys(("llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b"), "llama-3.2-1b"),
     "llama-3.1-405b": "llama-3.2-1b",
@@ -54,19 +54,25 @@ USUAL_DRAFTER: dict[Published, Published] = {
 
 
 def num_read(like: Published) -> int:
-    """Parameters that every pass reads: all layers and the head (of the embeddings, a few rows)."""
+    """Return how many parameters every pass reads: all layers and the head.
+
+    Of the embeddings a pass reads only a few rows, which are not counted.
+    """
     layers, width, head = _parts(like)
     return layers + width + head
 
 
 def num_held(like: Published) -> int:
-    """Parameters that the device holds: what a pass reads, and embeddings of their own."""
+    """Return how many parameters the device holds: those that a pass reads, and embeddings.
+
+    The embeddings are not counted again if they are the same matrix as the head.
+    """
     embeddings = 0 if LIKE[like].tie_word_embeddings else _parts(like)[2]
     return num_read(like) + embeddings
 
 
 def _parts(like: Published) -> tuple[int, int, int]:
-    """Parameters of all layers, of the last norm, of the head."""
+    """Return the number of parameters of all layers, of the last norm, and of the head."""
     match LIKE[like]:
         case Sizes(int(width), int(layers), int(inner), int(heads), int(keys), int(dim), int(size)):
             layer = width * (2 * (heads + keys) * dim + 3 * inner + 2)

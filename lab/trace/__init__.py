@@ -1,1 +1,1 @@
-"""What a trace says: the critical path of its texts, and a picture."""
+"""The command `trace-summary`: the critical path of the texts in a trace, and a picture of it."""

@@ -1,4 +1,4 @@
-"""`python -m coordinator trace-summary`: what a text spent its time on, and a picture of it."""
+"""`python -m coordinator trace-summary`: show what a text spent its time on, and draw it."""
 
 import json
 import re
@@ -54,6 +54,7 @@ def trace_summary(
 
 
 def _read(file: Path) -> Trace:
+    """Read a trace file. Raises ConfigurationError."""
     try:
         return parse(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
@@ -63,7 +64,7 @@ def _read(file: Path) -> Trace:
 
 
 def _chosen(trace: Trace, text: int | None, file: Path) -> list[CriticalPath]:
-    """The paths that are asked for, at least one. Raises ConfigurationError."""
+    """Return the critical paths of the chosen texts, at least one. Raises ConfigurationError."""
     paths = [path for path in paths_of(trace) if text in (None, path.text)]
     if not paths:
         which = "no text" if text is None else f"no text {text}"
@@ -74,7 +75,7 @@ def _chosen(trace: Trace, text: int | None, file: Path) -> list[CriticalPath]:
 
 
 def _rounds(rounds: str | None, paths: list[CriticalPath]) -> range | None:
-    """The rounds that are asked for, as indices of the first path's. Raises ConfigurationError."""
+    """Return the wanted rounds as indices of the first path's rounds. Raises ConfigurationError."""
     if rounds is None:
         return None
     found = re.fullmatch(r"(\d+)-(\d+)", rounds)

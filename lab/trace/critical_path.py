@@ -2,27 +2,28 @@
 
 Theory of operation
 -------------------
-A text takes from when the coordinator sends its first `Open` to when its last verdict comes there.
-Each verdict follows from the one before on the target, so the path is what the target does from one
-verdict to the next; before the first it is the way of the `Open`, after the last that of the
-verdict. Every moment of it belongs to one share:
+A text takes from when the coordinator sends its first `Open` until its last verdict arrives there.
+Each verdict follows from the one before on the target. So the critical path is what the target does
+from one verdict to the next; before the first it also has the way of the `Open`, and after the last
+the way of that verdict. Every moment of it belongs to one share:
 
     target       the target's model, its sampling, moves of its cache
-    drafter      the target waits for a draft, and its drafter's model is at work on it
-    wire         it waits, and what it waits for is on its way
+    drafter      the target waits for a draft, and its drafter's model is computing it
+    wire         the target waits, and what it waits for is on its way
     host         all other work of the target, of the drafter it waits for, of the coordinator
-    waiting      it waits, and nobody works for it: a deadline, or a drafter that waits too
-    unexplained  there is no record of it
+    waiting      the target waits, and nobody works for it: a deadline, or a drafter that waits too
+    unexplained  there is no record of the moment
 
-What the target waits for is the last draft of the text that it reads before the pass begins (or the
-`Open`). Followed back, a draft is on its way, in the coordinator, on its way; before that its
-drafter was at work, or waited for a verdict, which is followed back likewise.
+The target waits for the last draft of the text that it reads before the pass begins (or for the
+`Open`). Followed back in time, a draft is on its way from the coordinator, in the coordinator, and
+on its way to it; before that its drafter was at work, or waited for a verdict, which is followed
+back in the same way.
 
-What the target does for other texts is the target's share in each of them.
+What the target does for other texts is the target's share in each of these texts.
 
 Where a model runs on a device beside the host, each moment of a forward is the model's, from its
 launch to its end. What the host does in that time delays nothing: it is in no share of its own, and
-is told beside the share of the model (`Round.beside_ns`).
+is reported beside the share of the model (`Round.beside_ns`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -39,13 +40,13 @@ MODELS = ("target", "drafter")
 MODEL_CATEGORIES = {"model", "sampling", "move"}
 FOREVER_NS = 1 << 62
 
-ON_DEVICE, BESIDE = "on a device", "beside a device"  # categories of what this file makes itself
+ON_DEVICE, BESIDE = "on a device", "beside a device"  # categories of spans that this file adds
 
 
 class Piece(NamedTuple):
-    """[start_ns, end_ns) and the share it belongs to.
+    """A span of time [start_ns, end_ns), and the share that it belongs to.
 
-    has_host_beside  the share is a model's that runs on a device, and its host works beside it
+    has_host_beside  True if the span is a model's on a device, and its host works at the same time
     """
 
     start_ns: int
@@ -56,11 +57,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """From one verdict of a text to the next.
+    """The time from one verdict of a text to the next.
 
-    shares_ns  by the names of SHARES; they add up to its length
-    beside_ns  of the shares of MODELS, the part in which the model's host worked beside it
-    tokens     that the verdict added; drafted, accepted: of its pass
+    shares_ns  by the names of SHARES; their sum is the length of the round
+    beside_ns  of the shares of MODELS, the part in which the model's host worked at the same time
+    tokens     tokens that the verdict added
+    drafted, accepted, rolled_back  drafts that its pass verified, accepted ones, nodes rolled back
     """
 
     start_ns: int
@@ -75,7 +77,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path of one text. The last round ends where the last verdict arrives."""
+    """The critical path of one text. The last round ends when the last verdict arrives."""
 
     text: int
     policy: str
@@ -85,24 +87,26 @@ class Path:
 
     @property
     def shares_ns(self) -> dict[str, int]:
-        """Of all rounds."""
+        """Return the nanoseconds of each share over all rounds."""
         return {name: sum(one.shares_ns[name] for one in self.rounds) for name in SHARES}
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were written."""
+        """Return the number of tokens that were generated."""
         return sum(one.tokens for one in self.rounds)
 
 
 def paths_of(trace: Trace) -> list[Path]:
-    """The critical path of every text of which anything was written."""
+    """Return the critical path of every text that has at least one token."""
     indexed = _Indexed(trace)
     return [path for text in trace.texts if (path := indexed.path(text)) is not None]
 
 
 def overlap(trace: Trace) -> float | None:
-    """The share of the time of the target's model in which a drafter's was at work as well; None:
-    there is no drafter."""
+    """Return the share of the target's model time in which a drafter's model ran as well, or None.
+
+    None: there is no drafter, or the target's model never ran.
+    """
     models = {
         role: [
             (one.start_ns, one.end_ns)
@@ -127,6 +131,7 @@ def overlap(trace: Trace) -> float | None:
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans sorted, with overlapping ones joined."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -137,7 +142,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _on_device(process: Process) -> list[Busy]:
-    """The forwards that ran on a device beside the host."""
+    """Return the forwards that ran on a device beside the host, as spans of category ON_DEVICE."""
     return [
         Busy(one.start_ns, one.end_ns, ON_DEVICE, one.name)
         for one in process.forwards
@@ -146,8 +151,10 @@ def _on_device(process: Process) -> list[Busy]:
 
 
 def _with_device(process: Process) -> Process:
-    """The process, busy while its device is at work: BESIDE where the host works as well, else
-    ON_DEVICE. What the host does in the model's own phases under a forward is no other work.
+    """Return the process with spans in which its device is at work.
+
+    They have the category BESIDE where the host works as well, otherwise ON_DEVICE. The host's
+    phases of the model itself (MODEL_CATEGORIES) do not count as work of the host during a forward.
     """
     forwards = _on_device(process)
     if not forwards:
@@ -168,13 +175,13 @@ def _with_device(process: Process) -> Process:
 
 
 class _Pointer:
-    """What of some spans, in the order of time, is going on. Asked in the order of time."""
+    """Finds the current one of some spans that are in the order of time, for ascending times."""
 
     def __init__(self, spans: Sequence[Busy]) -> None:
         self._spans, self._index = spans, 0
 
     def at(self, ns: int) -> Busy | None:
-        """The span around that moment."""
+        """Return the span that contains the moment `ns`; None if there is none."""
         while self._index < len(self._spans) and self._spans[self._index].end_ns <= ns:
             self._index += 1
         if self._index < len(self._spans) and self._spans[self._index].start_ns <= ns:
@@ -183,15 +190,15 @@ class _Pointer:
 
 
 class _Indexed:
-    """A trace, with its messages by where they go."""
+    """A trace with its messages indexed by receiver and text."""
 
     def __init__(self, trace: Trace) -> None:
         self._processes = {pid: _with_device(process) for pid, process in trace.processes.items()}
         self._starts = {
             pid: [one.start_ns for one in process.busy] for pid, process in self._processes.items()
         }
-        self._sent: dict[int, Message] = {}  # by number: from a node to the coordinator
-        self._to: dict[tuple[int, int], list[Message]] = {}  # by receiver and text, as read
+        self._sent: dict[int, Message] = {}  # messages from a node to the coordinator, by number
+        self._to: dict[tuple[int, int], list[Message]] = {}  # by receiver and text, as read in time
         self._verdicts: dict[int, list[Message]] = {}  # by text
         self._opens: dict[int, list[Message]] = {}
         for one in sorted(trace.messages, key=lambda one: one.received_ns):
@@ -206,7 +213,7 @@ class _Indexed:
                 self._verdicts.setdefault(one.text, []).append(one)
 
     def path(self, about: Text) -> Path | None:
-        """The path of a text."""
+        """Return the critical path of a text; None if it has no token."""
         text, length = about.number, about.num_prompt_tokens
         start_ns = min((one.sent_ns for one in self._opens.get(text, [])), default=None)
         if start_ns is None:
@@ -217,7 +224,7 @@ class _Indexed:
         for verdict in self._verdicts.get(text, []):
             tokens = verdict.args["after"] + verdict.args["tokens"] - length
             if tokens <= 0 or verdict.args["after"] > length or verdict.sent_ns < at_ns:
-                continue  # said again, or of a text that the coordinator did not take
+                continue  # a repeated verdict, or one that does not continue the committed text
             rounds.append(_round(self._pieces(text, verdict, at_ns), verdict, at_ns, tokens))
             at_ns, length, last = verdict.sent_ns, length + tokens, verdict
         if last is None:
@@ -229,7 +236,7 @@ class _Indexed:
         return Path(text, about.policy, start_ns, last.received_ns, rounds)
 
     def _pieces(self, text: int, verdict: Message, start_ns: int) -> Iterator[Piece]:
-        """What the target did from `start_ns` until it sent a verdict, without a gap."""
+        """Yield what the target did from `start_ns` until it sent a verdict, without a gap."""
         target = self._processes[verdict.sender]
         launched_ns = _last_launch_ns(target, verdict.sent_ns)
         for start, end, busy in self._between(target, start_ns, verdict.sent_ns):
@@ -243,7 +250,10 @@ class _Indexed:
     def _between(
         self, process: Process, start_ns: int, end_ns: int
     ) -> Iterator[tuple[int, int, Busy | None]]:
-        """What a process did from `start_ns` to `end_ns`: no category is waiting, None unknown."""
+        """Yield (start, end, span): what a process did from `start_ns` to `end_ns`, without a gap.
+
+        A span with an empty category means that it waited; None that nothing is recorded.
+        """
         starts = self._starts[process.pid]
         index = max(0, bisect_right(starts, start_ns) - 1)
         at_ns = start_ns
@@ -263,7 +273,7 @@ class _Indexed:
     def _wait(
         self, text: int, target: Process, start_ns: int, end_ns: int, launched_ns: int
     ) -> Iterator[Piece]:
-        """What the target waits for in [start_ns, end_ns)."""
+        """Yield what the target waits for in [start_ns, end_ns)."""
         awaited = self._last_read(target.pid, text, start_ns, launched_ns)
         if awaited is None:
             yield Piece(start_ns, end_ns, "waiting")
@@ -276,7 +286,7 @@ class _Indexed:
             return
         drafter = None if origin is None else self._processes.get(origin.sender)
         if drafter is None:
-            # An Open begins at the coordinator; of a draft it should be known who sent it.
+            # An Open begins at the coordinator; a draft should have a recorded sender.
             is_known = awaited.kind == "Open"
             yield Piece(start_ns, until_ns, "waiting" if is_known else "unexplained")
             return
@@ -291,7 +301,7 @@ class _Indexed:
     def _wait_of_drafter(
         self, text: int, drafter: Process, start_ns: int, end_ns: int
     ) -> Iterator[Piece]:
-        """What a drafter waits for that is waited for."""
+        """Yield what a drafter waits for while the target waits for the drafter."""
         awaited = self._first_read(drafter.pid, text, end_ns)
         if awaited is None:
             yield Piece(start_ns, end_ns, "waiting")
@@ -299,7 +309,7 @@ class _Indexed:
             yield from _cut(self._way(awaited), start_ns, end_ns)
 
     def _way(self, message: Message) -> list[Piece]:
-        """Where a message was when: nobody worked at it before, and nobody after."""
+        """Return the share of each time around a message: wire, host (coordinator) or waiting."""
         origin = self._sent.get(message.number)
         points = [message.sent_ns, message.received_ns]
         names = ["waiting", "wire", "waiting"]
@@ -313,7 +323,10 @@ class _Indexed:
         ]
 
     def _last_read(self, pid: int, text: int, after_ns: int, until_ns: int) -> Message | None:
-        """The last message of a text that a process reads in (after_ns, until_ns]."""
+        """Return the last message of a text that a process reads in (after_ns, until_ns].
+
+        None: there is none.
+        """
         messages = self._to.get((pid, text), [])
         index = bisect_right(messages, until_ns, key=lambda one: one.received_ns) - 1
         if index < 0 or messages[index].received_ns <= after_ns:
@@ -321,20 +334,20 @@ class _Indexed:
         return messages[index]
 
     def _first_read(self, pid: int, text: int, from_ns: int) -> Message | None:
-        """The first message of a text that a process reads from then on."""
+        """Return the first message of a text that a process reads from `from_ns` on, or None."""
         messages = self._to.get((pid, text), [])
         index = bisect_left(messages, from_ns, key=lambda one: one.received_ns)
         return messages[index] if index < len(messages) else None
 
 
 def _last_launch_ns(target: Process, sent_ns: int) -> int:
-    """When the pass began whose verdict was sent then."""
+    """Return when the pass began whose verdict was sent at `sent_ns`."""
     index = bisect_right(target.forwards, sent_ns, key=lambda one: one.end_ns) - 1
     return target.forwards[index].start_ns if index >= 0 else sent_ns
 
 
 def _gap(process: Process, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, Busy | None]]:
-    """Nothing is in it: the process waited where it is recorded."""
+    """Yield the parts of a gap between spans: where the process is recorded, it waited."""
     at_ns = start_ns
     for first, last in process.recorded:
         low, high = max(at_ns, first), min(end_ns, last)
@@ -348,20 +361,21 @@ def _gap(process: Process, start_ns: int, end_ns: int) -> Iterator[tuple[int, in
 
 
 def _cut(pieces: Sequence[Piece], start_ns: int, end_ns: int) -> Iterator[Piece]:
-    """What of the pieces lies in [start_ns, end_ns)."""
+    """Yield the parts of the pieces that lie in [start_ns, end_ns)."""
     for start, end, name, _ in pieces:
         if max(start, start_ns) < min(end, end_ns):
             yield Piece(max(start, start_ns), min(end, end_ns), name)
 
 
 def _of_busy(start_ns: int, end_ns: int, busy: Busy, model: str) -> Piece:
-    """What a process is busy with whose model is the target's or a drafter's."""
+    """Return the piece of a busy span; `model` is the share of the process's model."""
     if busy.category in (ON_DEVICE, BESIDE):
         return Piece(start_ns, end_ns, model, busy.category == BESIDE)
     return Piece(start_ns, end_ns, model if busy.category in MODEL_CATEGORIES else "host")
 
 
 def _round(pieces: Iterable[Piece], verdict: Message, start_ns: int, tokens: int) -> Round:
+    """Return a round with the sums of its pieces."""
     shares = dict.fromkeys(SHARES, 0)
     beside = dict.fromkeys(MODELS, 0)
     for start, end, name, has_host_beside in pieces:

@@ -1,4 +1,4 @@
-"""The picture of some rounds: every process and every direction of a link on a line of its own."""
+"""Draws some rounds: each process, and each direction of a link, on a line of its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from coordinator.tracing.chrome import COORDINATOR_PID
 from lab.trace.critical_path import Path
 from lab.trace.reading import Arrow, Busy, Forward, Message, Process, Trace
 
-NUM_ROUNDS = 5  # that are drawn if nobody says which
+NUM_ROUNDS = 5  # rounds that are drawn by default
 COLOURS = {
     "model": "#3b75af",
     "sampling": "#8cb6de",
@@ -35,7 +35,7 @@ WHITHER = {
     "draft": "the first verdict that could use it",
     "verdict": "a drafter",
 }
-# By name: its marker, its colour, how high it stands, and what the legend says.
+# For each kind of moment: its marker, colour, height above the line, and words in the legend.
 MARKS = {
     "re-root": ("v", "#b04a5a", 0.08, "re-root: nodes rolled back"),
     "roll back": ("v", "#b04a5a", 0.08, "re-root: nodes rolled back"),
@@ -44,11 +44,11 @@ MARKS = {
     "fallback": ("^", "#d9a441", 0.40, "fallback"),
 }
 HEIGHT = 0.62
-MAX_WORDS = 400  # spans with words in them: more would not be read
+MAX_WORDS = 400  # most spans that have words in them; more could not be read
 
 
 def interesting(path: Path) -> range:
-    """Some rounds around the one with the most nodes rolled back, not at either end."""
+    """Return some rounds around the one with the most nodes rolled back, away from both ends."""
     rounds = path.rounds
     inner = range(2, len(rounds) - 2) or range(len(rounds))
     worst = max(inner, key=lambda index: rounds[index].rolled_back)
@@ -57,7 +57,7 @@ def interesting(path: Path) -> range:
 
 
 def draw(figure: Any, trace: Trace, path: Path, rounds: range) -> None:
-    """Draw these rounds of a text, and whatever else happened at that time."""
+    """Draw these rounds of a text, and everything else that happened at that time."""
     start_ns, end_ns = path.rounds[rounds[0]].start_ns, path.rounds[rounds[-1]].end_ns
     picture = _Picture(figure, trace, start_ns, end_ns)
     for process in trace.processes.values():
@@ -75,7 +75,7 @@ def draw(figure: Any, trace: Trace, path: Path, rounds: range) -> None:
 
 
 class _Picture:
-    """The axes, and where on them everything lies. Times are milliseconds from the first round."""
+    """The axes of a figure and its lines. Times are milliseconds from the first round."""
 
     def __init__(self, figure: Any, trace: Trace, start_ns: int, end_ns: int) -> None:
         self._start_ns, self._end_ns = start_ns, end_ns
@@ -94,9 +94,9 @@ class _Picture:
         return end_ns > self._start_ns and start_ns < self._end_ns
 
     def process(self, process: Process) -> None:
-        """Its phases, its forwards around them, and what happened at a moment.
+        """Draw a process: its phases, forwards as frames around them, and marks for moments.
 
-        A forward on a device lies behind the host's phases beside it, which are half as high.
+        A forward on a device is drawn behind the host's phases, which are then half as high.
         """
         y = self._lines[process.pid]
         on_device = [one for one in process.forwards if one.on_device]
@@ -118,6 +118,7 @@ class _Picture:
     def _bars(
         self, spans: Sequence[Busy | Forward], y: float, height: float, category: str
     ) -> None:
+        """Draw spans of one category as bars."""
         bars = [
             (self._ms(one.start_ns), (one.end_ns - one.start_ns) / 1e6)
             for one in spans
@@ -128,6 +129,7 @@ class _Picture:
         self._legend.setdefault(LABELS[category], drawn)
 
     def _forward(self, y: float, start_ns: int, end_ns: int, words: str) -> None:
+        """Draw a forward as a frame, with words if there is room."""
         start, length = self._ms(start_ns), (end_ns - start_ns) / 1e6
         self._axes.broken_barh(
             [(start, length)],
@@ -144,7 +146,7 @@ class _Picture:
             self._axes.text(middle, y, words, clip_on=True, zorder=6, **style)
 
     def message(self, message: Message) -> None:
-        """On its way."""
+        """Draw a message from when it is sent until it is read."""
         key = (message.sender, message.receiver)
         if key not in self._lines or not self._is_seen(message.sent_ns, message.received_ns):
             return
@@ -165,7 +167,7 @@ class _Picture:
         self._legend.setdefault(label, drawn)
 
     def arrow(self, arrow: Arrow) -> None:
-        """From a draft to its verdict, or from a verdict to a drafter."""
+        """Draw an arrow from a draft to its verdict, or from a verdict to a drafter."""
         if not self._is_seen(arrow.start_ns, arrow.end_ns):
             return
         start_y, end_y = self._lines[arrow.sender], self._lines[arrow.receiver]
@@ -189,7 +191,7 @@ class _Picture:
             (self._legend[label],) = self._axes.plot([], [], color=colour, linewidth=width)
 
     def verdict(self, path: Path, index: int) -> None:
-        """Where a round ends."""
+        """Draw the beginning of a round, and its number of tokens."""
         one = path.rounds[index]
         self._axes.axvline(self._ms(one.start_ns), color="#bbbbbb", linewidth=0.8, zorder=0)
         words = f"round {index + 1}: {one.tokens} token{'s' * (one.tokens != 1)}"
@@ -197,7 +199,7 @@ class _Picture:
         self._axes.text(middle, 0.75, words, ha="center", va="bottom", fontsize=8, color="#444444")
 
     def finish(self, title: str) -> None:
-        """Names, axis and legend."""
+        """Set title, names of the lines, axis and legend."""
         axes = self._axes
         axes.set_xlim(0, self._ms(self._end_ns))
         axes.set_ylim(-len(self._lines) + 0.4, 1.1)
@@ -217,8 +219,10 @@ class _Picture:
 
 
 def _lines(trace: Trace) -> dict[Any, str]:
-    """The lines from top to bottom: drafters, the links from them to the target and back, and the
-    target; a process by its id, a direction by two."""
+    """Return the lines from top to bottom: drafters, links to the target and back, and the target.
+
+    The key of a process is its id; that of a direction of a link is the pair of ids.
+    """
     drafters, targets = trace.of_role("drafter"), trace.of_role("target")
     used = {(one.sender, one.receiver) for one in trace.messages if one.kind in WIRE}
     lines: dict[Any, str] = {one.pid: one.name for one in drafters}
@@ -233,6 +237,7 @@ def _lines(trace: Trace) -> dict[Any, str]:
 def _directions(
     nodes: Sequence[Process], used: set[tuple[int, int]], *, is_to_coordinator: bool
 ) -> dict[Any, str]:
+    """Return the used directions of links between these nodes and the coordinator, with names."""
     found: dict[Any, str] = {}
     for one in nodes:
         key = (one.pid, COORDINATOR_PID) if is_to_coordinator else (COORDINATOR_PID, one.pid)
@@ -243,7 +248,7 @@ def _directions(
 
 
 def _words(name: str, args: Any) -> str:
-    """What stands in a forward."""
+    """Return the words that are drawn in a forward."""
     if "accepted" in args and args.get("drafted"):
         return f"{args['accepted']} of {args['drafted']} accepted"
     rows = args.get("rows", "?")

@@ -1,6 +1,6 @@
-"""A trace file as it is read back: processes, messages, texts (pure).
+"""Reads a trace file: processes, messages, texts (pure).
 
-Only what `chrome.py` writes is read; a trace of another program is refused.
+It accepts only files that `chrome.py` writes; a trace of another program is refused.
 """
 
 import json
@@ -17,7 +17,7 @@ OF_A_VERDICT = ("after", "tokens", "drafted", "accepted", "rolled_back")
 
 
 class Busy(NamedTuple):
-    """What a process's host did besides waiting, [start_ns, end_ns); `category` as in the file."""
+    """A span [start_ns, end_ns) in which a process's host did not wait; category as in the file."""
 
     start_ns: int
     end_ns: int
@@ -28,7 +28,7 @@ class Busy(NamedTuple):
 class Forward(NamedTuple):
     """A pass, a draft step or a part of a prefill, [start_ns, end_ns).
 
-    on_device  a device was at work all the time, and the host was free
+    on_device  True if a device ran it all the time while the host was free
     """
 
     start_ns: int
@@ -39,7 +39,7 @@ class Forward(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A rejection, a re-root, a fallback, ..."""
+    """An event at one time, such as a rejection, a re-root or a fallback."""
 
     ns: int
     name: str
@@ -47,7 +47,7 @@ class Moment(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """From a draft to its verdict, or from a verdict to a drafter; between process ids."""
+    """A link from a draft to its verdict, or from a verdict to a drafter, between process ids."""
 
     name: str
     sender: int
@@ -58,9 +58,9 @@ class Arrow(NamedTuple):
 
 @dataclass(slots=True)
 class Process:
-    """One process. All lists in the order of time.
+    """One process of the trace. All lists are in the order of time.
 
-    recorded  from when to when it is known what it did; where it was not busy then, it waited
+    recorded  recorded spans (ns): in them, the process waited whenever it was not busy
     """
 
     pid: int
@@ -75,9 +75,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message on one link, from when it was sent until it was read; `number` names the message.
+    """A message on one link, from when it was sent until it was read.
 
-    text    1 and so on; 0: of none
+    number  identifies the message, on both of its links
+    text    1 and so on; 0: the message belongs to no text
     sender, receiver  process ids
     """
 
@@ -92,7 +93,7 @@ class Message:
 
 
 class Text(NamedTuple):
-    """What is said of a text; its number is 1 and so on."""
+    """A generated text; its number is 1 and so on."""
 
     number: int
     policy: str
@@ -102,7 +103,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a file holds. Times are nanoseconds from its beginning."""
+    """The content of a trace file. Times are nanoseconds from its beginning."""
 
     processes: dict[int, Process]
     messages: list[Message]
@@ -111,12 +112,12 @@ class Trace:
     arrows: list[Arrow] = field(default_factory=list)
 
     def of_role(self, role: str) -> list[Process]:
-        """The processes of this role."""
+        """Return the processes with this role."""
         return [one for one in self.processes.values() if one.role == role]
 
 
 def parse(text: str, name: str) -> Trace:
-    """The trace in the text of a file of this name. Raises ConfigurationError."""
+    """Parse the text of a trace file; `name` is used in messages. Raises ConfigurationError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -137,7 +138,7 @@ def parse(text: str, name: str) -> Trace:
 
 
 def _integers(found: Mapping[str, Any], names: Iterable[str]) -> list[int]:
-    """Raises ValueError."""
+    """Return these values as integers. Raises ValueError if one is no integer."""
     values = [found[name] for name in names]
     if any(type(value) is not int for value in values):
         raise ValueError(f"expected integers, got {values!r:.80}")
@@ -145,10 +146,12 @@ def _integers(found: Mapping[str, Any], names: Iterable[str]) -> list[int]:
 
 
 def _ns(microseconds: float) -> int:
+    """Return microseconds as nanoseconds."""
     return round(microseconds * 1000)
 
 
 def _parse(events: list[dict[str, Any]], about: dict[str, Any]) -> Trace:
+    """Build the trace from its events."""
     processes = {
         one["pid"]: Process(
             one["pid"],
@@ -181,6 +184,7 @@ def _parse(events: list[dict[str, Any]], about: dict[str, Any]) -> Trace:
 
 
 def _read_span(trace: Trace, event: dict[str, Any], start_ns: int, end_ns: int) -> None:
+    """Add a span of the file to the trace, as a message, a forward or a busy span."""
     category, name = event["cat"], event["name"]
     if category == "wire":
         args = event["args"]

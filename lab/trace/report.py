@@ -1,4 +1,4 @@
-"""What is told of a trace: a table for people, an object for programs."""
+"""Reports the critical paths of a trace: a table for people, a dictionary for programs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lab.trace.reading import Process, Trace
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """All rounds of some texts together; nanoseconds."""
+    """The sums over all rounds of some texts; times in nanoseconds."""
 
     wall_ns: int
     shares_ns: dict[str, int]
@@ -28,7 +28,7 @@ class Sums:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> "Sums":
-        """The sums over these texts, at least one."""
+        """Return the sums over these texts, of which there must be at least one."""
         rounds = [one for path in paths for one in path.rounds]
         return cls(
             wall_ns=sum(path.end_ns - path.start_ns for path in paths),
@@ -43,12 +43,12 @@ class Sums:
 
     @property
     def explained(self) -> float:
-        """What the shares add up to, in wall times."""
+        """Return the sum of the shares, divided by the wall time."""
         return sum(self.shares_ns.values()) / max(1, self.wall_ns)
 
 
 def as_record(trace: Trace, paths: Sequence[Path], overlap: float | None) -> dict[str, Any]:
-    """All of it, with the rounds of each text."""
+    """Return everything as a dictionary for JSON, with the rounds of each text."""
     return {
         **_record(Sums.of(paths)),
         "overlap": overlap,
@@ -79,6 +79,7 @@ def as_record(trace: Trace, paths: Sequence[Path], overlap: float | None) -> dic
 
 
 def _record(sums: Sums) -> dict[str, Any]:
+    """Return the sums as a dictionary for JSON."""
     shares_ms = {name: ns / 1e6 for name, ns in sums.shares_ns.items()}
     return {
         "wall_ms": sums.wall_ns / 1e6,
@@ -97,7 +98,7 @@ def _record(sums: Sums) -> dict[str, Any]:
 
 
 def show(trace: Trace, paths: Sequence[Path], overlap: float | None, listed: range | None) -> None:
-    """A table, and what else there is to say."""
+    """Print the table of shares and everything else; `listed` rounds get a table of their own."""
     sums = Sums.of(paths)
     policies = ", ".join(sorted({path.policy for path in paths}))
     machine = trace.about.get("machine") or {}
@@ -129,11 +130,12 @@ def show(trace: Trace, paths: Sequence[Path], overlap: float | None, listed: ran
 
 
 def _table(sums: Sums) -> Table:
+    """Return the table of the shares."""
     table = Table(box=None, pad_edge=False)
     table.add_column("critical path")
     for title in ("ms/round", "ms/token", "ms", "%"):
         table.add_column(title, justify="right")
-    # What is in it lies in the model's share as well, so it is not added.
+    # This column is a part of the model's share, so it is not added to the sum.
     if has_beside := any(sums.beside_ns.values()):
         table.add_column("host beside it, ms", justify="right")
     rows = {**sums.shares_ns, "together": sum(sums.shares_ns.values())}
@@ -151,6 +153,7 @@ def _table(sums: Sums) -> Table:
 
 
 def _table_of_rounds(path: Path, listed: range) -> Table:
+    """Return the table of these rounds of a text."""
     table = Table(box=None, pad_edge=False, title=f"text {path.text}, ms", title_justify="left")
     for title in ("round", "ms", *SHARES[:-1], "unexpl.", "tokens", "accepted"):
         table.add_column(title, justify="right")
@@ -164,7 +167,7 @@ def _table_of_rounds(path: Path, listed: range) -> Table:
 
 
 def _troubles(process: Process) -> list[str]:
-    """What is to be known of a process before its figures are believed."""
+    """Return warnings about a process whose record is incomplete or whose clock differs."""
     lines: list[str] = []
     clock = process.about.get("clock") or {}
     if clock.get("unknown"):

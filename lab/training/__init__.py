@@ -1,4 +1,4 @@
-"""The embedded models, and the programs by which they were made and measured."""
+"""The programs that made the embedded models, and those that measured them."""
 
 from proto.installation import check_programs
 

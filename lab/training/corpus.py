@@ -1,8 +1,8 @@
 """The text that the embedded pair learns from: which files there are, and which are held out.
 
-Three parts, told apart by rules that need no list of files: the standard library's training files,
-its held-out files, and the sources of installed packages under permissive licences. It knows
-neither tokens nor models.
+It has three parts, which simple rules tell apart: the standard library's training files, its
+held-out files, and the sources of installed packages under permissive licences. It knows neither
+tokens nor models.
 """
 
 import ast
@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path, PurePath
 
 HELD_OUT_PERCENT = 5
-# Whose licence is checked again at every reading, since an update may change it.
+# Their licences are checked again whenever they are read, since an update may change a licence.
 PACKAGES = (
     *("anyio", "attrs", "charset-normalizer", "click", "execnet", "filelock", "fsspec", "h11"),
     *("httpcore2", "httpx2", "huggingface_hub", "iniconfig", "Jinja2", "jsonschema"),
@@ -24,21 +24,25 @@ PACKAGES = (
     *("typer", "typing-inspection", "typing_extensions", "urllib3"),
 )
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF)\b")
-PACKAGE_BYTES_MAX = 1_500_000  # so that no package gives its own style to all the others
+PACKAGE_BYTES_MAX = 1_500_000  # of each package, so that no single style dominates the corpus
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 VENDORED_FOLDERS = {"_vendor", "_vendored", "vendor", "extern", "externals", "typeshed"}
 GENERATED = re.compile(r"do not (edit|modify)|auto(matically)?[- ]?generated", re.IGNORECASE)
-DATA_SHARE_MAX = 0.3  # of a file's lines in literal tables
-COPIED_SHARE_MAX = 0.2  # of a file's lines that stand in held-out files too
-COPIED_LINE_LEN = 24  # characters from which a line says whose it is
+DATA_SHARE_MAX = 0.3  # a file with a larger share of its lines in literals counts as a table
+COPIED_SHARE_MAX = 0.2  # a file that shares more of its long lines with held-out files is left out
+COPIED_LINE_LEN = 24  # lines of at least so many characters are compared with held-out files
 
 
 def is_held_out(relative_path: str) -> bool:
+    """True if this file of the standard library is held out of training, by a hash of its path."""
     return int(hash_of(relative_path)[:8], 16) % 100 < HELD_OUT_PERCENT
 
 
 def library_texts(*, held_out: bool) -> list[str]:
-    """The standard library's files in the order of their paths, without its tests."""
+    """Return the texts of the standard library's files, without its tests, ordered by path.
+
+    held_out  True: the held-out files; False: the training files
+    """
     root, texts = Path(sysconfig.get_paths()["stdlib"]), []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -51,10 +55,13 @@ def library_texts(*, held_out: bool) -> list[str]:
 
 
 def package_texts() -> list[str]:
-    """The files of PACKAGES without tests, vendored code, generated files, tables, and anything
-    that copies a held-out file (`setuptools` holds a `distutils`, for example)."""
+    """Return the texts of the files of PACKAGES that are worth learning from.
+
+    Left out are tests, vendored code, generated files, tables, and everything that copies a
+    held-out file (`setuptools` holds a `distutils`, for example).
+    """
     held_out = set().union(*map(telling_lines, library_texts(held_out=True)))
-    texts: dict[str, None] = {}  # a set in order: packages copy from one another
+    texts: dict[str, None] = {}  # an ordered set, since packages copy files from one another
     for name in PACKAGES:
         num_bytes = 0
         for text in written_by_hand(distribution(name)):
@@ -69,10 +76,9 @@ def package_texts() -> list[str]:
 
 
 def licence_of(package: Distribution) -> str:
-    """The licence that a package names for itself.
+    """Return the licence that a package states for itself.
 
-    Raises:
-        ValueError: it is not one of the permissive ones, or there is none.
+    Raises: ValueError: it is not one of the permissive ones, or there is none.
     """
     headers = package.metadata
     classifiers = (c.removeprefix("License :: ") for c in headers.get_all("Classifier") or ())
@@ -84,7 +90,11 @@ def licence_of(package: Distribution) -> str:
 
 
 def written_by_hand(package: Distribution) -> Iterator[str]:
-    """A package's own modules, in an order of no meaning, for the sake of PACKAGE_BYTES_MAX."""
+    """Yield the texts of a package's own modules, in the order of a hash of their paths.
+
+    That order has no meaning, so PACKAGE_BYTES_MAX cuts off arbitrary files. Raises ValueError if
+    the package is under no permissive licence.
+    """
     licence_of(package)
     paths = sorted(map(PurePath, package.files or ()), key=lambda p: hash_of(p.as_posix()))
     for path in paths:
@@ -97,11 +107,12 @@ def written_by_hand(package: Distribution) -> Iterator[str]:
 
 
 def hash_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_table(source: str) -> bool:
-    """Whether a file is mostly literals, or no Python at all."""
+    """True if a file consists mostly of literals, or is no valid Python."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -116,5 +127,5 @@ def is_table(source: str) -> bool:
 
 
 def telling_lines(text: str) -> set[str]:
-    """The lines that are long enough to be somebody's."""
+    """Return the lines of a text that are long enough to show where they were copied from."""
     return {line for raw in text.splitlines() if len(line := raw.strip()) >= COPIED_LINE_LEN}

@@ -1,8 +1,8 @@
-"""Measures the embedded models: the tables of models/README.md.
+"""Measures the embedded models: prints the tables of models/README.md.
 
     python -m lab.training.evaluate [--folder FOLDER] [--prompts PROMPTS.jsonl]
 
-Owns the figures and nothing of the training. The held-out tokens are those of `train prepare`.
+It does no training. The held-out tokens are those of `train prepare`.
 """
 
 import argparse
@@ -29,18 +29,18 @@ from lab.training.train import (
 
 PROMPT_LEN, TEXT_LEN = 128, 128
 NUM_LOOP_PROMPTS = 10
-GRAM_LEN = 8  # tokens that a text hardly says twice unless it goes round in a circle
+GRAM_LEN = 8  # length of runs of tokens that occur twice in a text only if it loops
 
 
 @torch.inference_mode()
 def held_out_loss(model: LlamaForCausalLM) -> float:
-    """Nats per token over the held-out files, in windows of CONTEXT tokens."""
+    """Return the loss in nats per token on the held-out files, in windows of CONTEXT tokens."""
     windows = corpus_tokens("held_out").unfold(0, CONTEXT + 1, CONTEXT).to(DEVICE)
     return float(sum(next_token_loss(model, w[None]) for w in windows)) / len(windows)
 
 
 def held_out_prompts(num_prompts: int) -> Tensor:
-    """Int64[num_prompts, PROMPT_LEN], evenly spread."""
+    """Return int64 [num_prompts, PROMPT_LEN]: prompts evenly spread over the held-out files."""
     tokens = corpus_tokens("held_out")
     starts = torch.linspace(0, len(tokens) - PROMPT_LEN, num_prompts).long()
     return tokens[starts[:, None] + torch.arange(PROMPT_LEN)].to(DEVICE)
@@ -48,8 +48,11 @@ def held_out_prompts(num_prompts: int) -> Tensor:
 
 @torch.inference_mode()
 def distributions(models: list[LlamaForCausalLM], temperature: float) -> list[Tensor]:
-    """Each model's log probabilities, [N, V], of the first one's own text at a temperature (0:
-    greedy, as at 1): TEXT_LEN tokens after each of 128 held-out prompts."""
+    """Return each model's log probabilities [N, V] on the text of the first model at a temperature.
+
+    The first model writes TEXT_LEN tokens after each of 128 held-out prompts. At temperature 0 the
+    text is greedy, and the log probabilities are those at temperature 1.
+    """
     temperatures = torch.full((128,), temperature, device=DEVICE)
     text = generate(models[0], held_out_prompts(128), PROMPT_LEN + TEXT_LEN, temperatures)
     batches = text.split(16)
@@ -58,8 +61,12 @@ def distributions(models: list[LlamaForCausalLM], temperature: float) -> list[Te
 
 
 def coupled_hits(logp: Tensor, logq: Tensor) -> Tensor:
-    """Float32[3]: how often the target's token is among the drafter's first one, two, three, all
-    taken with the same Gumbel noise."""
+    """Return float32 [3]: how often the target's token is among the drafter's first 1, 2 and 3.
+
+    Both choose with the same Gumbel noise.
+
+    logp, logq  log probabilities [N, V] of target and drafter
+    """
     gumbel = -torch.empty_like(logp).exponential_().log()
     drafts = (logq + gumbel).topk(3, dim=1).indices  # [N, 3], the best first
     hits = drafts == (logp + gumbel).argmax(dim=1, keepdim=True)
@@ -67,13 +74,13 @@ def coupled_hits(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def repeated_share(text: list[int]) -> float:
-    """The part of a text's runs of GRAM_LEN tokens that it has said before."""
+    """Return the share of a text's runs of GRAM_LEN tokens that repeat an earlier run."""
     grams = [tuple(text[start : start + GRAM_LEN]) for start in range(len(text) - GRAM_LEN + 1)]
     return 1.0 - len(set(grams)) / len(grams)
 
 
 def looping(model: LlamaForCausalLM, prompts: list[list[int]]) -> tuple[float, int]:
-    """Mean repeated share of the greedy texts of `prompts`, and how many texts are over a half."""
+    """Return the mean repeated share of the greedy texts of `prompts`, and how many exceed 0.5."""
     shares = []
     for prompt in prompts:
         ids = torch.tensor([prompt[-PROMPT_LEN:]], device=DEVICE)
@@ -84,13 +91,13 @@ def looping(model: LlamaForCausalLM, prompts: list[list[int]]) -> tuple[float, i
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """The first NUM_LOOP_PROMPTS of a file of JSON lines with a field `prompt`."""
+    """Return the token ids of the first NUM_LOOP_PROMPTS prompts of a JSON Lines file."""
     lines = path.read_text(encoding="utf-8").splitlines()[:NUM_LOOP_PROMPTS]
     return [tokenizer.encode(json.loads(line)["prompt"]).ids for line in lines]
 
 
 def evaluate(folder: Path, prompts: Path | None) -> None:
-    """Print the figures of the models written in `folder`, a column for each drafter."""
+    """Print the figures of the models in `folder`, a column for each drafter."""
     torch.manual_seed(SEED)
     names = ["target", *(name for name in DRAFTERS if (folder / name).exists())]
     models = [load_written(folder / name) for name in names]
@@ -118,10 +125,12 @@ def evaluate(folder: Path, prompts: Path | None) -> None:
 
 
 def show(label: str, *values: str) -> None:
+    """Print a line of the table."""
     print(f"{label:40}" + "".join(f"{value:>16}" for value in values), flush=True)
 
 
 def main() -> None:
+    """Parse the command line and print the figures."""
     parser = argparse.ArgumentParser(description="Measures the embedded models.")
     parser.add_argument("--folder", type=Path, default=HERE)
     parser.add_argument("--prompts", type=Path, help="JSON lines with a field `prompt`")

@@ -1,11 +1,11 @@
-"""Measures the draft heads of the embedded target beside its drafter: a table of models/README.md.
+"""Measures the draft heads of the embedded target and its drafter: a table of models/README.md.
 
     python -m lab.training.evaluate_heads [--folder FOLDER]
 
-Owns the figures and nothing of the training. The target writes texts after held-out prompts, each
-token chosen with noise that is kept; whoever drafts chooses with the same noise (coupling), and
-greedily where there is none. A draft counts only if those before it in its chain were what the
-target says, so chains are read off the true text.
+It does no training. The target writes texts after held-out prompts, and each token is chosen with
+noise that is kept (none for greedy texts). Drafter and heads choose with the same noise (coupling).
+A draft counts only if all drafts before it in its chain equal the target's tokens, so chains are
+drafted after the true text.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from lab.training.heads import FILES, Head, load_head, sources_of, target_featur
 from lab.training.train import DEVICE, HERE, SEED, load_written, logits_of
 
 NUM_PROMPTS = 128
-NUM_DRAFTS = 4  # of a chain
+NUM_DRAFTS = 4  # drafts of a chain
 BATCH_SIZE = 16
 TEMPERATURES = (0.0, 0.7, 1.0)
-Hits = Callable[[Tensor, Tensor], Tensor]  # of text [B, T] and noise [B, TEXT_LEN, V]
+Hits = Callable[[Tensor, Tensor], Tensor]  # takes text [B, T] and noise [B, TEXT_LEN, V]
 
 
 def noise_of(num_texts: int, vocab_size: int, temperature: float) -> Tensor:
-    """[num_texts, TEXT_LEN, V] to be added to logits: Gumbel noise times the temperature."""
+    """Return [num_texts, TEXT_LEN, V] to add to logits: Gumbel noise times the temperature."""
     shape = (num_texts, TEXT_LEN, vocab_size)
     if not temperature:
         return torch.zeros((), device=DEVICE).expand(shape)
@@ -37,7 +37,7 @@ def noise_of(num_texts: int, vocab_size: int, temperature: float) -> Tensor:
 
 
 def own_text(target: LlamaForCausalLM, prompts: Tensor, noise: Tensor) -> Tensor:
-    """Int64[B, T]: the prompts [B, PROMPT_LEN] continued, each token chosen with its noise."""
+    """Return int64 [B, T]: the prompts [B, PROMPT_LEN] continued by the target with this noise."""
     text, cache = prompts, None
     for step in range(noise.shape[1]):
         new = text if cache is None else text[:, -1:]
@@ -49,19 +49,25 @@ def own_text(target: LlamaForCausalLM, prompts: Tensor, noise: Tensor) -> Tensor
 
 
 def drafter_hits(drafter: LlamaForCausalLM, text: Tensor, noise: Tensor) -> Tensor:
-    """As `head_hits`."""
+    """Return bool [B, A, NUM_DRAFTS]: which drafts of the drafter equal the target's text.
+
+    The text [B, T] and the shape are those of `head_hits`.
+    """
     logits = logits_of(drafter, text)[:, PROMPT_LEN - 1 : -1]
     hits = (logits + noise).argmax(dim=-1) == text[:, PROMPT_LEN:]
     return hits.unfold(1, NUM_DRAFTS, 1)
 
 
 def head_hits(head: Head, target: LlamaForCausalLM, text: Tensor, noise: Tensor) -> Tensor:
-    """Bool[B, A, NUM_DRAFTS]: whether the drafts of the chain that begins with each token of the
-    target's own text [B, T] are what the text says, if those before them are."""
+    """Return bool [B, A, NUM_DRAFTS]: which drafts of a head equal the target's own text [B, T].
+
+    A chain of drafts begins at each of A tokens of the text, and each draft is made as if those
+    before it were right.
+    """
     features = sources_of(head, target_features(target, text))
     num_anchors, hits = TEXT_LEN - NUM_DRAFTS + 1, []
     for step, state in enumerate(head.states(features, text, NUM_DRAFTS)):
-        # Row i drafts token i + 2 first.
+        # The first draft of row i is token i + 2.
         state = state[:, PROMPT_LEN - 2 : PROMPT_LEN - 2 + num_anchors]
         logits = head.of_target(head.logits(state, step).float())
         drafts = (logits + noise[:, step : step + num_anchors]).argmax(dim=-1)
@@ -71,7 +77,10 @@ def head_hits(head: Head, target: LlamaForCausalLM, text: Tensor, noise: Tensor)
 
 
 def tokens_per_pass(hits: Tensor) -> float:
-    """Of chains [B, A, NUM_DRAFTS] one behind the other: accepted drafts and one more token."""
+    """Return accepted drafts + 1 per pass, if chains [B, A, NUM_DRAFTS] are used in turn.
+
+    The next chain is the one that begins after the tokens of the pass before.
+    """
     num_tokens = num_passes = 0
     for lengths in hits.long().cumprod(dim=-1).sum(dim=-1).tolist():
         at = 0
@@ -82,7 +91,7 @@ def tokens_per_pass(hits: Tensor) -> float:
 
 
 def by_depth(hits: Tensor) -> str:
-    """How often each draft of a chain is right when those before it are."""
+    """Return in words how often each draft of a chain is right if those before it are."""
     reached = hits.long().cumprod(dim=-1).float().mean(dim=(0, 1))
     rates = reached / torch.cat((torch.ones_like(reached[:1]), reached[:-1]))
     return " ".join(f"{rate:.2f}" for rate in rates.tolist())
@@ -90,7 +99,7 @@ def by_depth(hits: Tensor) -> str:
 
 @torch.inference_mode()
 def evaluate(folder: Path) -> None:
-    """Print the figures, a column for the drafter and each head written in `folder`."""
+    """Print the figures, a column for the drafter and one for each head in `folder`."""
     torch.manual_seed(SEED)
     target, drafter = (load_written(HERE / name) for name in ("target", "drafter"))
     heads = {n: load_head(n, target, folder / n) for n in FILES if (folder / n).exists()}
@@ -112,6 +121,7 @@ def evaluate(folder: Path) -> None:
 
 
 def main() -> None:
+    """Parse the command line and print the figures."""
     parser = argparse.ArgumentParser(description="Measures the embedded target's draft heads.")
     parser.add_argument("--folder", type=Path, default=HERE)
     evaluate(**vars(parser.parse_args()))

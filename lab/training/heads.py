@@ -1,14 +1,14 @@
 """The draft heads of the embedded target, as modules that can be trained: Medusa, EAGLE, EAGLE-3.
 
-Owns what a head computes, which feature meets which token, and the files of a written head. It
-knows neither corpus nor training.
+This file defines what a head computes, which feature belongs to which token, and the files of a
+head. It knows neither corpus nor training.
 
 Positions count tokens. The target's row of token q gives its features f_q and, of the token that
-follows, its distribution p_q. Row i of a head is one chain of drafts behind the tokens 0 .. i + 1:
-at step s it holds token i + 1 + s and says what follows it, as p_(i + 1 + s) does. At step 0 that
-token stands beside f_i, the target's features of the token before it, later beside the state that
-the head itself gave the row at step s - 1. So in training the text is the true one and the states
-are its own: the training-time test of EAGLE-3 (2503.01840, figure 6).
+follows, its distribution p_q. Row i of a head is one chain of drafts after the tokens 0 .. i + 1:
+at step s it holds token i + 1 + s and predicts the next token, as p_(i + 1 + s) does. At step 0 its
+input is that token with f_i, the target's features of the token before it; later it is the token
+with the state that the head itself gave the row at step s - 1. So in training the text is the true
+one and the states are the head's own: the training-time test of EAGLE-3 (2503.01840, figure 6).
 """
 
 import json
@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 NUM_MEDUSA_HEADS = 4
 DRAFT_VOCAB_SIZE = 2048
-# What enters these layers, and -1 for what the output matrix multiplies: with L layers, EAGLE-3
-# takes 2, L // 2 and L - 3.
+# The features are the inputs of these layers, and (-1) the input of the output matrix: of L layers
+# EAGLE-3 takes 2, L // 2 and L - 3.
 LAYERS = (2, 4, 5, -1)
 FILES = {
     "medusa": "medusa_lm_head.safetensors",
@@ -42,23 +42,24 @@ Past = list[tuple[Tensor, Tensor]]  # each step's keys and values, [B, key heads
 
 
 def at_step(values: Tensor, step: int, num_rows: int) -> Tensor:
-    """[B, num_rows, ...] of [B, T, ...]: what belongs to the tokens that the rows hold."""
+    """Return [B, num_rows, ...] of values [B, T, ...]: one for each token that the rows hold."""
     return values[:, 1 + step : 1 + step + num_rows]
 
 
 def target_features(target: LlamaForCausalLM, text: Tensor) -> Tensor:
-    """[B, T, len(LAYERS) * H] of Int64[B, T]: the features of every token, side by side."""
+    """Return the features [B, T, len(LAYERS) * H] of every token of a text, int64 [B, T]."""
     states = target.model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
     return torch.cat([states[layer] for layer in LAYERS], dim=-1)
 
 
 def rope_theta(config: LlamaConfig) -> float:
+    """Return the base of the rotary embedding."""
     theta: float = config.rope_parameters["rope_theta"]
     return theta
 
 
 class Attention(nn.Module):
-    """Attention of a llama layer over rows that come in steps."""
+    """The attention of a llama layer over rows that come in steps (see the module)."""
 
     def __init__(self, config: LlamaConfig, width: int) -> None:
         super().__init__()
@@ -70,8 +71,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[B, N, H] of the next step's inputs [B, N, width], whose keys and values join `past`: a
-        row sees step 0 of the rows up to it, and its own later steps."""
+        """Return [B, N, H] for the next step's inputs [B, N, width], and append to `past`.
+
+        Appended are the step's keys and values. A row sees step 0 of the rows up to itself, and its
+        own later steps.
+        """
         num_rows = x.shape[1]
         angles = self.angles(num_rows, len(past), x.device)
         query, key = (rotated(self.heads(p(x)), angles) for p in (self.q_proj, self.k_proj))
@@ -88,19 +92,21 @@ class Attention(nn.Module):
         return self.o_proj(mixed.flatten(1, 2).transpose(1, 2).flatten(2))
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, heads, N, head_dim] of [B, N, heads * head_dim]."""
+        """Split [B, N, heads * head_dim] into [B, heads, N, head_dim]."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def angles(self, num_rows: int, step: int, device: torch.device) -> Tensor:
-        """[N, head_dim]: how far each pair of numbers is turned; only differences matter, so row 0
-        is at 0 at step 0."""
+        """Return [N, head_dim]: the rotary angle of each pair of numbers in each row at a step.
+
+        Only differences matter, so row 0 has angle 0 at step 0.
+        """
         pairs = torch.arange(0, self.head_dim, 2, device=device) / self.head_dim
         rows = torch.arange(step, step + num_rows, device=device)
         return torch.outer(rows, self.theta**-pairs).repeat(1, 2)
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions as llama has them: number j is paired with number j + head_dim / 2."""
+    """Rotate the pairs of x by these angles, as llama does: j is paired with j + head_dim / 2."""
     left, right = x.chunk(2, dim=-1)
     return x * angles.cos() + torch.cat((-right, left), dim=-1) * angles.sin()
 
@@ -116,12 +122,13 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(*reversed(sizes), bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [..., H] for x [..., H]."""
         y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return y
 
 
 class Layer(nn.Module):
-    """A llama layer without the norm before its attention, as EAGLE has it."""
+    """A llama layer without the norm before its attention, as in EAGLE."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -130,14 +137,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = norm(config)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
+        """Return [B, N, H] for the next step's inputs [B, N, H]; append keys, values to `past`."""
         x = x + self.self_attn(x, past)
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
 
 class Midlayer(nn.Module):
-    """EAGLE-3's layer: attention reads embedding and state side by side, each behind a norm of its
-    own, and adds to the state."""
+    """EAGLE-3's layer: attention reads the token's embedding and the state side by side.
+
+    Each has a norm of its own before it, and the result is added to the state.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -147,6 +157,7 @@ class Midlayer(nn.Module):
         self.post_attention_layernorm = norm(config)
 
     def forward(self, embedded: Tensor, state: Tensor, past: Past) -> Tensor:
+        """Return the next states [B, N, H] for embeddings, states [B, N, H]; append to `past`."""
         x = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
         x = state + self.self_attn(x, past)
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -154,11 +165,12 @@ class Midlayer(nn.Module):
 
 
 def norm(config: LlamaConfig) -> nn.RMSNorm:
+    """Return a new RMS norm of the model's width."""
     return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class ResBlock(nn.Module):
-    """Medusa's block; it begins as the identity."""
+    """Medusa's residual block; untrained, it is the identity."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -167,13 +179,16 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [..., H] for x [..., H]."""
         return x + F.silu(self.linear(x))
 
 
 class Medusa(nn.ModuleList):
-    """Heads that read one feature alone; their output matrices begin as the target's (2401.10774).
+    """Medusa heads (2401.10774): each reads one feature alone.
 
-    Its steps are its heads: head s says what comes s + 2 tokens after the feature's own token."""
+    Their output matrices begin as the target's. Step s is head s, which predicts the token s + 2
+    after the feature's own token.
+    """
 
     sources = (-1,)
 
@@ -185,30 +200,35 @@ class Medusa(nn.ModuleList):
             self.append(nn.Sequential(ResBlock(config.hidden_size), output))
 
     def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
-        """As `Eagle.states`: what each head's output matrix multiplies."""
+        """Return [B, T - num_steps, H] for each head: the input of its output matrix.
+
+        Arguments as for `Eagle.states`.
+        """
         rows = features[:, : text.shape[1] - num_steps]
         heads: list[Any] = list(self)
         return [block(rows) for block, _ in heads[:num_steps]]
 
     def logits(self, state: Tensor, step: int) -> Tensor:
-        """As `Eagle.logits`."""
+        """Return the logits [..., V] of head `step` for its states [..., H]."""
         head: Any = self[step]
         logits: Tensor = head[1](state)
         return logits
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
-        """As `Eagle.of_vocabulary`."""
+        """Return the values unchanged: the head has the target's vocabulary."""
         return values
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """As `Eagle.of_target`."""
+        """Return the logits unchanged: the head has the target's vocabulary."""
         return logits
 
 
 class Eagle(nn.Module):
-    """EAGLE (2401.15077): the target's next feature of its last one and the token between them.
+    """EAGLE (2401.15077): predicts the target's next feature from the last one and the next token.
 
-    Embedding and output matrix are the target's, which are one, and are not among the weights."""
+    The target uses one matrix as embedding and output matrix. EAGLE uses it too, so it is not among
+    the head's weights.
+    """
 
     sources = (-1,)
     embedding: Tensor
@@ -220,8 +240,11 @@ class Eagle(nn.Module):
         self.layers = nn.ModuleList([Layer(config)])
 
     def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
-        """The rows' states [B, T - num_steps, H] at each step, here the predicted features, of the
-        text [B, T] and the target's features [B, T, F]."""
+        """Return for each step the rows' states [B, T - num_steps, H]: the predicted features.
+
+        features  of the target, [B, T, F]
+        text      int64 [B, T]
+        """
         num_rows = text.shape[1] - num_steps
         state, past, states = features[:, :num_rows], Past(), []
         for step in range(num_steps):
@@ -231,23 +254,24 @@ class Eagle(nn.Module):
         return states
 
     def logits(self, state: Tensor, _step: int) -> Tensor:
-        """[..., D] of the states [..., H] at a step, over the head's own vocabulary."""
+        """Return the logits [..., D] over the head's vocabulary for the states [..., H]."""
         return F.linear(state, self.embedding)
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
-        """The columns [..., D] of the head's vocabulary, of the target's [..., V]."""
+        """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
         return values
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """[..., V] over the target's vocabulary, of the head's own [..., D]."""
+        """Return logits [..., V] over the target's vocabulary from the head's [..., D]."""
         return logits
 
 
 class Eagle3(nn.Module):
-    """EAGLE-3 (2503.01840): three features, an output matrix of its own over the commonest tokens.
+    """EAGLE-3 (2503.01840): reads three features, and has its own output matrix for common tokens.
 
-    Its states are the layer's before the last norm. `d2t` is by how much the target's id of a token
-    is above the head's, `t2d` which of the target's tokens it has."""
+    Its states are the layer's, before the last norm. `d2t` is the target's id of a token minus the
+    head's id; `t2d` says which of the target's tokens the head has.
+    """
 
     sources = LAYERS[:3]
     embedding: Tensor
@@ -263,7 +287,7 @@ class Eagle3(nn.Module):
         self.register_buffer("t2d", t2d.index_fill(0, ids, value=True))
         size = config.hidden_size
         self.fc = nn.Linear(len(self.sources) * size, size, bias=False)
-        # The target's own reading of a state in its middle is a better start than noise.
+        # Begins by passing on the last of the three features, which is a better start than noise.
         self.fc.weight.data.zero_()[:, -size:].fill_diagonal_(1.0)
         self.midlayer = Midlayer(config)
         self.norm = norm(config)
@@ -272,7 +296,10 @@ class Eagle3(nn.Module):
         self.lm_head.weight.data.copy_(embedding[ids])
 
     def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
-        """As `Eagle.states`."""
+        """Return for each step the states [B, T - num_steps, H] of the rows.
+
+        Arguments as for `Eagle.states`.
+        """
         num_rows = text.shape[1] - num_steps
         state, past, states = self.fc(features[:, :num_rows]).float(), Past(), []
         for step in range(num_steps):
@@ -282,22 +309,22 @@ class Eagle3(nn.Module):
         return states
 
     def logits(self, state: Tensor, _step: int) -> Tensor:
-        """As `Eagle.logits`."""
+        """Return the logits [..., D] over the head's vocabulary for the states [..., H]."""
         logits: Tensor = self.lm_head(self.norm(state))
         return logits
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
-        """As `Eagle.of_vocabulary`."""
+        """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
         return values[..., self.ids]
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """As `Eagle.of_target`: what the head lacks is never chosen."""
+        """Return logits [..., V] over the target's vocabulary: -inf for tokens the head lacks."""
         everything = logits.new_full((*logits.shape[:-1], len(self.t2d)), -torch.inf)
         return everything.index_copy(-1, self.ids, logits)
 
     @property
     def ids(self) -> Tensor:
-        """Int64[D], the target's ids of the head's tokens, ascending."""
+        """Return int64 [D]: the target's ids of the head's tokens, ascending."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
@@ -305,7 +332,7 @@ Head = Medusa | Eagle | Eagle3
 
 
 def new_head(name: str, target: LlamaForCausalLM, ids: Tensor) -> Head:
-    """An untrained head; `ids` are the tokens of EAGLE-3."""
+    """Return an untrained head; `ids` are the tokens of EAGLE-3's vocabulary. Raises ValueError."""
     embedding = target.model.embed_tokens.weight.detach()
     match name:
         case "medusa":
@@ -320,14 +347,14 @@ def new_head(name: str, target: LlamaForCausalLM, ids: Tensor) -> Head:
 
 
 def sources_of(head: Head, features: Tensor) -> Tensor:
-    """[B, T, F] that a head reads, float32, of `target_features`."""
+    """Return the part [B, T, F] (float32) of `target_features` that a head reads."""
     width = features.shape[-1] // len(LAYERS)
     parts = [features[..., width * at : width * (at + 1)] for at in map(LAYERS.index, head.sources)]
     return torch.cat(parts, dim=-1).float()
 
 
 def fields_of(name: str, target: LlamaForCausalLM) -> dict[str, object]:
-    """What config.json says of a head, in the words of the published ones."""
+    """Return the content of a head's config.json, with the names that published heads use."""
     config = target.config.to_dict()
     if name == "medusa":
         fields = {key: config[key] for key in ("hidden_size", "vocab_size")}
@@ -343,7 +370,7 @@ def fields_of(name: str, target: LlamaForCausalLM) -> dict[str, object]:
 
 
 def write_head(head: Head, name: str, target: LlamaForCausalLM, folder: Path) -> None:
-    """Write config.json and the weights, in bfloat16, into `folder`."""
+    """Write a head's config.json and its weights (bfloat16) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(fields_of(name, target), indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -356,7 +383,7 @@ def write_head(head: Head, name: str, target: LlamaForCausalLM, folder: Path) ->
 
 
 def load_head(name: str, target: LlamaForCausalLM, folder: Path) -> Head:
-    """A head of `write_head`, in float32."""
+    """Load a head that `write_head` wrote, in float32."""
     head = new_head(name, target, torch.arange(DRAFT_VOCAB_SIZE))
     head.load_state_dict(load_file(folder / FILES[name]))
     return head.eval()

@@ -1,7 +1,8 @@
 """Makes the embedded models: a small target and much smaller drafters for Python source.
 
-Owns the tokenizer and all training runs; `corpus` owns the text and `evaluate` the figures of
-models/README.md. It imports nothing of Slipstream: it writes ordinary Hugging Face folders.
+This file has the tokenizer and all training runs; `corpus` has the text, and `evaluate` measures
+the figures of models/README.md. It imports nothing of Slipstream: it writes ordinary Hugging Face
+folders.
 
     python -m lab.training.train prepare                  corpus and tokenizer
     python -m lab.training.train target --minutes 50      cross entropy on the corpus
@@ -9,8 +10,8 @@ models/README.md. It imports nothing of Slipstream: it writes ordinary Hugging F
     python -m lab.training.train drafter --minutes 12     distillation on them
     python -m lab.training.train export                   models/target and models/drafter
 
-Work in progress lies under models/work/. `target` and `drafter` go on from their checkpoint: stop
-them at any time, start them again with the same or another budget.
+Work in progress is in models/work/. `target` and `drafter` resume from their checkpoints: stop them
+at any time, and start them again with the same or another number of minutes.
 """
 
 import argparse
@@ -39,7 +40,7 @@ SEED = 20
 TOP_K = 64  # entries of the target's distribution that are kept for each position
 PROMPT_LEN = 64  # corpus tokens before the target's own text
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# On a CPU that has the instructions, 2.6 times as fast as float32; on another, 2.6 times as slow.
+# On a CPU with bfloat16 instructions 2.6 times as fast as float32, on others 2.6 times as slow.
 HAS_BFLOAT16 = DEVICE.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 BFLOAT16 = torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_BFLOAT16)
 BATCH_SIZE = 32 if DEVICE.type == "cuda" else 8  # windows in a training step
@@ -47,7 +48,11 @@ BATCH_SIZE = 32 if DEVICE.type == "cuda" else 8  # windows in a training step
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Shape of one of the models, and its peak learning rates: from nothing, from weights."""
+    """The shape of one of the models, and its peak learning rates.
+
+    lr_max      peak learning rate when training starts from random weights
+    lr_restart  peak learning rate when training starts from written weights
+    """
 
     name: str
     hidden_size: int
@@ -59,6 +64,7 @@ class Recipe:
     lr_restart: float
 
     def new_model(self) -> LlamaForCausalLM:
+        """Return an untrained model of this shape, with random weights of a fixed seed."""
         torch.manual_seed(SEED)
         config = LlamaConfig(
             vocab_size=VOCAB_SIZE,
@@ -76,6 +82,7 @@ class Recipe:
 
     @property
     def checkpoint(self) -> Path:
+        """Return the path of the model's checkpoint."""
         return WORK / f"{self.name}.pt"
 
 
@@ -83,8 +90,8 @@ TARGET = Recipe("target", 384, 1024, 8, 6, 3, lr_max=1.5e-3, lr_restart=7e-4)
 DRAFTER = Recipe("drafter", 128, 384, 2, 4, 2, lr_max=4e-3, lr_restart=1e-3)
 SHALLOW_DRAFTER = Recipe("drafter-shallow", 128, 384, 1, 4, 2, lr_max=4e-3, lr_restart=1.5e-3)
 DRAFTERS = {recipe.name: recipe for recipe in (DRAFTER, SHALLOW_DRAFTER)}
-LossAt = Callable[[LlamaForCausalLM, int], Tensor]  # of a model at a step
-LossAfter = Callable[[int, float], Tensor]  # at a step, when this part of the budget is spent
+LossAt = Callable[[LlamaForCausalLM, int], Tensor]  # the loss of a model at a step
+LossAfter = Callable[[int, float], Tensor]  # the loss at a step, after this share of the budget
 
 
 def prepare() -> None:
@@ -108,7 +115,7 @@ def prepare() -> None:
 
 
 def store_corpus(tokenizer: Tokenizer, library: list[str]) -> None:
-    """Store the library's training files and the other parts of the corpus as tokens."""
+    """Store the parts of the corpus as tokens; `library` are the library's training files."""
     held_out = library_texts(held_out=True)
     for name, texts in (
         ("library", library),
@@ -122,26 +129,33 @@ def store_corpus(tokenizer: Tokenizer, library: list[str]) -> None:
 
 
 def corpus_tokens(name: str) -> Tensor:
-    """Int64[N] on the CPU: documents one after the other, each closed by the end-of-text token."""
+    """Return a part of the corpus, int64 [N] on the CPU; END_OF_TEXT follows each document."""
     return torch.from_numpy(np.load(WORK / f"{name}.npy").astype(np.int64))
 
 
 def corpus_parts() -> tuple[Tensor, ...]:
-    """The library's training files, of whose kind the held-out files are, and the packages'."""
+    """Return the tokens of the library's training files, and those of the packages.
+
+    The held-out files are of the library.
+    """
     return corpus_tokens("library"), corpus_tokens("packages")
 
 
 def batch_rows(step: int, num_windows: int, batch_size: int) -> tuple[int, np.ndarray]:
-    """The epoch of a step, and the windows of its batch; a function of the step alone, so that a
-    resumed run sees what an unbroken one would have seen."""
+    """Return the epoch of a step, and the indices of the windows in its batch.
+
+    Both depend on the step alone, so that a resumed run sees the same batches as an unbroken one.
+    """
     epoch, index = divmod(step, num_windows // batch_size)
     order = np.random.default_rng([SEED, epoch]).permutation(num_windows)
     return epoch, order[index * batch_size : (index + 1) * batch_size]
 
 
 def corpus_batch(tokens: Tensor, step: int, batch_size: int) -> Tensor:
-    """Int64[B, CONTEXT + 1] of a part of the corpus; the cuts between windows move from epoch to
-    epoch."""
+    """Return windows of a part of the corpus, int64 [B, CONTEXT + 1].
+
+    In every epoch the text is cut into windows at other places.
+    """
     num_windows = (len(tokens) - 1) // CONTEXT - 1
     epoch, rows = batch_rows(step, num_windows, batch_size)
     phase = int(np.random.default_rng([SEED, epoch, 1]).integers(CONTEXT))
@@ -150,26 +164,28 @@ def corpus_batch(tokens: Tensor, step: int, batch_size: int) -> Tensor:
 
 
 def mixed_batch(parts: tuple[Tensor, ...], step: int) -> Tensor:
-    """Int64[BATCH_SIZE, CONTEXT + 1], the same number of windows from every part."""
+    """Return int64 [BATCH_SIZE, CONTEXT + 1] with the same number of windows from every part."""
     return torch.cat([corpus_batch(tokens, step, BATCH_SIZE // len(parts)) for tokens in parts])
 
 
 def logits_of(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
-    """Float32[B, T, V] of Int64[B, T]."""
+    """Return the logits, float32 [B, T, V], for tokens int64 [B, T]."""
     logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     return logits.float()
 
 
 def next_token_loss(model: LlamaForCausalLM, windows: Tensor) -> Tensor:
-    """Mean cross entropy in nats per token of windows [B, T + 1]."""
+    """Return the mean cross entropy in nats per token on windows [B, T + 1]."""
     logits = logits_of(model, windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 @torch.inference_mode()
 def generate(model: LlamaForCausalLM, prompts: Tensor, length: int, temperature: Tensor) -> Tensor:
-    """Int64[B, length], the prompts [B, T] continued, each row at its own temperature [B] (zero is
-    greedy). An end of text is followed by the next document, as in the corpus."""
+    """Return int64 [B, length]: the prompts [B, T] continued, each at its own temperature [B].
+
+    Temperature 0 is greedy. An end of text is followed by the next document, as in the corpus.
+    """
     text, cache = prompts, None
     while text.shape[1] < length:
         new = text if cache is None else text[:, -1:]
@@ -181,44 +197,48 @@ def generate(model: LlamaForCausalLM, prompts: Tensor, length: int, temperature:
 
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write beside `path` and rename, so that a reader never sees half a file."""
+    """Write a file beside `path` and rename it, so that a reader never sees half a file."""
     partial = path.with_name(f".partial-{path.name}")
     write(partial)
     os.replace(partial, path)
 
 
 def current_model(recipe: Recipe) -> LlamaForCausalLM:
-    """The model of the last checkpoint."""
+    """Return the model of the last checkpoint."""
     model = recipe.new_model()
     model.load_state_dict(torch.load(recipe.checkpoint, map_location=DEVICE)["model"])
     return model.eval()
 
 
 def load_written(folder: Path) -> LlamaForCausalLM:
-    """A model of `export`, in float32."""
+    """Load a model that `export` wrote, in float32."""
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
 
 
 def start_from(model: LlamaForCausalLM, folder: Path) -> None:
-    """Take over the weights in `folder`; a model of fewer layers takes the first ones."""
+    """Load the weights in `folder` into the model; a model of fewer layers takes the first ones."""
     written = load_written(folder).state_dict()
     model.load_state_dict({name: written[name] for name in model.state_dict()})
 
 
 def learning_rate(lr_max: float, step: int, progress: float) -> float:
-    """Warm-up over 50 steps, then flat, then from 40% of the time budget linearly to zero."""
+    """Return the rate: warm-up over 50 steps, flat, then from 40 % of the budget linearly to 0."""
     return lr_max * min((step + 1) / 50, 1.0, (1.0 - progress) / 0.6)
 
 
 def computing_s() -> float:
-    """Seconds of computing so far: on a CPU the processor's time per thread, so that a machine busy
-    with other work makes a run longer and not worse (OMP_WAIT_POLICY=passive keeps it honest)."""
+    """Return the seconds of computing so far; only differences mean something.
+
+    On a CPU this is the processor's time per thread, so that a machine busy with other work makes a
+    run longer and not worse (OMP_WAIT_POLICY=passive keeps it honest).
+    """
     if DEVICE.type == "cuda":
         return time.monotonic()
     return time.process_time() / torch.get_num_threads()
 
 
 def optimizer_for(model: nn.Module, lr: float) -> torch.optim.AdamW:
+    """Return AdamW with weight decay for matrices and none for vectors."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim == ndim], "weight_decay": decay}
         for ndim, decay in ((2, 0.1), (1, 0.0))
@@ -227,8 +247,10 @@ def optimizer_for(model: nn.Module, lr: float) -> torch.optim.AdamW:
 
 
 def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) -> None:
-    """Train until the model has had `minutes` of computing in all its runs together; the first of
-    them begins with the weights in the folder `init`, if one is named."""
+    """Train a model until it has had `minutes` of computing in all its runs together.
+
+    init  folder of weights with which the first run begins; None: random weights
+    """
     model = recipe.new_model()
     if init is not None:
         start_from(model, init)
@@ -240,7 +262,10 @@ def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) ->
 def descend(
     model: nn.Module, checkpoint: Path, lr_max: float, minutes: float, loss_at: LossAfter
 ) -> None:
-    """Train a model until it has had `minutes` of computing, those before `checkpoint` included."""
+    """Train until the model has had `minutes` of computing, those before `checkpoint` included.
+
+    It resumes from `checkpoint` if that exists, and writes it every 50 steps and at the end.
+    """
     optimizer = optimizer_for(model, lr_max)
     step, spent_s, budget_s = 0, 0.0, minutes * 60
     if checkpoint.exists():
@@ -274,13 +299,17 @@ def descend(
 
 
 def train_target(minutes: float, init: Path | None) -> None:
+    """Train the target on the corpus."""
     parts = corpus_parts()
     train(TARGET, minutes, init, lambda m, step: next_token_loss(m, mixed_batch(parts, step)))
 
 
 def own_windows(model: LlamaForCausalLM, tokens: Tensor, minutes: float) -> Iterator[Tensor]:
-    """Batches [64, CONTEXT + 1] of the target's own text for about `minutes`, each from PROMPT_LEN
-    tokens of the corpus; half of the rows are greedy and half are sampled."""
+    """Yield batches int64 [64, CONTEXT + 1] of the target's own text, for about `minutes`.
+
+    Each text continues PROMPT_LEN tokens of the corpus; half of the texts are greedy and half
+    sampled.
+    """
     temperature = (torch.arange(64, device=DEVICE) % 2).float()
     begun_s = computing_s()
     while computing_s() - begun_s < minutes * 60:
@@ -292,9 +321,11 @@ def own_windows(model: LlamaForCausalLM, tokens: Tensor, minutes: float) -> Iter
 @torch.inference_mode()
 @BFLOAT16
 def teach(minutes: float, init: Path | None) -> None:
-    """Store windows with the largest TOP_K probabilities of the target at each position, so that
-    the drafters' epochs need no pass of the target: its own text for a third of the time, then the
-    corpus as the target's training sees it."""
+    """Store windows with the TOP_K largest probabilities of the target at each position.
+
+    So training a drafter needs no pass of the target. The windows are the target's own text for a
+    third of the time, then the corpus as the target's training sees it.
+    """
     model, parts = load_written(init) if init else current_model(TARGET), corpus_parts()
     own = own_windows(model, parts[0], minutes / 3)
     stored: list[tuple[np.ndarray, ...]] = []
@@ -312,9 +343,15 @@ def teach(minutes: float, init: Path | None) -> None:
 
 
 def distillation_loss(logits: Tensor, top_ids: Tensor, top_logp: Tensor, text: Tensor) -> Tensor:
-    """KL(p || q) and the total variation distance, which is the rejection rate, both with the
-    target's tail as one outcome, and a little cross entropy. Logits are [B, T, V], the target's
-    entries [B, T, K], the tokens that follow [B, T]."""
+    """Return KL(p || q) + total variation distance + 0.1 * cross entropy, the mean over positions.
+
+    The distance is the rejection rate. In both of the first two the tokens beyond the target's
+    TOP_K are one outcome.
+
+    logits             of the drafter, [B, T, V]
+    top_ids, top_logp  the target's likeliest tokens and their log probabilities, [B, T, K]
+    text               the tokens that follow, [B, T]
+    """
     logq_all = logits.log_softmax(dim=-1)
     logq = logq_all.gather(-1, top_ids)
     p, q = top_logp.exp(), logq.exp()
@@ -326,6 +363,7 @@ def distillation_loss(logits: Tensor, top_ids: Tensor, top_logp: Tensor, text: T
 
 
 def train_drafter(minutes: float, init: Path | None, name: str) -> None:
+    """Train a drafter on the windows that `teach` stored."""
     windows, ids, logp = (np.load(WORK / f"teach_{n}.npy") for n in ("windows", "ids", "logp"))
     loss_of = torch.compile(distillation_loss)
 
@@ -340,7 +378,7 @@ def train_drafter(minutes: float, init: Path | None, name: str) -> None:
 
 
 def export(folder: Path) -> None:
-    """Write the trained models as they stand, in bfloat16, each with the tokenizer."""
+    """Write the trained models as they are now, in bfloat16, each with the tokenizer."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(WORK / "tokenizer.json"),
         eos_token=END_OF_TEXT,
@@ -361,6 +399,7 @@ def export(folder: Path) -> None:
 
 
 def main() -> None:
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(description="Makes the embedded models.")
     commands = parser.add_subparsers(required=True)
     commands.add_parser("prepare").set_defaults(run=prepare)

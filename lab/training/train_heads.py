@@ -1,18 +1,18 @@
 """Trains the draft heads of the embedded target: Medusa, EAGLE and EAGLE-3.
 
-Owns their training runs; `heads` owns what they compute, `train` the corpus and the loop,
-`evaluate_heads` the figures. It imports nothing of Slipstream: it writes the folders as they are
-published for large models.
+This file has their training runs; `heads` has what they compute, `train` the corpus and the loop,
+`evaluate_heads` the figures. It imports nothing of Slipstream: it writes folders in the formats in
+which heads are published for large models.
 
-    python -m lab.training.train_heads prepare corpus, in the target's own tokens
+    python -m lab.training.train_heads prepare              corpus, in the target's own tokens
     python -m lab.training.train_heads teach --minutes 6    its texts and features, kept for heads
     python -m lab.training.train_heads medusa --minutes 8
     python -m lab.training.train_heads eagle --minutes 10
     python -m lab.training.train_heads eagle3 --minutes 10
-    python -m lab.training.train_heads export models/medusa, eagle, eagle3
+    python -m lab.training.train_heads export               models/medusa, eagle, eagle3
 
-Work in progress lies under models/work/. The heads go on from their checkpoints: stop them at any
-time, start them again with the same or another budget.
+Work in progress is in models/work/. The heads resume from their checkpoints: stop them at any time,
+and start them again with the same or another number of minutes.
 """
 
 import argparse
@@ -57,28 +57,32 @@ from lab.training.train import (
     store_corpus,
 )
 
-CORPUS_SHARE = 1 / 3  # of the stored windows; the others are the target's own texts
-NUM_STEPS = 5  # of a chain in training
-STEP_WEIGHT = 0.8  # of a step, by that of the step before
-ONE_STEP_UNTIL = 0.4  # of the budget: then the rate falls, and chains are long
-FEATURE_WEIGHT = 1.0  # of EAGLE's error of features beside that of tokens
-START_WINDOWS = 64  # of the least squares that EAGLE starts from
+CORPUS_SHARE = 1 / 3  # share of corpus in the stored windows; the others are the target's texts
+NUM_STEPS = 5  # steps of a chain in training
+STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step before
+ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the learning rate falls
+FEATURE_WEIGHT = 1.0  # weight of EAGLE's error in features, relative to the loss of tokens
+START_WINDOWS = 64  # about how many windows EAGLE's least-squares start uses
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a head is trained."""
+    """How a head is trained: its name and peak learning rate."""
 
     name: str
     lr_max: float
 
     @property
     def checkpoint(self) -> Path:
+        """Return the path of the head's checkpoint."""
         return WORK / f"{self.name}.pt"
 
     def plan(self, progress: float) -> tuple[int, int]:
-        """Windows in a batch and steps of a chain, when this part of the budget is spent. Features
-        that a head made itself mislead it as long as they are bad."""
+        """Return (windows in a batch, steps of a chain) after this share of the budget.
+
+        EAGLE heads begin with chains of one step, because features that a head made itself mislead
+        it as long as they are bad.
+        """
         if self.name == "medusa":
             return 8, NUM_MEDUSA_HEADS
         return (8, 1) if progress < ONE_STEP_UNTIL else (4, NUM_STEPS)
@@ -91,12 +95,12 @@ RECIPES = {
 
 
 def target() -> LlamaForCausalLM:
-    """The embedded target, in float32, not to be trained."""
+    """Load the embedded target in float32, with its weights frozen."""
     return load_written(HERE / "target").requires_grad_(requires_grad=False)
 
 
 def prepare() -> None:
-    """Store the corpus in the tokens of the embedded target."""
+    """Store the corpus as tokens of the embedded target."""
     WORK.mkdir(exist_ok=True)
     tokenizer = Tokenizer.from_file(str(HERE / "target" / "tokenizer.json"))
     store_corpus(tokenizer, library_texts(held_out=False))
@@ -105,8 +109,11 @@ def prepare() -> None:
 @torch.inference_mode()
 @BFLOAT16
 def teach(minutes: float) -> None:
-    """Store windows of the target's own text, half of it greedy, for `minutes` of computing, and
-    windows of the corpus, with the target's features of all their tokens."""
+    """Store windows of text with the target's features of all their tokens.
+
+    The windows are the target's own text (half of it greedy), written for `minutes` of computing,
+    and windows of the corpus.
+    """
     torch.manual_seed(SEED)
     model, parts = target(), corpus_parts()
     writer = target().to(torch.bfloat16) if HAS_BFLOAT16 else model  # moves half as many bytes
@@ -119,7 +126,7 @@ def teach(minutes: float) -> None:
 
     def write_features(path: Path) -> None:
         shape = (*windows.shape, size)
-        # NumPy has no bfloat16: its 16 bits are stored as an integer.
+        # NumPy has no bfloat16, so the 16 bits are stored as an integer.
         stored = np.lib.format.open_memmap(path, "w+", np.int16, shape)
         for start in range(0, len(windows), 8):
             text = windows[start : start + 8].long().to(DEVICE)
@@ -131,25 +138,33 @@ def teach(minutes: float) -> None:
 
 
 def stored_windows() -> Tensor:
-    """Int16[n, CONTEXT + 1] of `teach`."""
+    """Return the windows that `teach` stored, int16 [n, CONTEXT + 1]."""
     return torch.from_numpy(np.load(WORK / "heads_windows.npy"))
 
 
 def stored_features(rows: np.ndarray) -> Tensor:
-    """Bfloat16[len(rows), CONTEXT + 1, len(LAYERS) * H] of some of the windows."""
+    """Return the features of these windows, bfloat16 [len(rows), CONTEXT + 1, len(LAYERS) * H].
+
+    They are in ascending order of `rows`.
+    """
     stored = np.load(WORK / "heads_features.npy", mmap_mode="r")
     return torch.from_numpy(stored[np.sort(rows)]).view(torch.bfloat16)
 
 
 def commonest(windows: Tensor) -> Tensor:
-    """Int64[DRAFT_VOCAB_SIZE]: the tokens that occur most often, ascending."""
+    """Return int64 [DRAFT_VOCAB_SIZE]: the most frequent tokens of the windows, ascending."""
     counts = windows.long().flatten().bincount(minlength=DRAFT_VOCAB_SIZE)
     return counts.topk(DRAFT_VOCAB_SIZE).indices.sort().values.to(DEVICE)
 
 
 def distance(logits: Tensor, p: Tensor) -> Tensor:
-    """Cross entropy to the target's distribution and the rejection rate, the mean of rows. Where
-    the head lacks tokens of the target, `p` lacks them too and sums up to less than one."""
+    """Return the cross entropy to the target's distribution + the rejection rate, mean over rows.
+
+    Where the head lacks tokens of the target, `p` lacks them too and its sum is below one.
+
+    logits  of the head, [..., D]
+    p       probabilities of the target, [..., D]
+    """
     logq = logits.float().log_softmax(dim=-1)
     cross_entropy = -(p * logq).sum(dim=-1)
     rejected = 1.0 - torch.minimum(p, logq.exp()).sum(dim=-1)
@@ -160,8 +175,12 @@ distance_of = torch.compile(distance)
 
 
 def chain_loss(head: Head, features: Tensor, text: Tensor, p: Tensor, num_steps: int) -> Tensor:
-    """The weighted mean over the steps of how far a head is from the target: features [B, T, F],
-    text [B, T], the target's distributions [B, T, V]."""
+    """Return how far a head is from the target: the weighted mean over the steps of a chain.
+
+    features  of the target, [B, T, F]
+    text      int64 [B, T]
+    p         the target's distributions, [B, T, V]
+    """
     p, losses = head.of_vocabulary(p), []
     for step, state in enumerate(head.states(features, text, num_steps)):
         num_rows = state.shape[1]
@@ -175,7 +194,7 @@ def chain_loss(head: Head, features: Tensor, text: Tensor, p: Tensor, num_steps:
 
 @torch.no_grad()
 def start_linear(head: Eagle, features: Tensor, text: Tensor) -> None:
-    """Let EAGLE begin as the best linear guess of the next feature."""
+    """Set EAGLE's linear layer to the least-squares prediction of the next feature."""
     before, after = features[:, :-1], features[:, 1:].flatten(0, 1).double()
     embedded = F.embedding(text[:, 1:], head.embedding)
     ones = torch.ones_like(before[..., :1])
@@ -212,7 +231,7 @@ def train_head(minutes: float, name: str) -> None:
 
 
 def export(folder: Path) -> None:
-    """Write the trained heads as they stand, in bfloat16."""
+    """Write the trained heads as they are now, in bfloat16."""
     model = target()
     for recipe in filter(lambda r: r.checkpoint.exists(), RECIPES.values()):
         head = new_head(recipe.name, model, torch.arange(DRAFT_VOCAB_SIZE))
@@ -224,6 +243,7 @@ def export(folder: Path) -> None:
 
 
 def main() -> None:
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(description="Trains the embedded target's draft heads.")
     commands = parser.add_subparsers(required=True)
     commands.add_parser("prepare").set_defaults(run=prepare)

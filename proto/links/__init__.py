@@ -1,1 +1,1 @@
-"""Sockets between processes, and who may speak over them."""
+"""The sockets between the processes, and the check of who may connect to them."""

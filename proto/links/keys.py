@@ -1,7 +1,7 @@
 """Keys of the encrypted links between hosts (CURVE: RFC 25 and 26 of ZeroMQ), and their files.
 
-Whoever takes part in a link has a key pair of its own. A node knows the coordinator's public key,
-the coordinator those of its nodes: neither speaks with anybody else.
+The coordinator and each node have a key pair of their own. A node knows the coordinator's public
+key, and the coordinator knows those of its nodes: neither speaks with anybody else.
 """
 
 import os
@@ -22,28 +22,28 @@ from proto.system import cannot_read, cannot_write
 COORDINATOR = "coordinator"
 MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 PUBLIC, SECRET = ".key", ".key_secret"
-KEY_CHARS = 40  # of a key in Z85
+KEY_CHARS = 40  # length of a key in Z85
 Z85 = frozenset(map(chr, Z85CHARS))
 HOW = "make keys with `python -m coordinator keys new DIR`"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and its secret one, in Z85; the secret one is never shown."""
+    """A public key and its secret key, in Z85 (text); the secret key is not part of the repr."""
 
     public: str
     secret: str = field(repr=False)
 
     @classmethod
     def new(cls) -> "KeyPair":
-        """A fresh one."""
+        """Return a freshly made pair."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKeys:
-    """A node's: its own pair, and the public key of the coordinator."""
+    """The keys that a node needs: its own pair, and the coordinator's public key."""
 
     own: KeyPair
     coordinator: str
@@ -51,11 +51,11 @@ class NodeKeys:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorKeys:
-    """The coordinator's: its own pair, and the public keys of its nodes by their identity.
+    """The keys that the coordinator needs: its own pair, and each node's public key by its name.
 
     Nodes may be added at any time, from any thread.
 
-    is_open  whoever comes may speak, under any name: on a loopback address without keys
+    is_open  True: anybody may connect, under any name: on a loopback address without keys
     """
 
     own: KeyPair
@@ -63,44 +63,47 @@ class CoordinatorKeys:
     is_open: bool = False
 
     def lets_in(self, key: str) -> bool:
-        """Whether somebody with this public key may speak."""
+        """True if a peer with this public key may connect."""
         return self.is_open or key in tuple(self.nodes.values())
 
     def is_of(self, name: bytes, key: str) -> bool:
-        """Whether this public key is that of the node of this name."""
+        """True if this public key is that of the node with this name."""
         return self.is_open or (bool(key) and self.nodes.get(name) == key)
 
     def name_of(self, key: str) -> bytes | None:
-        """The node with this public key; the latest, where several had it one after another."""
+        """Return the name of the node with this public key; None if the key is unknown.
+
+        Where several names have had the key one after another, it is the latest.
+        """
         names = [name for name, one in tuple(self.nodes.items()) if one == key]
         return names[-1] if names else None
 
 
-# On a loopback address without keys. It is no secret, and so it keeps none.
+# The coordinator's pair on a loopback address without keys. It is public, so it protects nothing.
 EVERYBODYS = KeyPair(
     "7d=amI4<?&*n.J&/Cj:o[G.0NNo^ON<X#4N&.9W5", "1(7Qm*K8#u{U=EcU%nnpWqP4]A%MbfeH!G:v9i5^"
 )
 
 
 def open_door() -> CoordinatorKeys:
-    """For a coordinator without keys."""
+    """Return the keys for a coordinator that was given none: anybody may connect."""
     return CoordinatorKeys(EVERYBODYS, is_open=True)
 
 
 def open_hand() -> NodeKeys:
-    """For a node without keys."""
+    """Return the keys for a node that was given none: a fresh pair, and EVERYBODYS public key."""
     return NodeKeys(KeyPair.new(), EVERYBODYS.public)
 
 
 def keys_of(config: NodeConfig) -> NodeKeys | None:
-    """Those that a node was given; None where its link is not encrypted."""
+    """Return the keys in a node's config; None if its link is not encrypted."""
     if not config.coordinator_key:
         return None
     return NodeKeys(KeyPair(config.public_key, config.secret_key), config.coordinator_key)
 
 
 def with_keys(config: NodeConfig, keys: NodeKeys) -> NodeConfig:
-    """A node's config with its keys."""
+    """Return a copy of a node's config with these keys in it."""
     return replace(
         config,
         public_key=keys.own.public,
@@ -110,19 +113,19 @@ def with_keys(config: NodeConfig, keys: NodeKeys) -> NodeConfig:
 
 
 def names_of(role: Role) -> list[str]:
-    """The names that nodes of this role may have, by hand."""
+    """Return the names for nodes of this role that are started by hand: "target-1", "drafter-2"."""
     return [f"{role}-{number + 1}" for number in range(MAX_NODES[role])]
 
 
 def file_of(name: str) -> str:
-    """The name of a node's files without their ends; the first of its role needs no number."""
+    """Return the name of a node's key files without suffix; a final "-1" is left out."""
     return name.removesuffix("-1")
 
 
 def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
-    """Make a folder with a pair for the coordinator and one for each node; returns the files.
+    """Make a folder with key pairs for coordinator, target and drafters; returns the files.
 
-    Raises ConfigurationError: one is there already, or the folder cannot be written to.
+    Raises ConfigurationError if such a file exists already or the folder cannot be written.
     """
     names = [*names_of(Role.TARGET), *names_of(Role.DRAFTER)[:num_drafters]]
     files = [COORDINATOR, *map(file_of, names)]
@@ -135,8 +138,12 @@ def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
 
 
 def add_drafter(folder: Path) -> list[Path]:
-    """Make a pair for one more drafter; returns its files. Raises ConfigurationError."""
-    _public(folder, COORDINATOR)  # it is such a folder
+    """Make a key pair for one more drafter; returns its files.
+
+    Raises ConfigurationError if the folder has no coordinator's key, has keys of as many drafters
+    as can take part, or cannot be written.
+    """
+    _public(folder, COORDINATOR)  # raises if this is not a folder of keys
     names = names_of(Role.DRAFTER)
     for file in map(file_of, names):
         if not any((folder / f"{file}{end}").exists() for end in (PUBLIC, SECRET)):
@@ -145,7 +152,7 @@ def add_drafter(folder: Path) -> list[Path]:
 
 
 def _written(folder: Path, names: list[str]) -> list[Path]:
-    mask = os.umask(0o077)  # also while the library writes them, nobody else reads them
+    mask = os.umask(0o077)  # nobody else can read the files, not even while they are written
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in names:
@@ -158,9 +165,11 @@ def _written(folder: Path, names: list[str]) -> list[Path]:
 
 
 def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
-    """The coordinator's keys from their folder: its own, and those of every node that has some.
+    """Read the coordinator's keys from a folder: its own pair, and the public keys of its nodes.
 
-    Raises ConfigurationError.
+    roles  the first node of each must have a key; more nodes may have one
+
+    Raises ConfigurationError if a key is missing or cannot be used.
     """
     nodes: dict[bytes, str] = {}
     for role in roles:
@@ -171,7 +180,7 @@ def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
 
 
 def own_name(folder: Path | None, role: Role) -> str:
-    """Which node of its role one is, by its secret key; the first, where that does not tell."""
+    """Return the name of the node whose secret key is in the folder; else the role's first."""
     names = names_of(role)
     if folder is None:
         return names[0]
@@ -180,7 +189,7 @@ def own_name(folder: Path | None, role: Role) -> str:
 
 
 def of_node(folder: Path, name: str) -> NodeKeys:
-    """The keys of the node of this name from their folder. Raises ConfigurationError."""
+    """Read the keys of the node with this name. Raises ConfigurationError if one is unusable."""
     return NodeKeys(_pair(folder, file_of(name)), _public(folder, COORDINATOR))
 
 
@@ -203,7 +212,7 @@ def _loaded(file: Path) -> tuple[str, str | None]:
         keys = zmq.auth.load_certificate(file)
         public, secret = (None if key is None else key.decode("ascii") for key in keys)
     except OSError as error:
-        # The library says of a file that is not there only that it is not there.
+        # For a missing file the library raises an OSError without an error number.
         reason = cannot_read(error) if error.errno else f"there is no such file; {HOW}"
         raise ConfigurationError(f"cannot read the key {file}: {reason}") from error
     except ValueError as error:
@@ -214,5 +223,5 @@ def _loaded(file: Path) -> tuple[str, str | None]:
 
 
 def _is_key(key: str) -> bool:
-    """Whether the library takes it."""
+    """True if this is a key as the library accepts it."""
     return len(key) == KEY_CHARS and set(key) <= Z85

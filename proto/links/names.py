@@ -1,31 +1,34 @@
-"""Which connection speaks for which node (pure).
+"""Decides which connection belongs to which node (pure).
 
 Theory of operation
 -------------------
-A node is known by its name. Each of its processes has a *life*, drawn at random, and opens several
-connections: one that is answered, for its work, and one that only beats. A process opens them anew
-where its link was cut, also while the old ones are not known to be dead: the newest counts.
+A node is known by its name. Each process that runs as this node has a *life*, a random word, and
+opens several connections: one for its work, over which it is answered, and one that only sends
+heartbeats. If its link was cut, a process opens new connections, perhaps before the old ones are
+known to be dead: the newest counts.
 
-The process that comes first has the name as long as its connection is open. Another one that says
-the same name is turned away, and what it sends is not heard. Once the first has gone, its name is
-free.
+The process that connects first holds the name as long as its connection is open. Another process
+that gives the same name is turned away, and its messages are ignored. Once the first has gone, its
+name is free.
 
-A connection of an older release says no life. It is heard like a process of its own.
+A connection of an older release states no life. All connections of a name without a life are taken
+for one process.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 NO_LIFE = ""
-MAX_NAMES = 64  # more than nodes can take part; where there are no keys a peer may say any name
+MAX_NAMES = 64  # more than there can be nodes; without keys a peer may give any name
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a connection says of itself.
+    """What a connection states about itself.
 
-    life         of the process that has opened it
-    is_answered  frames for the node go to it
+    name         of the node
+    life         of the process that has opened the connection
+    is_answered  True: frames for the node are sent over this connection
     """
 
     name: bytes
@@ -40,9 +43,9 @@ class _Holder:
 
 
 class Names:
-    """The names that are taken, by nodes that have introduced themselves.
+    """The names that connected nodes hold, and the connection over which each node is answered.
 
-    is_open  whether a connection is still there, as far as is known
+    is_open  tells whether a connection is still open, as far as is known
     """
 
     def __init__(self, is_open: Callable[[bytes], bool]) -> None:
@@ -50,8 +53,9 @@ class Names:
         self._holders: dict[bytes, _Holder] = {}
 
     def introduce(self, connection: bytes, claim: Claim) -> bool:
-        """The first word of a connection. False: another process has that name, or there are
-        as many names as there may be.
+        """Register a new connection; False if another process holds its name.
+
+        Also False if the name is new and MAX_NAMES names are held by open connections.
         """
         holder = self._holders.get(claim.name)
         is_taken = holder is not None and holder.life != claim.life
@@ -68,11 +72,11 @@ class Names:
         return True
 
     def has(self, claim: Claim) -> bool:
-        """Whether its process has the name that it says."""
+        """True if the claim's process holds the name that it claims."""
         holder = self._holders.get(claim.name)
         return holder is not None and holder.life == claim.life
 
     def connection(self, name: bytes) -> bytes | None:
-        """Where frames for this node go."""
+        """Return the connection over which this node gets its frames; None if it has none."""
         holder = self._holders.get(name)
         return None if holder is None else holder.connection

@@ -1,10 +1,12 @@
-"""Frames between processes over ZeroMQ; with `keys.py` and `gate.py` the only ones that import it.
+"""Sockets that carry frames between the processes, over ZeroMQ.
 
-The coordinator binds one ROUTER (`Listener`), for the nodes of its own host and, encrypted, for
-those of others; every node connects DEALERs (`Connection`). A connection says in its handshake
-which node it is of; the ROUTER's own identities are fresh for each, and mean nothing. Sends never
-block: a frame that does not fit into a queue is refused and the caller counts it. A ROUTER says so
-when a peer is unknown (it would drop the frame silently otherwise), and nothing lingers at exit.
+Only this file, `keys.py` and `gate.py` import ZeroMQ. The coordinator binds one ROUTER socket
+(`Listener`), for the nodes of its own host and, encrypted, for those of other hosts; every node
+connects DEALER sockets (`Connection`). A connection states in its handshake to which node it
+belongs; the ROUTER's own identities are new for each connection, and mean nothing. Sends never
+block: a frame that does not fit into a queue is refused, and the caller counts it. Sending to an
+unknown peer is an error (without ROUTER_MANDATORY the frame would be dropped silently), and nothing
+lingers at exit.
 """
 
 import contextlib
@@ -30,17 +32,17 @@ from proto.messages import MAX_FRAME_BYTES, Fault, FaultCode
 from proto.system import RAISE_THE_LIMIT
 
 SEND_QUEUE_FRAMES = 4096
-BOX_BYTES = 64  # more than what encryption adds to a frame, which the library counts as well
+BOX_BYTES = 64  # more than encryption adds to a frame; the library counts that as well
 MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
-CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes where a link is cut
+CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes if the link is cut
 RECONNECT_MS = 1000
-LINK_LIMIT_S, LINK_PROBES = 5, 3  # a TCP link that is silent for so long is dead
-FRAMES_AT_ONCE = 1000  # are received, before the caller does something else
+LINK_LIMIT_S, LINK_PROBES = 5, 3  # a TCP connection that is silent for longer is dead
+FRAMES_AT_ONCE = 1000  # most frames that one call of `receive` returns
 PEERS_KNOWN = 4096
 UNFINISHED_HANDSHAKES = 3
 SIGNATURE_BYTES, GREETING_LIMIT_S = 10, 1.0
 TCP = "tcp://"
-LIFE = secrets.token_hex(8)  # of this process
+LIFE = secrets.token_hex(8)  # the life of this process: a random word that tells it from others
 METADATA = 95  # ZMQ_METADATA: the library has it, pyzmq has no name for it
 HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -51,7 +53,7 @@ HANDSHAKES = (
 COPY = "copy its .key file to the coordinator's folder of keys, and start the coordinator again"
 TAKE_ANOTHER_NAME = "end it first, or give this node a name of its own (--name)"
 NAME_AN_ADDRESS = "name an address of this host, and a port that you may use"
-NAP_S, AWAKE_S = 50e-6, 80e-6  # a nap takes about as much longer as this
+NAP_S, AWAKE_S = 50e-6, 80e-6  # length of a sleep, and by how much it is longer in fact
 
 
 def _is_loopback(address: str) -> bool:
@@ -63,7 +65,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
-    """Raises ConfigurationError for an endpoint that would be unsafe or cannot work."""
+    """Raise ConfigurationError if an endpoint (ipc:// or tcp://) would be unsafe or cannot work."""
     if endpoint.startswith("ipc://"):
         if len(os.fsencode(endpoint[len("ipc://") :])) > MAX_IPC_PATH_BYTES:
             raise ConfigurationError(
@@ -83,13 +85,13 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
 
 
 def _shown(claim: Claim) -> str:
-    """A name as a part of a line, where there are no keys any characters."""
+    """Return a claim's name as a part of a message; without keys it may have any characters."""
     name = claim.name.decode(errors="replace")
     return name if name.isprintable() else shown(name)
 
 
 def _greets(endpoint: str) -> bool:
-    """Whether what listens there says the first bytes of ZeroMQ's protocol; asks for a second."""
+    """True if the TCP endpoint sends the first bytes of ZeroMQ's protocol within a second."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(":")
     said = b""
     with contextlib.suppress(OSError, ValueError):
@@ -114,16 +116,17 @@ def _common_options(sock: "zmq.Socket[bytes]") -> None:
 
 
 def _milliseconds(timeout_s: float) -> int:
-    """ZeroMQ waits in whole milliseconds; rounded up, so that a deadline has passed afterwards."""
+    """Return seconds as whole milliseconds for ZeroMQ, rounded up so that a deadline has passed."""
     return math.ceil(max(0.0, timeout_s) * 1000)
 
 
 def _wait(
     poller: zmq.Poller, timeout_s: float, busy_poll_s: float, *, exact: bool = False
 ) -> dict[Any, int]:
-    """What is ready: now, or within `timeout_s`, of which `busy_poll_s` are spent asking.
+    """Return the sockets that are ready and their events; waits for one at most `timeout_s`.
 
-    exact  the time is kept to about 0.1 ms
+    busy_poll_s  how much of that time is spent polling without pause before it sleeps
+    exact        True: the timeout is kept to about 0.1 ms
     """
     ready = poller.poll(0)
     if not ready and timeout_s > 0:
@@ -139,7 +142,10 @@ def _wait(
 
 
 def _poll_exactly(poller: zmq.Poller, timeout_s: float) -> list[tuple[Any, int]]:
-    """Whole milliseconds in the kernel, and the rest in naps: no core is kept busy."""
+    """Poll for `timeout_s` with an error of about 0.1 ms: in the kernel, then in short sleeps.
+
+    The kernel waits whole milliseconds. The short sleeps keep no core busy.
+    """
     end = time.perf_counter() + timeout_s
     ready = poller.poll(math.floor(timeout_s * 1000))
     while not ready and (left_s := end - time.perf_counter()) > 0:
@@ -150,7 +156,7 @@ def _poll_exactly(poller: zmq.Poller, timeout_s: float) -> list[tuple[Any, int]]
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that never block. Raises TransportError."""
+    """Return two connected sockets that never block. Raises TransportError."""
     try:
         ends = socket.socketpair()
     except OSError as error:
@@ -163,12 +169,12 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _new_socket(kind: int) -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]":
-    """A socket in a context of its own. Raises TransportError."""
+    """Return a ZeroMQ socket and its context, which is its own. Raises TransportError."""
     try:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         sock = context.socket(kind)
     except zmq.ZMQError as error:
-        # What it says depends on where it met the limit, but there is no other reason.
+        # The error depends on where the limit was met; a limit is the only possible reason.
         raise TransportError(
             f"cannot open a socket: {error.strerror}; {RAISE_THE_LIMIT}"
         ) from error
@@ -178,10 +184,10 @@ def _new_socket(kind: int) -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """A connection to a listener.
+    """What a listener knows of one connection.
 
-    claim   what it says of itself; None: nothing that is believed
-    number  of the system, if it has come through the gate
+    claim   its name and life; None: it has stated none that is believed
+    number  its file descriptor, if it has come through the gate
     """
 
     claim: Claim | None
@@ -189,10 +195,10 @@ class _Peer:
 
 
 class Listener:
-    """The coordinator's end. One thread uses it; any thread may call `wake`.
+    """The coordinator's socket, to which all nodes connect; for one thread (any may call `wake`).
 
-    endpoint  what to tell the nodes of this host: ":*" binds any free port; empty: none is there
-    outside   and those of others
+    endpoint  address for the nodes of this host, with the port that was chosen for ":*"; "": none
+    outside   address for the nodes of other hosts; "": none
     """
 
     def __init__(
@@ -203,10 +209,11 @@ class Listener:
         outside: str = "",
         keys: CoordinatorKeys | None = None,
     ) -> None:
-        """Listen. Raises ConfigurationError, TransportError.
+        """Bind the socket. Raises ConfigurationError, TransportError.
 
-        busy_poll_s  so long a wait asks for frames without pause, before it sleeps
-        outside      for nodes of other hosts, with these keys
+        endpoint     address to bind for nodes of this host; a port "*" is any free one; "": none
+        busy_poll_s  how long a wait polls for frames without pause before it sleeps
+        outside      address to bind for nodes of other hosts, which need these keys; "": none
         """
         for place, is_encrypted in ((endpoint, False), (outside, keys is not None)):
             if place:
@@ -214,11 +221,11 @@ class Listener:
         self._woken, self._waker = _socket_pair()
         self._context, self._socket = _new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # Where a queue that is read from is full, the library may end the process (`gate.py`).
+        # No limit: if a receive queue is full, the library may end the process (`gate.py`).
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._gate: Gate | None = None
         self._names = Names(self._is_open)
-        self._peers: dict[bytes, _Peer] = {}  # by connection; the latest PEERS_KNOWN
+        self._peers: dict[bytes, _Peer] = {}  # by ROUTER identity; the latest PEERS_KNOWN
         self._turned_away: list[str] = []
         self._misnamed: list[str] = []
         self.outside = ""
@@ -256,21 +263,21 @@ class Listener:
 
     @property
     def num_refused(self) -> int:
-        """Connections over TCP that were refused so far."""
+        """How many connections over TCP were refused so far."""
         return 0 if self._gate is None else self._gate.num_refused
 
     @property
     def num_unknown(self) -> int:
-        """Keys that were shown and are not known."""
+        """How many connections have shown a key that is not known."""
         return 0 if self._gate is None else self._gate.num_unknown
 
     def turned_away(self) -> list[str]:
-        """Lines about connections that were let in and told to go, since the last call."""
+        """Return lines, new since the last call, on processes whose name another one holds."""
         lines, self._turned_away = self._turned_away, []
         return lines
 
     def misnamed(self) -> list[str]:
-        """Lines about nodes that had a known key, and a name that is not of it, as above."""
+        """Return lines, new since the last call, about nodes with a known key of another node."""
         lines, self._misnamed = self._misnamed, []
         return lines
 
@@ -280,25 +287,26 @@ class Listener:
             self._waker.send(b"\0")
 
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """The frames that are there, as (name, frame); waits for the first at most so long.
+        """Yield the frames that have arrived, as (node's name, frame); waits at most `timeout_s`.
 
-        There may be more than it returns: whoever sends without end does not keep the caller.
+        At most FRAMES_AT_ONCE are read in one call, so that a peer that sends without end does not
+        keep the caller from its other work.
 
-        exact  that time is kept to about 0.1 ms, and not only to whole milliseconds
+        exact  True: the timeout is kept to about 0.1 ms, and not only to whole milliseconds
         """
         if self._woken.fileno() in _wait(self._poller, timeout_s, self._busy_poll_s, exact=exact):
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_AT_ONCE):
-                # To poll costs a third of asking for a frame in vain.
+                # To poll costs a third of a receive that finds no frame.
                 if not self._frames.poll(0):
                     break
                 if (received := self._next()) is not None:
                     yield received
 
     def _next(self) -> tuple[bytes, bytes] | None:
-        """A name and its frame; None: one that is not for the caller."""
+        """Return (node's name, frame) of the next message; None if it is not for the caller."""
         connection = self._socket.recv(zmq.NOBLOCK)
         peer = self._peers.get(connection)
         if peer is None:
@@ -311,13 +319,13 @@ class Listener:
             self._gate.came(peer.number, sum(map(len, frames)), len(frames))
         if peer.claim is None or not self._names.has(peer.claim):
             return None
-        if not peer.claim.life:  # it has not said where it reads
+        if not peer.claim.life:  # of an older release: its frames say which connection it reads
             self._names.introduce(connection, peer.claim)
-        # A connection begins with an empty frame.
+        # The first frame of a connection is empty; it is not for the caller.
         return (peer.claim.name, frames[0]) if len(frames) == 1 and frames[0] else None
 
     def _introduced(self, connection: bytes, frame: "zmq.Frame") -> _Peer:
-        """What is known of a connection from now on."""
+        """Find out who has opened a new connection from its first frame; remember and return it."""
         while len(self._peers) >= PEERS_KNOWN:
             del self._peers[next(iter(self._peers))]
         words, number = property_of(frame, PROPERTY), None
@@ -334,14 +342,14 @@ class Listener:
         return peer
 
     def _turn_away(self, connection: bytes, claim: Claim) -> None:
-        """Tell a process that another one has its name. The first of each name is told of."""
+        """Tell a process that another process has its name, and keep a line about it."""
         name = _shown(claim)
         self._tell(connection, f"another process takes part as {name}; {TAKE_ANOTHER_NAME}")
         if claim.is_answered:
             self._turned_away.append(f"a second process called itself {name} and was turned away")
 
     def _refuse_name(self, connection: bytes, owner: bytes, wanted: Claim) -> None:
-        """Tell a process that its key is that of another node."""
+        """Tell a process that its key belongs to another node, and keep a line about it."""
         name = _shown(wanted)
         line = f"the coordinator knows this key, but not as that of {name}"
         self._tell(connection, f"{line}; {COPY}")
@@ -349,11 +357,11 @@ class Listener:
             self._misnamed.append(f"a node with the key of {owner.decode()} called itself {name}")
 
     def _tell(self, connection: bytes, line: str) -> None:
-        """Why its process cannot take part."""
+        """Send a Fault that says why the process on this connection cannot take part."""
         self._put(connection, encode(Fault(0, 0, FaultCode.UNUSABLE, line)))
 
     def _is_open(self, connection: bytes) -> bool:
-        """Whether a connection is there, as far as the system knows."""
+        """True if a connection is open, as far as the system knows."""
         try:
             self._socket.send_multipart((connection, b""), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -361,7 +369,7 @@ class Listener:
         return True
 
     def send(self, name: bytes, frame: bytes) -> bool:
-        """Send without blocking; False if the node is not there or its queue is full."""
+        """Send without blocking; False if the node is not connected or its queue is full."""
         connection = self._names.connection(name)
         return connection is not None and self._put(connection, frame)
 
@@ -373,7 +381,7 @@ class Listener:
         return True
 
     def close(self, linger_s: float = 0.2) -> None:
-        """Close the socket; what was sent has so long to leave."""
+        """Close the socket; frames that are queued have `linger_s` seconds to leave."""
         if self._gate is not None:
             self._gate.close()
         self._context.destroy(linger=int(linger_s * 1000))
@@ -382,7 +390,10 @@ class Listener:
 
 
 class Connection:
-    """A node's end. Used by one thread; a heartbeat thread makes its own."""
+    """A node's socket, connected to the coordinator. One thread uses it.
+
+    Heartbeats have another one.
+    """
 
     def __init__(
         self,
@@ -394,19 +405,20 @@ class Connection:
         is_answered: bool = True,
         life: str = LIFE,
     ) -> None:
-        """Connect. Raises ConfigurationError, TransportError.
+        """Connect to the coordinator. Raises ConfigurationError, TransportError.
 
-        busy_poll_s  so long a wait asks for frames without pause, before it sleeps
-        keys         to a coordinator on another host
-        is_answered  the coordinator's frames come here, and not over another one of this process
-        life         of the process
+        name         of this node
+        busy_poll_s  how long a wait polls for frames without pause before it sleeps
+        keys         of this node, for a coordinator on another host
+        is_answered  True: the coordinator sends this node's frames over this connection
+        life         random word that tells this process from others of the same name
         """
         check_endpoint(endpoint, is_encrypted=keys is not None)
         self.is_remote = endpoint.startswith(TCP)
         self._context, self._socket = _new_socket(zmq.DEALER)
         self._socket.setsockopt(METADATA, spoken(Claim(name, life, is_answered)))
-        # The first word of every connection, also of one that the library makes in its place: so
-        # the coordinator knows where the node reads before the node has anything to say.
+        # Send an empty frame first on every connection, also after the library has reconnected: so
+        # the coordinator knows which one reaches the node before the node has sent anything.
         self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_LIMIT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
@@ -422,18 +434,18 @@ class Connection:
         self._frames = zmq.Poller()
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
-        self._num_unfinished = 0  # handshakes since one was completed
+        self._num_unfinished = 0  # failed handshakes since the last one that succeeded
 
     def _lock_with(self, keys: NodeKeys) -> None:
         self._socket.curve_publickey = keys.own.public.encode()
         self._socket.curve_secretkey = keys.own.secret.encode()
         self._socket.curve_serverkey = keys.coordinator.encode()
-        # While a link is cut nothing piles up that would be stale when it is there again.
+        # While the link is cut no frames are queued: they would be stale when it works again.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._refusals = self._socket.get_monitor_socket(HANDSHAKES)
 
     def refusal(self) -> str:
-        """Why the other side does not take the keys; empty: nothing is known of that."""
+        """Return why the coordinator does not accept this node's key; "" if no reason is known."""
         if self._refusals is None:
             return ""
         with contextlib.suppress(zmq.Again):
@@ -445,8 +457,8 @@ class Connection:
                     )
                 is_over = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self._num_unfinished = 0 if is_over else self._num_unfinished + 1
-        # A coordinator with another key says nothing. Neither does one that has just ended, once,
-        # nor a tunnel that leads to none yet.
+        # A coordinator with another key gives no reason. A coordinator that has just ended gives
+        # none either, but only once, and a tunnel that leads to no coordinator yet gives none.
         if self._num_unfinished < UNFINISHED_HANDSHAKES:
             return ""
         if not _greets(self._endpoint):
@@ -460,26 +472,26 @@ class Connection:
         )
 
     def answered(self) -> None:
-        """The coordinator has answered: nobody asks for refusals any more."""
+        """Note that the coordinator has answered: handshakes need not be watched any more."""
         if self._refusals is not None:
             self._socket.disable_monitor()
             self._refusals = None
 
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
-        """All frames that are there; waits for the first at most so long.
+        """Yield all frames that have arrived; waits for the first at most `timeout_s`.
 
-        exact  the time is kept to about 0.1 ms
+        exact  True: the timeout is kept to about 0.1 ms
         """
         if not _wait(self._frames, timeout_s, self._busy_poll_s, exact=exact):
             return
         with contextlib.suppress(zmq.Again):
-            # To poll costs a third of asking for a frame in vain.
+            # To poll costs a third of a receive that finds no frame.
             while self._frames.poll(0):
-                if frame := self._socket.recv(zmq.NOBLOCK):  # an empty one asks whether it is there
+                if frame := self._socket.recv(zmq.NOBLOCK):  # empty: a test that we are connected
                     yield frame
 
     def has_frames(self) -> bool:
-        """Whether any are there."""
+        """True if frames have arrived that were not received yet."""
         return bool(self._frames.poll(0))
 
     def send(self, frame: bytes) -> bool:
@@ -491,6 +503,6 @@ class Connection:
         return True
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Close the socket; what was sent has so long to leave."""
+        """Close the socket; frames that are queued have `linger_s` seconds to leave."""
         self.answered()
         self._context.destroy(linger=int(linger_s * 1000))

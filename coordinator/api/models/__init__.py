@@ -1,1 +1,1 @@
-"""The models of a pair: their settings, whether one is a head, what their nodes are told."""
+"""The models of a pair: their settings, checks before the start, and the configs of their nodes."""

@@ -1,8 +1,9 @@
-"""Files of models on the hub, fetched before a node is started: how much of it, and how fast.
+"""Downloads files of models from the hub before a node starts, and reports the progress.
 
-The nodes find them on this machine then, so no limit for their start runs while something is
-fetched, and Ctrl-C ends it at once. The hub's library shows bars of its own and is told to make
-them of `_Bar`, which shows nothing and counts. Raises what the library raises.
+The nodes then find the files on this machine. So the time limit for their start does not run during
+a download, and Ctrl-C ends it at once. The hub's library shows progress bars of its own; it is
+given the class `_Bar` for them, which shows nothing and counts bytes. Errors of the library are not
+caught here.
 """
 
 import logging
@@ -21,16 +22,16 @@ from proto.errors import ModelError
 logger = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 5.0
-SAY_S = 0.2  # between two words of how far it is
+SAY_S = 0.2  # between two reports of the progress
 RATE_OVER_S = 5.0
-STALL_LIMIT_S = 600.0  # without a chunk: some are of 10 MB
+STALL_LIMIT_S = 600.0  # longest time without a new chunk; some chunks have 10 MB
 
-Say = Callable[[str], None]  # is told in a few words how far it is
+Say = Callable[[str], None]  # is called with a few words on the progress
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What is fetched: a name on the hub, its revision, and patterns of its files."""
+    """A download to do: a name on the hub, its revision, and patterns of its files."""
 
     name: str
     revision: str | None
@@ -38,7 +39,7 @@ class Download:
     not_wanted: Sequence[str] = ()
 
     def run(self, say: Say | None = None) -> Path:
-        """Fetch what is not here yet; returns the folder. Raises ModelError if nothing comes."""
+        """Download the missing files; return the folder. Raises ModelError if it stalls."""
         num_bytes = self._num_bytes()
         if not num_bytes:
             return Path(self._snapshot())
@@ -61,13 +62,13 @@ class Download:
             )
 
     def _num_bytes(self) -> int:
-        """Of the files that are not here; 0 also where nobody can be asked."""
+        """Return the size of the missing files; 0 also if the hub cannot be reached."""
         from huggingface_hub.errors import DryRunError
 
         try:
             files = self._snapshot(dry_run=True)
         except DryRunError:
-            return 0  # there may be a copy here
+            return 0  # there may be a local copy
         return sum(file.file_size or 0 for file in files if file.will_download)
 
     def _snapshot(self, count: "Count | None" = None, **options: Any) -> Any:
@@ -85,32 +86,32 @@ class Download:
 
 
 class Stopped(Exception):
-    """Nobody waits for the download any more."""
+    """Raised in the download's thread when nobody waits for the download any more."""
 
 
 @dataclass(slots=True)
 class Count:
-    """How far a download is. Its own threads add to it.
+    """How far a download is. The threads of the hub's library add to it.
 
-    total  bytes that are to be fetched
+    total  number of bytes to download
     """
 
     total: int
     is_stopped: bool = False
     _bars: "list[_Bar]" = field(default_factory=list)
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)  # times and bytes, ascending
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)  # (time, bytes), ascending
 
     def watch(self, bar: "_Bar") -> None:
-        """A bar of bytes: one counts what comes, another what is written."""
+        """Add a progress bar of bytes; the library has one for received, one for written."""
         self._bars.append(bar)
 
     @property
     def done(self) -> int:
-        """Bytes so far."""
+        """The number of bytes so far."""
         return min(self.total, max((bar.n for bar in self._bars), default=0))
 
     def words(self, now: float) -> str:
-        """How much of how much, and how fast over the last seconds."""
+        """Return the progress in words: bytes done, total, speed over the last seconds."""
         self._seen.append((now, self.done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_OVER_S:
             self._seen.popleft()
@@ -122,9 +123,9 @@ class Count:
 
 
 class _Bar:
-    """What the hub's library takes for a bar of tqdm. It shows nothing."""
+    """Takes the place of a tqdm bar in the hub's library. It counts and shows nothing."""
 
-    _count: Count  # of the class that `_bars_of` makes
+    _count: Count  # a class attribute, set by `_bars_of`
 
     def __init__(self, *_: object, **options: Any) -> None:
         self.total = options.get("total")
@@ -135,7 +136,7 @@ class _Bar:
             self._count.watch(self)
 
     def update(self, number: float | None = 1) -> None:
-        """So much more is done. Raises Stopped where the download is to end."""
+        """Add `number` to the count. Raises Stopped where the download is to end."""
         if self._count.is_stopped:
             raise Stopped
         with self._lock:
@@ -149,7 +150,7 @@ class _Bar:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith(("set_", "refresh", "close", "clear", "reset")):
-            return lambda *_, **__: None  # how it would look
+            return lambda *_, **__: None  # methods that change only how a bar looks
         raise AttributeError(name)
 
 
@@ -158,7 +159,7 @@ def _bars_of(count: Count) -> type[_Bar]:
 
 
 def _watched(download: Callable[[], str], name: str, count: Count, say: Say | None) -> Path:
-    """Run it in a thread, so that this one can say how far it is, and leave."""
+    """Run the download in a thread; report its progress, and raise ModelError if it stalls."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="fetching")
     running = threads.submit(download)
     moved_at, before = time.monotonic(), 0
@@ -185,6 +186,6 @@ _UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
 def _shown(number: float) -> str:
-    """Bytes for people: 16.4 GB, 85 MB, 3 kB."""
+    """Return a number of bytes for people: 16.4 GB, 85 MB, 3 kB."""
     unit, size = next(((u, s) for u, s in _UNITS.items() if number >= s), ("kB", 1e3))
     return f"{number / size:.{1 if unit == 'GB' else 0}f} {unit}"

@@ -1,8 +1,8 @@
-"""The folder of a model: found, and held to what it states, before a node is started.
+"""Finds a model's folder and checks its files before a node is started.
 
-What a folder must be is known to the engine alone (`checkpoint.py` and `files.py` in
-`engine/checkpoint`): its checks that need no torch are made here as well, so both say the same of
-it. They are loaded when the first folder is looked at.
+The rules for a folder are in the engine alone (`checkpoint.py` and `files.py` in
+`engine/checkpoint`). Its checks that need no torch are called here as well, so that coordinator and
+node give the same answer. They are imported when the first folder is checked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's folder on this machine; of one on the hub it may lack the weights as yet.
+    """A model's folder on this machine; that of a model on the hub may still lack the weights.
 
-    name     as the user gave it
-    stated   what config.json holds
-    is_head  whether it is to be read as a head
+    name     the name as the user gave it
+    stated   the content of config.json
+    is_head  it is read as a head (a small model that drafts from the target's hidden states)
     """
 
     name: str
@@ -36,27 +36,27 @@ class Checkpoint:
 
     @property
     def config(self) -> Path:
-        """Of which messages speak."""
+        """The path of config.json, for messages."""
         return self.folder / "config.json"
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """What describes the language model."""
+        """The part of config.json that describes the language model."""
         inner = self.stated.get("text_config")
         return inner if isinstance(inner, dict) else self.stated
 
     def number(self, field: str) -> int | None:
-        """A number that its config.json states of the language model."""
+        """Return an integer field of the language model's config; None if it has none."""
         found = self.text_config.get(field)
         return found if type(found) is int else None
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its files were fetched, or are to be."""
+        """True if the model is on the hub: its files were downloaded or are still to be."""
         return not is_folder(self.name)
 
     def fetch_weights(self, say: Say | None) -> None:
-        """Fetch what is not here yet. Raises ModelError."""
+        """Download the weights that are missing here. Raises ModelError."""
         from engine.checkpoint.checkpoint import WANTED, WANTED_OF_HEADS
 
         if self.is_on_hub:
@@ -64,7 +64,7 @@ class Checkpoint:
             _fetch(self.name, self.revision, wanted, say)
 
     def check_weights(self) -> None:
-        """Raises ModelError if a file of weights is missing or torn, or there are too few."""
+        """Raise ModelError if weights are missing, incomplete, or fewer than stated."""
         from engine.checkpoint import files as shards
         from engine.checkpoint.checkpoint import refuse_no_safetensors
         from engine.quantised.formats import read_format
@@ -88,9 +88,9 @@ class Checkpoint:
             shards.refuse_odd_types(path, whole=("d2t",))
 
     def check_head_config(self, kind: HeadKind | None, target: "Checkpoint") -> None:
-        """Raises ModelError if its config.json lacks what such a head needs, or of another target.
+        """Raise ModelError if config.json lacks what a head needs or is for another target.
 
-        kind  as its files say; None: they say of none
+        kind  the kind of head, as its files say; None: they name no kind
         """
         from engine.heads import stated
 
@@ -104,9 +104,9 @@ class Checkpoint:
             stated.refuse_odd_config(self.config, dict(self.stated), kind)
 
     def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of a head's tensors, where they stand in a file that can be read here.
+        """Return the shapes of a head's tensors by name, read from its safetensors file.
 
-        Empty: they do not, or the head is on the hub and the file is missing yet.
+        Empty if there is no such file, or if it is not downloaded yet.
         """
         from engine.checkpoint import files as shards
         from engine.heads.stated import find_head_file
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
-    """The model's folder, of one on the hub without weights; its config.json is as it must be.
+    """Find a model's folder and check its config.json; on the hub the weights are not downloaded.
 
     Raises ModelError.
     """
@@ -144,7 +144,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
 
 def _near(name: str) -> str:
-    """Which folder was probably meant, if there is one beside it."""
+    """Return a suggestion of the folder that was probably meant, if a similar one is beside it."""
     path = path_of(name)
     if is_folder(name) or not path.name or not is_folder(str(path.parent)):
         return ""
@@ -166,7 +166,7 @@ def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | No
 
 @contextmanager
 def _as_ours() -> Iterator[None]:
-    """The engine's refusal as the project's."""
+    """Turn the engine's errors into ModelError."""
     from engine.errors import EngineError
 
     try:

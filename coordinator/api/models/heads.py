@@ -1,8 +1,8 @@
-"""Whether a checkpoint is a head, and whose features it reads, without loading it.
+"""Tells whether a checkpoint is a head, and which hidden states it reads, without loading it.
 
-config.json says so, but for EAGLE's first checkpoints, whose config.json is that of a Llama with
-one layer: those are known by the names of their tensors, which are read and the numbers are not.
-What is on the hub is fetched as its node would fetch it; where it cannot be, the node says why.
+config.json names the kind, except for EAGLE's first checkpoints, whose config.json is that of a
+Llama with one layer: these are recognised by the names of their tensors; the weights are not read.
+Files on the hub are downloaded as the node would do it; where that fails, the node reports why.
 """
 
 import json
@@ -26,21 +26,21 @@ from proto.system import is_folder
 
 CONFIG = "config.json"
 MAX_JSON_BYTES = 1 << 26
-# What a file that is none of its kind ends in.
+# The errors of reading a file that does not have the expected format.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, RuntimeError, EOFError),
     *(struct.error, zipfile.BadZipFile),
 )
 
-# Of models on the hub: their config.json, and when it was asked for.
-AGAIN_S = 60.0  # where the hub did not answer
+# For models on the hub: the path of config.json (None: not found), and when it was asked for.
+AGAIN_S = 60.0  # pause before the hub is asked again after it did not answer
 _fetched: dict[tuple[str, str | None], tuple[Path | None, float]] = {}
 
 Config = Mapping[str, Any]
 
 
 def kind_of(model: str, revision: str | None) -> HeadKind | None:
-    """Of which kind the head is; None: it is a whole model, or it cannot be said."""
+    """Return the kind of a head; None: it is a whole model, or its kind cannot be told."""
     path = find_config(model, revision)
     try:
         changed_ns = 0 if path is None else path.stat().st_mtime_ns
@@ -50,7 +50,7 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
 
 
 def find_config(model: str, revision: str | None) -> Path | None:
-    """The config.json of a model; None: there is none, or nobody can be asked for it."""
+    """Return the path of a model's config.json; None: not there, or the hub is not reached."""
     if is_folder(model):
         return find_file(model, revision, CONFIG)
     path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))
@@ -74,9 +74,9 @@ def _kind_at(path: Path, _changed_ns: int, model: str, revision: str | None) -> 
 def layers_of(
     model: str, revision: str | None, target: str, target_revision: str | None
 ) -> tuple[int, ...]:
-    """Whose features a head reads, for the target to be prepared; empty: it cannot be said.
+    """Return the layers of the target whose hidden states a head reads; empty: not known.
 
-    The head itself says it when it is loaded, and that counts.
+    The target prepares for these. When the head is loaded it reports its layers, which then count.
     """
     kind = kind_of(model, revision)
     own, theirs = find_config(model, revision), find_config(target, target_revision)
@@ -90,7 +90,7 @@ def layers_of(
 
 
 def read(path: Path) -> Config:
-    """The JSON object in a file; an empty one if there is none: its node says what is wrong."""
+    """Return the JSON object in a file; empty if it cannot be read (its node then reports why)."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             return {}
@@ -115,7 +115,7 @@ def _in_index(path: Path) -> Iterable[str]:
 
 
 def _in_pickle(path: Path) -> Iterable[str]:
-    """All texts in a file of PyTorch's, of which nothing is executed."""
+    """Return all strings in a pickle file of PyTorch; nothing in it is executed."""
     with zipfile.ZipFile(path) as file:
         (name,) = [one for one in file.namelist() if one.endswith("/data.pkl")]
         with file.open(name) as pickled:
@@ -139,7 +139,7 @@ def _listed(path: Path, names_in: Callable[[Path], Iterable[str]]) -> list[str]:
 
 # -- head fit --------------------------------------------------------------------------------------
 
-# Whether a head was made for its target, by their config.json and the sizes of its tensors.
+# Checks that a head was made for its target, by their config.json and the sizes of its tensors.
 
 _SQUARE = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")  # [hidden_size, hidden_size]
 
@@ -147,9 +147,11 @@ _FIRST = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
 
 
 def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> None:
-    """Raises ModelError if it is none, or of a target of other sizes, as far as that is stated.
+    """Raise ModelError if `head` is no head, or was made for a target of other sizes.
 
-    kind  as its files say; None: they say of none
+    Only sizes that the files state are compared.
+
+    kind  the kind of head, as its files say; None: they name no kind
     """
     head.check_head_config(kind, target)
     shapes = head.head_shapes()

@@ -1,17 +1,18 @@
-"""How long a text may be: what the target can take, and what is said where memory holds less."""
+"""The longest text that a target can take, and the messages where memory allows less."""
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # as architectures name it
-LIMITED_ROPES = ("longrope", "dynamic")  # beyond the original length they change every position
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # names in config.json
+LIMITED_ROPES = ("longrope", "dynamic")  # RoPE kinds that change all positions of long texts
 
 
 def longest_of(model: str, revision: str | None) -> int | None:
-    """Most tokens that a model takes, by its config.json; None: it cannot be said.
+    """Return the most tokens that a model takes, by its config.json; None: not known.
 
-    What its node says when it has loaded it counts (`engine.checkpoint.model.max_model_len`).
+    The limit that the node reports after loading is the one that counts
+    (`engine.checkpoint.model.max_model_len`).
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
@@ -28,10 +29,11 @@ def longest_of(model: str, revision: str | None) -> int | None:
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
-    """Of a prompt that has no room: how long it may be, and what to do about it.
+    """Return the message for a prompt that is too long: the limit, and what to do about it.
 
-    max_len    most tokens of a text, with the answer
-    has_heads  whether heads run in the target's process
+    num_tokens  tokens of the prompt
+    max_len     most tokens of a text, with the answer
+    has_heads   heads run in the target's process
     """
     own = longest_of(config.target, config.target_revision)
     if own is not None and num_tokens >= own:
@@ -43,7 +45,7 @@ def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bo
 
 
 def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> str:
-    """What makes texts longer than they may be; empty: nothing, the model takes no more."""
+    """Return advice on how to allow longer texts; "" if the model itself takes no more."""
     own = longest_of(config.target, config.target_revision)
     if own is not None and max_len >= own:
         return ""
@@ -52,12 +54,12 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
         return f"raise --max-model-len{most}"
     if has_heads:
         return "leave out the heads in the target's process, which take no more"
-    # Nobody has asked for so little: there is no memory for more.
+    # The user did not set this limit: there is no memory for more.
     return f"ask for more with --max-model-len{most}, and fewer texts at once (--max-num-seqs)"
 
 
 def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:
-    """A line for each limit that nobody has asked for: of the texts, and of the drafts."""
+    """Return a line for each limit that the user did not set: on texts, and on drafts."""
     if config.max_model_len is not None:
         return []
     longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)

@@ -1,4 +1,4 @@
-"""What the nodes of a pair are told when they are started."""
+"""Makes the configs that the nodes of a pair are started with."""
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from proto.messages import Role
@@ -10,9 +10,11 @@ FASTEST = "fastest"
 def node_configs(
     config: PairConfig, *, endpoint: str, outside: str, secret: str, drafts: bool
 ) -> list[NodeConfig]:
-    """The target's, and the drafter's if drafts come from a process of their own.
+    """Return the target's config, and the drafter's if drafts come from a process of their own.
 
-    drafts  False: the target writes alone, and loads no heads either
+    endpoint, outside  where the coordinator listens, for nodes of this host and of others
+    secret             shows that a node was started for this coordinator
+    drafts             False: the target decodes alone, and loads no heads either
     """
     target = _target(config, endpoint, outside, secret, drafts=drafts)
     if not drafts or not config.has_draft_model:
@@ -53,7 +55,7 @@ def _target(
 
 
 def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> NodeConfig:
-    """A head's numbers are as its checkpoint has them: nothing is gained by timing one layer."""
+    """Return the drafter's config. A head is not timed for the fastest dtype: it is one layer."""
     is_head = config.drafter_is_head
     dtype = config.drafter_dtype or config.dtype
     return NodeConfig(

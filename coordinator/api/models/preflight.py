@@ -1,7 +1,7 @@
-"""All that can be known of a pair before a process is started: its devices, folders, tokenizers.
+"""Checks devices, folders and tokenizers of a pair before a process is started.
 
-What is refused here would be refused by a node too, after seconds or minutes. Only nodes that run
-on this machine are looked at: others have devices and folders of their own.
+A node would refuse the same settings, but only after seconds or minutes. Only nodes that run on
+this machine are checked: nodes on other hosts have devices and folders of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,18 @@ from proto.node_config import NodeConfig
 
 # -- tokenizers ------------------------------------------------------------------------------------
 
-# Whether two models mean the same by a token id, by their tokenizers alone.
+# Checks that two models have the same token ids, by their tokenizer files alone.
 #
-# The registry asks the same of the nodes when they introduce themselves: there it is of what was
-# loaded, here nothing was.
+# The registry checks this again, with what the nodes report of the models that they have loaded.
 
 OUR_TARGET, OUR_DRAFTER = MODELS / "target", MODELS / "drafter"
 FIX = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"
 
 
 def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
-    """Raises ModelError if the tokenizer knows more than the model can say.
+    """Raise ModelError if the tokenizer has more tokens than the model's vocabulary.
 
-    like  whose tokenizer is the same, and was read already
+    like  another model with the same tokenizer file, which was read already
     """
     size, tokenizer = model.number("vocab_size"), _tokenizer(like or model)
     if size is None or tokenizer is None:
@@ -51,9 +50,9 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
 
 
 def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
-    """Raises IncompatibleError if drafts would mean something else to the target, and says how.
+    """Raise IncompatibleError if target and drafter do not have the same token ids.
 
-    ModelError: as `check_size` of the drafter.
+    The error says the difference. Raises ModelError if `check_size` of the drafter does.
     """
     if _same_bytes(target.folder / TOKENIZER, drafter.folder / TOKENIZER):
         check_size(drafter, like=target)
@@ -82,7 +81,7 @@ def _tokenizer(model: Checkpoint) -> Tokenizer | None:
 
 
 def _difference(target: str, theirs: Tokenizer | None, drafter: str, own: Tokenizer | None) -> str:
-    """In words; empty: there is none."""
+    """Return the difference of two tokenizers in words; "" if there is none."""
     if theirs is None or own is None:
         without, other = (target, drafter) if theirs is None else (drafter, target)
         return f"{without} has no {TOKENIZER}, and {other} has one"
@@ -121,9 +120,9 @@ Say = Callable[[dict[Role, str]], None]
 
 
 class Preflight:
-    """What the nodes would load.
+    """The checked devices and folders of the models that the nodes will load.
 
-    Raises on construction ConfigurationError, ModelError, IncompatibleError.
+    The constructor checks them. It raises ConfigurationError, ModelError or IncompatibleError.
     """
 
     def __init__(self, nodes: Sequence[NodeConfig]) -> None:
@@ -156,20 +155,20 @@ class Preflight:
         check_head(head, kind_of(name, revision), self._target)
 
     def fetch(self, say: Say | None) -> None:
-        """Fetch the weights of models on the hub, and look at them. Raises ModelError.
+        """Download and check the weights of models on the hub. Raises ModelError.
 
-        say  is told for which node what is fetched, how much of it, and how fast
+        say  called with the progress of the download, by the role of the node that it is for
         """
         for role, checkpoint in self._checkpoints:
             if checkpoint.is_on_hub:
                 checkpoint.fetch_weights(say and partial(_say_of, say, role))
                 checkpoint.check_weights()
         if say is not None:
-            say({})  # none of them has been started
+            say({})  # no download runs now, and no node was started yet
 
 
 def look_at(config: PairConfig, *, drafts: bool) -> Preflight:
-    """At what the nodes of a pair would load. Raises as `Preflight` does.
+    """Check what the nodes of a pair would load; return it. Raises as `Preflight` does.
 
     drafts  as for `node_configs`
     """
@@ -181,9 +180,9 @@ def _say_of(say: Say, role: Role, words: str) -> None:
 
 
 def known_limits(config: PairConfig) -> tuple[int, int]:
-    """Most tokens of a text, and tokens of the vocabulary, by what the target's config.json holds.
+    """Return (most tokens of a text, size of the vocabulary) by the target's config.json.
 
-    What it does not say is no limit; the target itself may take less.
+    A limit that it does not state is NO_LIMIT; the target itself may take less.
     """
     path = find_config(config.target, config.target_revision)
     stated = {} if path is None else read(path)

@@ -1,4 +1,4 @@
-"""Which models draft and verify, and where heads run; a part of `PairConfig`."""
+"""The settings of which models draft and verify, and where heads run; a part of `PairConfig`."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,12 +12,12 @@ from proto.head_kinds import HeadKind
 from proto.system import is_folder, path_of
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
-NGRAM = "ngram"  # in place of a draft model: the target drafts from what was written before
+NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 KINDS = "Medusa, EAGLE, EAGLE-3"
 
 
 def _located(model: str) -> str:
-    """A folder by its whole path: nodes run in the root of the repository, wherever we do."""
+    """Return a folder's absolute path, as nodes run in another one; other names are unchanged."""
     is_name = model in ("", NGRAM) or not is_folder(model)
     return model if is_name else str(path_of(model).absolute())
 
@@ -28,7 +28,7 @@ Home = Literal["", "own", "target"]
 
 
 class ModelsConfig(Frozen):
-    """The target, and what drafts for it."""
+    """Settings of the target model and of what drafts for it."""
 
     target: Annotated[
         Model,
@@ -84,43 +84,43 @@ class ModelsConfig(Frozen):
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the target is the one that ships, for which there is a drafter."""
+        """True if the target is the model that comes with Slipstream, which has a drafter."""
         return path_of(self.target).resolve() == MODELS / "target"
 
-    # What a checkpoint is, is asked of its files only where it matters.
+    # A checkpoint's files are read only where its kind matters.
 
     @property
     def drafter_head(self) -> HeadKind | None:
-        """Of which kind the drafter is, if it is a head and that can be said."""
+        """The drafter's kind of head; None: it is no head, or its kind is not known."""
         return None if self.drafter == NGRAM else kind_of(self.drafter, self.drafter_revision)
 
     @property
     def drafter_is_head(self) -> bool:
-        """Whether it is one. Who says where it runs is taken at his word: its node looks again."""
+        """True if the drafter is a head, or `drafter_home` says so; its node checks this again."""
         return self.drafter_home != "" or self.drafter_head is not None
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether drafts come from a process of their own: a draft model's, or a head's."""
+        """True if drafts come from a drafter process, with a draft model or a head."""
         return self.drafter != NGRAM and not self._drafts_at_home
 
     @property
     def home_heads(self) -> tuple[str, str | None] | None:
-        """The heads in the target's process: name and revision; None: there are none."""
+        """Name and revision of the heads in the target's process; None: there are none."""
         if self._drafts_at_home:
             return self.drafter, self.drafter_revision
         return (self.heads, self.heads_revision) if self.heads else None
 
     @property
     def _drafts_at_home(self) -> bool:
-        """Whether the drafter is a head in the target's process."""
+        """True if the drafter is a head in the target's process."""
         if self.drafter_home:
             return self.drafter_home == "target"
         return self.drafter_head is HeadKind.MEDUSA
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Of which layers of the target features will be asked for, as far as that is known."""
+        """Layers of the target whose hidden states the heads will read, as far as is known."""
         drafter = (self.drafter, self.drafter_revision) if self.drafter_is_head else None
         found: list[int] = []
         for head in (drafter, self.home_heads):
@@ -130,7 +130,7 @@ class ModelsConfig(Frozen):
         return tuple(found)
 
     def check_heads(self) -> None:
-        """Raises ConfigurationError if heads cannot be used like this."""
+        """Raise ConfigurationError if heads cannot be used with these settings."""
         if self.drafter_home and (self.drafter == NGRAM or self._is_whole_model(self.drafter)):
             raise ConfigurationError(
                 f"drafter_home says where a head ({KINDS}) runs, and the drafter, {self.drafter}, "
@@ -147,6 +147,6 @@ class ModelsConfig(Frozen):
             )
 
     def _is_whole_model(self, name: str) -> bool:
-        """Whether it is known to be no head; of what cannot be looked at its node says more."""
+        """True if a model is known not to be a head; False if its files cannot be read."""
         revision = self.drafter_revision if name == self.drafter else self.heads_revision
         return find_config(name, revision) is not None and kind_of(name, revision) is None

@@ -1,1 +1,1 @@
-"""`python -m coordinator chat`."""
+"""`python -m coordinator chat`: a conversation with the target."""

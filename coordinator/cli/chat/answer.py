@@ -1,4 +1,4 @@
-"""One answer on its way, which a person may stop: what has been written by then stays."""
+"""One answer of a conversation, which the user may stop; the text written until then is kept."""
 
 import queue
 import signal
@@ -17,27 +17,27 @@ from proto.errors import SlipstreamError
 
 # Ctrl-C in a conversation: it stops an answer, or empties the line that is being typed.
 #
-# It never ends the program by itself, and nothing else is ever cut in two by it: elsewhere it waits
-# until an answer or a line begins. Who stops an answer often presses several times: for a second
-# after such an answer Ctrl-C on an empty line does nothing. While a line is typed the nodes may
-# die; that is noticed as well.
+# One Ctrl-C never ends the program, and it interrupts nothing else: at other times it takes effect
+# when the next answer or line begins. Users often press it several times to stop an answer, so for
+# a second after such an answer Ctrl-C on an empty line does nothing. If the nodes die while a line
+# is typed, that is noticed as well.
 #
-# Python calls the handler of a signal when C code gives it a chance. `input` does so when a signal
-# interrupts its wait for a key, not for one that came just before: it shows the prompt first, so a
-# quick Ctrl-C can come in between, and was heard at the next key. So that wait is interrupted at
-# every look, by a signal that means nothing.
+# Python calls a signal handler only when C code lets it. `input` does so when a signal interrupts
+# its wait for a key, but not for a signal that came just before, for example while it showed the
+# prompt: a quick Ctrl-C had an effect only at the next key. So a thread interrupts that wait
+# regularly with a signal that has no other effect (WAKE).
 
 WATCH_S = 0.25
-WAKE = signal.SIGURG  # ignored by default: sent too late, it harms nobody
+WAKE = signal.SIGURG  # ignored by default, so it does no harm if it comes late
 GRACE_S = 1.0
 now_s = time.monotonic
-PATIENCE_S = 3.0  # an answer that goes on for so long after Ctrl-C does not stop any more
+PATIENCE_S = 3.0  # if an answer goes on for this long after Ctrl-C, the next one ends the program
 
 
 class LineInterruptedError(Exception):
-    """Ctrl-C while a line was typed.
+    """Raised by Ctrl-C while a line was typed.
 
-    line  what had been typed of it
+    line  the part of the line that had been typed
     """
 
     def __init__(self, line: str) -> None:
@@ -46,20 +46,20 @@ class LineInterruptedError(Exception):
 
 
 class Interrupts:
-    """Has Ctrl-C while it is entered, in the main thread.
+    """Handles Ctrl-C inside its `with` block, in the main thread.
 
-    check_alive  raises a SlipstreamError when the nodes can do nothing any more
-    typed        what has been typed of the line that is read
+    check_alive  raises a SlipstreamError when the nodes cannot work any more
+    typed        returns the part that has been typed of the line that is being read
     """
 
     def __init__(self, check_alive: Callable[[], None], typed: Callable[[], str]) -> None:
         self._typed = typed
         self._check_alive = check_alive
-        self._failure: SlipstreamError | None = None  # what check_alive has raised
+        self._failure: SlipstreamError | None = None  # the error that check_alive has raised
         self._is_reading = False
-        self._stop: Callable[[], None] | None = None  # of the answer that is being written
-        self._pressed_at: float | None = None  # while this answer is written, or before it
-        self._deaf_until = float("-inf")  # on an empty line Ctrl-C does nothing before that
+        self._stop: Callable[[], None] | None = None  # stops the answer that is being written
+        self._pressed_at: float | None = None  # the first Ctrl-C during or before this answer
+        self._deaf_until = float("-inf")  # until then Ctrl-C on an empty line does nothing
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, name="watch", daemon=True)
         self._main = threading.main_thread().ident
@@ -84,7 +84,10 @@ class Interrupts:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A line is typed. Raises LineInterruptedError; what has ended the nodes."""
+        """Context for reading a line, in which Ctrl-C raises LineInterruptedError.
+
+        Also raises the error that has ended the nodes.
+        """
         self._pressed_at = None
         try:
             self._is_reading = True
@@ -96,7 +99,7 @@ class Interrupts:
 
     @contextmanager
     def answering(self, stop: Callable[[], None]) -> Iterator[None]:
-        """An answer is written, and `stop` ends it."""
+        """Context for writing an answer, in which Ctrl-C calls `stop` to end it."""
         self._stop = stop
         try:
             if self._pressed_at is not None:
@@ -113,10 +116,10 @@ class Interrupts:
             line = self._typed()
             if self._failure is None and not line and now < self._deaf_until:
                 return
-            self._is_reading = False  # what is raised is not raised twice
+            self._is_reading = False  # so that it is raised only once
             raise self._failure or LineInterruptedError(line)
         if self._failure is not None:
-            return  # nobody pressed anything, and whoever reads the answer hears of it
+            return  # sent by `_look`; the reader of the answer gets the error itself
         if self._pressed_at is None:
             self._pressed_at = now
             if self._stop is not None:
@@ -125,7 +128,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _look(self) -> None:
-        """Wake whoever waits for a line: to hear a Ctrl-C, or that the nodes have ended."""
+        """Wake the wait for a line regularly, so that Ctrl-C and dead nodes are noticed."""
         while not self._ended.wait(WATCH_S):
             if self._failure is None:
                 try:
@@ -141,41 +144,42 @@ class Interrupts:
 
 
 class Answer:
-    """The one text of a request. Read its steps once."""
+    """The one text of a request, which can be stopped. Read its steps once."""
 
     def __init__(self, pair: Pair, request: Request) -> None:
         assert request.num_texts == 1
         self._pair = pair
         self._request = request
-        # None: it is to be stopped. This queue, unlike others, may be given something by the
-        # handler of a signal that interrupts whoever waits for it.
+        # None means stop. Unlike other queues, a SimpleQueue may be filled by a signal handler that
+        # interrupts the thread which waits for it.
         self._news: queue.SimpleQueue[TokenStream | None] = queue.SimpleQueue()
-        self._num_tokens = 0  # that were read
+        self._num_tokens = 0  # tokens that were read
         self._was_stopped = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether the end has come: its own, or the one that `stop` made. Then it has metrics."""
+        """True once the text has ended, by itself or by `stop`. Then it has metrics."""
         return self._request.is_complete
 
     @property
     def was_stopped(self) -> bool:
-        """Whether `stop` has ended it."""
+        """True if `stop` has ended the text."""
         return self._was_stopped
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have come so far."""
+        """The number of tokens so far."""
         return self._num_tokens
 
     def stop(self) -> None:
-        """End it where it is; from any thread, or from the handler of a signal."""
+        """End the text where it is; from any thread or a signal handler."""
         self._news.put(None)
 
     def steps(self) -> Generator[Step, None, None]:
-        """What comes. Leaving early ends the text on both nodes; raises what ended it.
+        """Yield the steps as they come. Leaving early ends the text on both nodes.
 
-        Where it is stopped before its first token it ends without a last step.
+        If it is stopped before its first token, there is no last step. Raises the error that ended
+        the text.
         """
         stream = self._request.start(Reader(time.monotonic(), self._news.put))
         try:

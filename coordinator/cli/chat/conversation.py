@@ -1,13 +1,13 @@
-"""A conversation: what was said, as messages for a template, and what of it fits (pure).
+"""A conversation: its messages for a chat template, and how much of it fits (pure).
 
-    ask          a question stands at the end and waits for its answer
-    answered     the answer stands behind it, as far as it was written
-    withdraw     the question goes, as if it had never been asked
-    drop_oldest  the first question and its answer go; the system message stays
-    reset        all of them go; the system message stays
+    ask          add a question, which waits for its answer
+    answered     add the answer to it, as far as it was written
+    withdraw     remove the question, as if it had never been asked
+    drop_oldest  remove the first question and its answer; the system message stays
+    reset        remove all of them; the system message stays
 
-Roles alternate whatever happens: many templates refuse anything else. Nothing is dropped unless
-somebody has asked for it.
+User and assistant always alternate, because many templates refuse anything else. Nothing is removed
+unless the user has asked for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from proto.errors import ConfigurationError
 
 # -- entries ---------------------------------------------------------------------------------------
 
-# Lines that were typed, or came through a pipe, as messages and commands.
+# Turns lines, typed or from a pipe, into messages and commands.
 #
 # a line             a message
 # """ ... """        a message of several lines
@@ -26,7 +26,7 @@ from proto.errors import ConfigurationError
 
 FENCE = '"""'
 GOES_ON = "\\"
-# Each with its argument, if it has one, and what it does.
+# By name: the argument, if there is one, and what the command does.
 COMMANDS = {
     "help": ("", "this list"),
     "reset": ("", "forget all but the system message (also /clear)"),
@@ -39,14 +39,14 @@ ALSO = {"clear": "reset", "exit": "quit", "q": "quit", "bye": "quit", "?": "help
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A message."""
+    """A message of the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One of COMMANDS."""
+    """One of COMMANDS, with its argument."""
 
     name: str
     argument: str = ""
@@ -54,7 +54,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Looks like a command and is none."""
+    """A line that looks like a command, with an unknown name."""
 
     name: str
 
@@ -63,19 +63,19 @@ Entry = Say | Command | Unknown
 
 
 class Lines:
-    """Collects lines until they are an entry."""
+    """Collects lines until they form an entry: a message or a command."""
 
     def __init__(self) -> None:
-        self._held: list[str] = []  # of a message that goes on
-        self._is_fenced = False  # it began with FENCE
+        self._held: list[str] = []  # lines of a message that goes on
+        self._is_fenced = False  # the message began with FENCE
 
     @property
     def is_open(self) -> bool:
-        """Whether the next line belongs to what has come."""
+        """True if the next line belongs to the message so far."""
         return self._is_fenced or bool(self._held)
 
     def push(self, line: str) -> Entry | None:
-        """What this line completes; None if nothing is complete, or it is empty."""
+        """Add a line; return the entry that it completes, or None (not complete, or empty)."""
         if not self.is_open:
             begun = line.lstrip()
             if begun.startswith(FENCE):
@@ -96,13 +96,13 @@ class Lines:
         return self.finish()
 
     def finish(self) -> Say | None:
-        """No more lines come: what is held is the message."""
+        """No more lines come: return the message so far; None if it is empty."""
         text = "\n".join(self._held).strip()
         self.discard()
         return Say(text) if text else None
 
     def discard(self) -> None:
-        """What is held is no message after all."""
+        """Drop the lines of an unfinished message."""
         self._held, self._is_fenced = [], False
 
 
@@ -113,7 +113,7 @@ def _command(line: str) -> Entry:
 
 
 def help_lines() -> list[str]:
-    """What can be typed, in lines of at most 80 columns."""
+    """Return the list of what can be typed, in lines of at most 80 columns."""
     forms = [(f"/{name} {argument}".rstrip(), what) for name, (argument, what) in COMMANDS.items()]
     forms += [
         (f"{FENCE} ... {FENCE}", "a message of several lines; or end a line with \\"),
@@ -126,14 +126,14 @@ def help_lines() -> list[str]:
 # -- conversation ----------------------------------------------------------------------------------
 
 Message = dict[str, str]
-# Messages as a prompt and its token ids.
+# Turns messages into a prompt and its token ids.
 Encode = Callable[[Sequence[Message]], tuple[str, tuple[int, ...]]]
 
-ROOM_SHARE = 4  # where turns are dropped, a quarter of the context becomes free for the answer
+ROOM_SHARE = 4  # turns are dropped until a quarter of the context is free for the answer
 
 
 class TooLongError(ConfigurationError):
-    """A conversation that does not fit with even one token of an answer."""
+    """The conversation leaves no room for even one token of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,33 +146,33 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What the target is asked to continue."""
+    """The prompt that the target continues, as text and token ids."""
 
     prompt: str
     ids: tuple[int, ...]
 
 
 class Conversation:
-    """What was said.
+    """The messages of a conversation.
 
     system     the system message; empty: none
-    is_script  answers stand in a plain transcript, which has line ends of its own around them
+    is_script  answers are parts of a plain transcript: spaces around them are removed
     """
 
     def __init__(self, system: str = "", *, is_script: bool = False) -> None:
         self.system = system
         self._is_script = is_script
         self._turns: list[Turn] = []  # complete, oldest first
-        self._question: str | None = None  # has no answer yet
+        self._question: str | None = None  # the question without an answer
 
     @property
     def num_turns(self) -> int:
-        """Questions that have an answer."""
+        """The number of questions that have an answer."""
         return len(self._turns)
 
     @property
     def messages(self) -> list[Message]:
-        """All that was said, as a template reads it."""
+        """All messages, in the form that a chat template reads."""
         said = [("system", self.system)] if self.system else []
         for turn in self._turns:
             said += [("user", turn.question), ("assistant", turn.answer)]
@@ -181,34 +181,34 @@ class Conversation:
         return [{"role": role, "content": content} for role, content in said]
 
     def ask(self, question: str) -> None:
-        """A question, after the last one was answered or withdrawn."""
+        """Add a question; the last one must have been answered or withdrawn."""
         assert self._question is None, "the last question waits for its answer"
         self._question = question
 
     def answered(self, answer: str) -> None:
-        """The answer to the last question, whole or as far as it was written."""
+        """Add the answer to the last question, whole or as far as it was written."""
         assert self._question is not None, "nothing was asked"
         self._turns.append(Turn(self._question, answer.strip() if self._is_script else answer))
         self._question = None
 
     def withdraw(self) -> str:
-        """Take the last question back, and return it."""
+        """Remove the last question and return it."""
         assert self._question is not None, "nothing was asked"
         question, self._question = self._question, None
         return question
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest turn; whether there was one."""
+        """Remove the oldest turn; return True if there was one."""
         had_one = bool(self._turns)
         del self._turns[:1]
         return had_one
 
     def reset(self) -> None:
-        """Forget all turns."""
+        """Remove all turns."""
         self._turns.clear()
 
     def rendered(self, encode: Encode, max_len: int) -> Rendered:
-        """The prompt. Raises TooLongError; what `encode` raises.
+        """Return the prompt. Raises TooLongError, and the errors of `encode`.
 
         max_len  most tokens of prompt and answer
         """
@@ -221,11 +221,12 @@ class Conversation:
         return rendered
 
     def shortened(self, encode: Encode, max_len: int, max_tokens: int) -> tuple[Rendered, int]:
-        """The prompt, and how many of the oldest turns had to go so that an answer has room.
+        """Remove oldest turns until an answer has room; return (prompt, number of removed turns).
 
-        max_tokens  most of the answer; it needs no more room than that
+        max_len     most tokens of prompt and answer
+        max_tokens  most tokens of the answer, which needs no more room than that
 
-        Raises TooLongError if what remains is too long by itself: then nothing is dropped.
+        Raises TooLongError if the last message alone is too long; then no turn is removed.
         """
         turns = self._turns.copy()
         room = max(1, min(max_tokens, max_len // ROOM_SHARE))

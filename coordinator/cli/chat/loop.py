@@ -1,4 +1,4 @@
-"""A conversation on warm nodes: what was typed is answered, as long as lines come."""
+"""Runs a conversation on loaded nodes: reads lines and answers them until there are no more."""
 
 import json
 import sys
@@ -59,10 +59,10 @@ FULL = "the conversation is full: /drop forgets the oldest turn, /reset all"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a conversation is held.
+    """The settings of a conversation.
 
-    drops      the oldest turns go where the conversation has become too long
-    arguments  of the chat template
+    drops      remove the oldest turns when the conversation has become too long
+    arguments  variables for the chat template
     """
 
     speculation: SpeculationConfig
@@ -72,7 +72,7 @@ class Settings:
 
 
 class Chat:
-    """One conversation, from its first line to its last."""
+    """One conversation: reads lines from a screen, answers messages and does commands."""
 
     def __init__(
         self, pair: Pair, conversation: Conversation, settings: Settings, screen: Screen
@@ -82,12 +82,14 @@ class Chat:
         self._settings = settings
         self._screen = screen
         self._lines = Lines()
-        self._unanswered: str | None = None  # the last message, if it did not fit
+        self._unanswered: str | None = None  # the last message, if it was too long
 
     def run(self) -> None:
-        """Until there are no more lines. Raises SlipstreamError: what has ended the nodes; and of
-        what cannot be answered, where nobody is there to be told."""
-        may_end = False  # the last thing that was typed was Ctrl-C, on an empty line
+        """Read and answer lines until there are no more. Raises SlipstreamError: nodes ended.
+
+        Where no person reads the notes (a pipe), an error of a message is raised as well.
+        """
+        may_end = False  # the last input was Ctrl-C on an empty line
         while True:
             try:
                 line = self._screen.read(is_more=self._lines.is_open)
@@ -108,7 +110,7 @@ class Chat:
                 return
 
     def _handle(self, entry: Entry) -> bool:
-        """Whether the conversation goes on."""
+        """Answer a message or do a command; return False if the conversation is to end."""
         try:
             match entry:
                 case Say(text):
@@ -157,7 +159,7 @@ class Chat:
     # -- an answer --------------------------------------------------------------------------------
 
     def _say(self, text: str, *, drops: bool = False) -> None:
-        """Raises ConfigurationError: then it is as if nothing had been asked."""
+        """Ask and answer a message. Raises ConfigurationError; then the message is withdrawn."""
         self._unanswered = None
         self._conversation.ask(text)
         answer = None
@@ -190,7 +192,7 @@ class Chat:
 
     @property
     def _longer(self) -> str:
-        """What one could start with for longer texts; empty: the model takes no more."""
+        """Advice on how to allow longer texts, after ", or"; "" if the model takes no more."""
         more = self._pair.how_longer()
         return f", or {more}" if more else ""
 
@@ -203,7 +205,7 @@ class Chat:
         return self._pair.hello(Role.TARGET).max_model_len
 
     def _answered(self, rendered: Rendered) -> str | None:
-        """What was written; None: it was stopped before anything was."""
+        """Write the answer and return it; None if it was stopped before its first token."""
         screen, settings = self._screen, self._settings
         self._pair.check(rendered.ids)
         request = Request(
@@ -222,7 +224,7 @@ class Chat:
                 raise
             except (SlipstreamError, KeyboardInterrupt):
                 if text and screen.is_person:
-                    screen.end_answer(is_empty=False)  # what is said next has a line of its own
+                    screen.end_answer(is_empty=False)  # so that the error gets a line of its own
                 raise
         screen.end_answer(is_empty=not text)
         if not answer.is_complete:
@@ -232,7 +234,7 @@ class Chat:
         return text
 
     def _tell(self, answer: Answer, request: Request, num_prompt: int) -> None:
-        """How it ended, and its figures."""
+        """Show how an answer ended, and its figures."""
         made = request.whole().outputs[0]
         length = num_prompt + answer.num_tokens
         if answer.was_stopped:
@@ -248,7 +250,7 @@ class Chat:
 
 
 def _pieces(answer: Answer) -> Iterator[str]:
-    """The text as it comes. A character that was stopped in its middle is left out."""
+    """Yield the text as it comes. A character that was stopped in its middle is left out."""
     with closing(answer.steps()) as steps:
         for step in steps:
             piece = step.part.outputs[0].text
@@ -263,7 +265,7 @@ def _turns(number: int) -> str:
 
 
 def figures(metrics: Metrics) -> str:
-    """Of one answer, in a line."""
+    """Return the figures of one answer, in a line."""
     words = [f"{metrics.tokens_per_second:.1f} tokens/s"]
     if metrics.num_draft_tokens:
         words += [
@@ -278,7 +280,7 @@ def figures(metrics: Metrics) -> str:
 # `python -m coordinator chat`: a conversation with the target; the nodes are started once.
 
 MAX_TOKENS = 4096
-# A model without a template goes on writing both parts of a plain transcript.
+# A model without a chat template would go on with the next question of the transcript: stop there.
 NEXT_QUESTION = "\nUser:"
 OF_THE_CONVERSATION = ("messages", "add_generation_prompt")
 
@@ -307,7 +309,7 @@ def chat(
     system: System = "",
     chat_template_kwargs: TemplateArguments = None,
     drop_oldest: DropOldest = False,
-    # One text at a time: its lane keeps what was said.
+    # One text at a time, whose part of the cache (lane) keeps the conversation so far.
     pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), max_num_seqs=1)],
     speculation: SpeculationConfig,
     request: Annotated[
@@ -346,7 +348,7 @@ def chat(
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
-    """What is given to the chat template besides the conversation. Raises ConfigurationError."""
+    """Parse the JSON object of variables for the chat template. Raises ConfigurationError."""
     flag = "--chat-template-kwargs"
     try:
         arguments = {} if text is None else json.loads(text)
@@ -362,8 +364,11 @@ def template_arguments(text: str | None) -> dict[str, Any]:
 
 
 def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatTemplate:
-    """The target's, tried before anything is started. Raises ModelError, ConfigurationError."""
-    find(pair.target, pair.target_revision)  # what is no model's folder has no files either
+    """Return the target's chat template, after trying it out.
+
+    Done before anything is started. Raises ModelError, ConfigurationError.
+    """
+    find(pair.target, pair.target_revision)  # raises the better error if there is no such model
     if find_file(pair.target, pair.target_revision, TOKENIZER) is None:
         raise ConfigurationError(
             f"{pair.target} has no {TOKENIZER}, and a conversation is text; give a target that "

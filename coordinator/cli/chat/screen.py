@@ -1,6 +1,6 @@
-"""What a conversation reads and shows: with a person at a terminal, or in a pipe.
+"""Where a conversation is read and shown: with a person at a terminal, or in a pipe.
 
-Answers go to standard output and nothing else does. All else goes to standard error.
+Only answers go to standard output. Everything else goes to standard error.
 """
 
 import sys
@@ -19,54 +19,54 @@ from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_write
 
 with suppress(ImportError):
-    import readline  # noqa: F401 - `input` edits lines and remembers them with it
+    import readline  # noqa: F401 - `input` uses it to edit lines and for the history
 
 PROMPT, MORE = "> ", "... "
-LOCAL_MODES, CHARACTERS = 3, 6  # of what termios tells of a terminal
+LOCAL_MODES, CHARACTERS = 3, 6  # indices in the attributes that termios returns
 MAX_LINE = 1 << 24  # characters
-# Nothing is lost of what is no UTF-8, so that it can be named when it is refused.
+# Bytes that are not UTF-8 are kept, so that the message that refuses them can show them.
 ERRORS = "surrogateescape"
 TWICE = "Ctrl-C again or Ctrl-D ends the conversation; /help lists what can be typed"
 
 
 def typed() -> str:
-    """What has been typed of the line that is read; empty where that cannot be said."""
+    """Return the part that has been typed of the line that is being read; "" if not known."""
     module = sys.modules.get("readline")
     return module.get_line_buffer() if module is not None else ""
 
 
 class Screen(Protocol):
-    """Where lines come from and answers go.
+    """Where lines come from and where answers go: a terminal or a pipe.
 
-    is_person  somebody sees what is said of a message, and can do something else
+    is_person  a person sees notes on a message and can react; otherwise errors end the program
     """
 
     is_person: bool
 
     def read(self, *, is_more: bool) -> str | None:
-        """The next line; None: there is none. Raises LineInterruptedError, at a terminal."""
+        """Return the next line; None: no more. At a terminal: LineInterruptedError."""
 
     def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
-        """While an answer is written, Ctrl-C stops it."""
+        """Return a context in which Ctrl-C stops the answer, by calling `stop`."""
 
     def waiting(self, words: str) -> AbstractContextManager[object]:
-        """Until the first token has come, these words show."""
+        """Return a context that shows `words` until the first token has come."""
 
     def write(self, text: str) -> None:
-        """Some of an answer. Raises OutputError, BrokenPipeError."""
+        """Write a part of an answer. Raises OutputError, BrokenPipeError."""
 
     def end_answer(self, *, is_empty: bool) -> None:
-        """That was all of it."""
+        """End the answer: write a newline if one is missing or the answer is empty."""
 
     def note(self, line: str) -> None:
-        """Say something that is no answer."""
+        """Show a line that is not part of an answer."""
 
 
 class _Output:
-    """Standard output, and whether a line is open in it."""
+    """Writes answers to standard output, and knows whether the last line has ended."""
 
     def __init__(self) -> None:
-        self._ends_line = True  # what was written last ended with a newline
+        self._ends_line = True  # the last character written was a newline
 
     def write(self, text: str) -> None:
         if not text:
@@ -86,7 +86,7 @@ class _Output:
 
 
 class Terminal:
-    """A person types the lines."""
+    """A screen where a person types the lines."""
 
     is_person = True
 
@@ -102,7 +102,7 @@ class Terminal:
             with self._interrupts.reading():
                 if sys.stdout.isatty():
                     return input(prompt)
-                # `input` would write the prompt among the answers.
+                # `input` would write the prompt to standard output, among the answers.
                 self._console.print(prompt, end="", markup=False, highlight=False)
                 return _stripped(sys.stdin.readline(MAX_LINE))
         except EOFError:
@@ -126,16 +126,17 @@ class Terminal:
         self._output.end_answer(is_empty=is_empty)
 
     def note(self, line: str) -> None:
-        # As it is: a path or a number in it has no colour of its own, and no line is broken.
+        # As Text: rich neither colours paths and numbers in it nor breaks the line.
         self._console.print(Text(harmless(line), style="dim"), soft_wrap=True)
 
 
 @contextmanager
 def _typed_ahead() -> Iterator[None]:
-    """What is typed meanwhile is kept for the next line.
+    """While an answer is written, keep what is typed for the next line.
 
-    By itself Ctrl-C throws it away, and Ctrl-D before `input` reads with readline is lost: there it
-    must come as a character, and is one while it has no meaning of its own.
+    Without this, Ctrl-C would throw away what was typed, and a Ctrl-D would be lost that is typed
+    before `input` reads with readline. Readline needs Ctrl-D as a character; it is one while the
+    terminal gives it no other meaning.
     """
     try:
         before = termios.tcgetattr(sys.stdin)
@@ -144,7 +145,7 @@ def _typed_ahead() -> Iterator[None]:
         if "readline" in sys.modules and sys.stdout.isatty():
             changed[CHARACTERS][termios.VEOF] = b"\0"
         termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
-    except (termios.error, ValueError):  # it is gone
+    except (termios.error, ValueError):  # the terminal is gone
         yield
         return
     try:
@@ -155,7 +156,7 @@ def _typed_ahead() -> Iterator[None]:
 
 
 class Pipe:
-    """Every line of standard input is a turn."""
+    """A screen without a person: every line of standard input is a turn."""
 
     is_person = False
 
@@ -165,7 +166,7 @@ class Pipe:
             raise ConfigurationError("standard input is closed; a conversation reads it")
         sys.stdin.reconfigure(encoding="utf-8", errors=ERRORS)  # type: ignore[union-attr]
 
-    def read(self, *, is_more: bool) -> str | None:  # noqa: ARG002 - nobody is asked
+    def read(self, *, is_more: bool) -> str | None:  # noqa: ARG002 - there is no prompt
         line = sys.stdin.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
             raise ConfigurationError(
@@ -174,7 +175,7 @@ class Pipe:
         return _stripped(line)
 
     def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()  # Ctrl-C ends the program, as ever
+        return nullcontext()  # Ctrl-C ends the program, as usual
 
     def waiting(self, words: str) -> AbstractContextManager[object]:  # noqa: ARG002
         return nullcontext()
@@ -190,5 +191,5 @@ class Pipe:
 
 
 def _stripped(line: str) -> str | None:
-    """A line without its end; None if nothing was read."""
+    """Return a line without its newline; None if nothing was read."""
     return line.removesuffix("\n").removesuffix("\r") if line else None

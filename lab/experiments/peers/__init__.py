@@ -1,1 +1,1 @@
-"""Engines of others, each a process that reads prompts and writes what it made of them."""
+"""Peers (engines of others): each is a process that reads prompts and writes generated tokens."""

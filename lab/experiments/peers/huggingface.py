@@ -1,11 +1,11 @@
-"""Hugging Face `generate` as a peer for the benchmark: JSON lines in, JSON lines out.
+"""Hugging Face `generate` as a peer (engine to compare with): JSON lines in, JSON lines out.
 
     python -m lab.experiments.peers.huggingface TARGET DRAFTER DTYPE DEVICE
 
-DEVICE is a GPU, or cpu: all cores that it is given. Each request line {"mode": "plain" |
-"assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or null} is
-answered by {"tokens": [...], "times": [seconds since the request, per call of the streamer],
-"counts": [...]}.
+DEVICE is a GPU, or cpu for all CPU cores that the process may use. Each request line {"mode":
+"plain" | "assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or
+null} is answered by {"tokens": [...], "times": [seconds since the request, per call of the
+streamer], "counts": [...]}.
 """
 
 import json
@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Clock(BaseStreamer):
-    """Notes when how many tokens came."""
+    """A streamer that notes at which time (seconds since its creation) how many tokens came."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -28,7 +28,7 @@ class Clock(BaseStreamer):
         self._saw_prompt = False
 
     def put(self, value: Any) -> None:
-        """Called by `generate` with the prompt first, then with new tokens."""
+        """Note how many tokens came; the first call, which brings the prompt, is ignored."""
         if not self._saw_prompt:
             self._saw_prompt = True
             return
@@ -36,11 +36,11 @@ class Clock(BaseStreamer):
         self.counts.append(int(value.numel()))
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no token is held back."""
 
 
 class Peer:
-    """The pair under transformers."""
+    """Target and drafter, loaded with transformers."""
 
     def __init__(self, target: str, drafter: str, dtype: str, device: str) -> None:
         self.device = device
@@ -53,7 +53,7 @@ class Peer:
         self._schedule = self.drafter.generation_config.num_assistant_tokens_schedule
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Generate exactly `max_tokens` tokens."""
+        """Generate exactly `max_tokens` tokens for a request; return tokens, times and counts."""
         more: dict[str, Any] = {}
         if request["mode"] == "assisted":
             more["assistant_model"] = self.drafter
@@ -83,7 +83,7 @@ class Peer:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Load the models, say that they are ready, and answer requests until standard input ends."""
     hf.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     peer = Peer(*sys.argv[1:5])
     peer.answer(

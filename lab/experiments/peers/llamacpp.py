@@ -3,8 +3,8 @@
     pip install llama-cpp-python gguf
     python -m lab.experiments.peers.llamacpp TARGET DRAFTER DTYPE DEVICE
 
-It speaks as `huggingface` does. Modes: plain, and lookup (its prompt lookup decoding).
-The target is converted to GGUF in DTYPE, so that both compute with the same weights.
+Requests and answers are those of `huggingface.py`. Modes: plain, and lookup (its prompt lookup
+decoding). The target is converted to GGUF in DTYPE, so that both compute with the same weights.
 """
 
 import json
@@ -25,7 +25,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 # Writes a model of the llama architecture as a GGUF file, for the llama.cpp peer.
 #
-# Tokens have no text there: the peer is given ids and answers with ids.
+# The file has no tokenizer: the peer is given token ids and answers with token ids.
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -76,6 +76,7 @@ def write(folder: str, dtype: str, path: Path) -> None:
 
 
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the model's weights, each with its name in a GGUF file."""
     config, inner = model.config, model.model
     found = [("token_embd", inner.embed_tokens.weight), ("output_norm", inner.norm.weight)]
     if not config.tie_word_embeddings:
@@ -91,12 +92,16 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows in the order of llama.cpp's rotary embedding, which turns neighbours and not halves."""
+    """Reorder rows for llama.cpp's rotary embedding, which rotates neighbours, not the two halves.
+
+    weight  [num_heads * head_dim, hidden size] of q_proj or k_proj
+    """
     halves = weight.view(num_heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
 def _add(writer: Any, name: str, tensor: torch.Tensor) -> None:
+    """Add a tensor to the GGUF file; vectors are converted to float32."""
     if tensor.dim() == 1:
         tensor = tensor.float()
     kind = TYPES[tensor.dtype]
@@ -110,7 +115,7 @@ MAX_LEN = 1024
 
 
 class Peer:
-    """The target under llama.cpp, on a GPU or on all cores that it is given."""
+    """The target under llama.cpp, on a GPU or on all CPU cores that the process may use."""
 
     def __init__(self, target: str, dtype: str, device: str) -> None:
         self.num_gpu_layers = -1 if device.startswith("cuda") else 0
@@ -123,6 +128,7 @@ class Peer:
             }
 
     def _model(self, path: Path, draft: Any) -> Any:
+        """Load the GGUF file, with `draft` as the source of drafts (None: plain decoding)."""
         cores = len(os.sched_getaffinity(0))
         return llama_cpp.Llama(
             str(path),
@@ -137,7 +143,7 @@ class Peer:
         )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Generate exactly `max_tokens` tokens."""
+        """Generate exactly `max_tokens` tokens for a request; return tokens, times and counts."""
         model = self.models[request["mode"]]
         model.reset()
         model.set_seed(request.get("seed", 0) & 0x7FFFFFFF)
@@ -156,7 +162,7 @@ class Peer:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Load the target, say that it is ready, and answer requests until standard input ends."""
     target, _, dtype, device = sys.argv[1:5]
     peer = Peer(target, dtype, device)
     peer.answer({"mode": "plain", "prompt": [1, 2], "max_tokens": 8, "temperature": 0})

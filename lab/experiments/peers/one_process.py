@@ -1,16 +1,17 @@
-"""`sync` as it is usually run, as a peer for the benchmark: one loop, one process.
+"""A peer that does speculation as it is usually done (policy `sync`): one loop in one process.
 
     python -m lab.experiments.peers.one_process TARGET DRAFTER DTYPE DEVICE [TARGET_MS
         TARGET_MS_PER_ROW DRAFT_MS DRAFT_MS_PER_ROW]
 
 There is no coordinator, no socket and no tree: the drafter drafts a chain of K tokens, the target
 verifies it in one pass, and so on. The engine is the product's, and so is the coupled choice
-(`engine/choice/coupling.py`), so the texts are those of the target alone, sampled ones too. What
-this peer shows is what the product's three processes cost, and what they bring.
+(`engine/choice/coupling.py`), so the texts are those of the target alone, sampled ones too. A
+comparison with this peer shows what the product's three processes cost, and what they gain.
 
-DEVICE is a GPU, or cpu: all cores that it is given. With the four numbers both devices are
-simulated (`node/forwards.py`), and the loop waits for the end of each forward. JSON lines come in
-and go out as in `huggingface.py`; `mode` is plain or assisted. An answer has all fields of `Text`.
+DEVICE is a GPU, or cpu for all CPU cores that the process may use. With the four numbers both
+devices are simulated (`node/forwards.py`), and the loop waits for the end of each forward. JSON
+lines come in and go out as in `huggingface.py`; `mode` is plain or assisted. An answer has all
+fields of `Text`.
 """
 
 import gc
@@ -38,18 +39,19 @@ from proto.node_config import NodeConfig
 Chosen = TypeVar("Chosen")
 
 DEFAULT_K = 4
-MAX_ROWS = 64  # of a pass with masks: as many as a mask has bits
+MAX_ROWS = 64  # most rows of a pass with masks: a mask has 64 bits
 
 
 @dataclass(slots=True)
 class Text:
-    """A text that was written.
+    """A generated text with its times.
 
-    times, counts  seconds since it was asked for, and how many tokens came then
-    num_passes     of the target, the prompt's left out
-    num_accepted   drafts that are in the text
-    late_s         by how much the simulated devices were late, together
-    launches       for each forward: the end of the one before it, its launch, its end
+    tokens         token ids, without the prompt
+    times, counts  for each arrival: seconds since the request, and the number of tokens
+    num_passes     target passes, without that of the prompt
+    num_accepted   drafts that were accepted
+    late_s         seconds by which forwards ended after the time of the simulated devices, in total
+    launches       for each forward: the end of the one before it, its launch, its end (seconds)
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -62,11 +64,11 @@ class Text:
 
 
 class Model:
-    """One of the two models, with the text in lane 0: the slot of a token is its position.
+    """One of the two models, with one text in lane 0 of its KV cache: token i is in slot i.
 
-    num_ids  tokens that the model has in its embedding; the other model may have more
-    num_threads  of this process while it computes; 0: as they are
-    chunk    most tokens of a prompt that are read at once
+    num_ids      size of the model's embedding; larger ids (of the other model) are clamped to it
+    num_threads  CPU threads of this process while the model computes; 0: do not change them
+    chunk        most tokens of a prompt that one forward reads
     """
 
     def __init__(
@@ -81,19 +83,19 @@ class Model:
         self.executor = executor
         self.device = device
         self.chunk = chunk
-        self.num_cached = 0  # tokens of the text that are in the lane
-        self.began = 0.0  # when the device was given the rows of its newest forward
+        self.num_cached = 0  # tokens of the text whose keys and values are in the cache
+        self.began = 0.0  # time (perf_counter) at which the newest forward was launched
         self._num_ids = num_ids
         self._num_threads = num_threads
 
     def run(self, text: Sequence[int], num_asked: int) -> torch.Tensor:
-        """Run what is not cached of a text; returns the logits at the last rows [num_asked, V]."""
+        """Run the uncached tokens of a text; return the logits [num_asked, V] of its last rows."""
         if self._num_threads and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
         where = tuple(range(self.num_cached, len(text)))
         count = len(where)
         tokens = tuple(min(token, self._num_ids - 1) for token in text[self.num_cached :])
-        # A chunk of a prompt sees what is before it, a few rows have masks as those of a tree have.
+        # A chunk of a prompt is causal, without masks; a few rows have masks, as rows of a tree do.
         masks = tuple((2 << row) - 1 for row in range(count)) if count <= MAX_ROWS else None
         feed = Feed(tokens, where, where, self.num_cached, masks)
         self.num_cached = len(text)
@@ -103,10 +105,10 @@ class Model:
 
 
 class OneProcess:
-    """Both models, and the loop.
+    """Both models, and the loop that drafts with one and verifies with the other.
 
-    choose, rank  as in `engine/choice/coupling.py`
-    num_valid     ids from here on are never drafted
+    choose, rank  the functions of `engine/choice/coupling.py`, or others with their signatures
+    num_valid     ids below this may be drafted
     """
 
     def __init__(
@@ -126,21 +128,21 @@ class OneProcess:
     def write(
         self, prompt: Sequence[int], num_tokens: int, *, k: int, sampling: Sampling, seed: int
     ) -> Text:
-        """Write exactly so many tokens; `k`: drafts of a pass, 0 for the target alone."""
+        """Generate exactly `num_tokens` tokens with `k` drafts per pass (0: plain decoding)."""
         started = time.perf_counter()
         self._text = made = Text()
         self.target.num_cached = self.drafter.num_cached = 0
         text = list(prompt)
         self._read(self.target, text)
         while (left := num_tokens - len(made.tokens)) > 0:
-            # Without a first token there is nothing to draft behind: the prompt's pass is alone.
+            # Drafting begins after the first token: the pass that reads the prompt has no drafts.
             drafts = self._drafted(text, min(k, left - 1), sampling, seed) if made.tokens else []
             chosen = self._verified(text, drafts, sampling, seed)
             pairs = zip(drafts, chosen, strict=False)
             num_accepted = next((i for i, (d, c) in enumerate(pairs) if d != c), len(drafts))
             new = chosen[: num_accepted + 1]
             text += new
-            # Nobody has read the last token; what was read in its place or behind it is wrong.
+            # The last token was not read yet, and what the caches hold from its place on is wrong.
             for model in (self.target, self.drafter):
                 model.num_cached = min(model.num_cached, len(text) - 1)
             made.num_passes += bool(made.tokens)
@@ -151,13 +153,13 @@ class OneProcess:
         return made
 
     def _read(self, model: Model, text: Sequence[int]) -> None:
-        """Put the text into the lane but for its last tokens, one forward for each chunk."""
+        """Read the text into the model's cache, except for its last tokens, chunk by chunk."""
         while len(text) - model.num_cached > MAX_MISSING:
             end = min(len(text) - 1, model.num_cached + model.chunk)
             self._timed(model, text[:end], 0, lambda _: None)
 
     def _drafted(self, text: Sequence[int], count: int, sampling: Sampling, seed: int) -> list[int]:
-        """A chain of so many drafts behind the text."""
+        """Return a chain of `count` draft tokens that continue the text."""
         drafts: list[int] = []
         if count:
             self._read(self.drafter, text)
@@ -176,7 +178,7 @@ class OneProcess:
     def _verified(
         self, text: Sequence[int], drafts: Sequence[int], sampling: Sampling, seed: int
     ) -> list[int]:
-        """What the target chooses after the text, and after each draft."""
+        """Return the target's token after the text and after each draft (len(drafts) + 1 ids)."""
         positions = range(len(text), len(text) + len(drafts) + 1)
 
         def chosen(logits: torch.Tensor) -> list[int]:
@@ -191,7 +193,10 @@ class OneProcess:
         num_asked: int,
         choice: Callable[[torch.Tensor], Chosen],
     ) -> Chosen:
-        """Run a forward and make a choice of its logits, in the time that its device takes."""
+        """Run a forward, apply `choice` to its logits, and wait until the device has ended it.
+
+        Returns what `choice` returned. A simulated device may end later than the computation.
+        """
         made, device, num_rows = self._text, model.device, len(text) - model.num_cached
         found = choice(model.run(text, num_asked))
         launched, ends = model.began, time.perf_counter()
@@ -205,7 +210,7 @@ class OneProcess:
 
 
 def answer(both: OneProcess, request: dict[str, Any]) -> dict[str, Any]:
-    """Generate exactly `max_tokens` tokens."""
+    """Generate exactly `max_tokens` tokens for a request; return the fields of `Text`."""
     mode = request["mode"]
     assert mode in ("plain", "assisted"), f"there is no mode {mode} here"
     cuts = request.get("top_k", 0), request.get("top_p", 1.0), request.get("min_p", 0.0)
@@ -227,12 +232,12 @@ def loaded(
     target_device: SimulatedDevice,
     drafter_device: SimulatedDevice,
 ) -> OneProcess:
-    """Both models as the product's nodes load them. Raises as `node.loop.load`."""
+    """Load both models as the product's nodes do. Raises as `node.loop.load`."""
     models, engines = {}, {}
     devices = {Role.TARGET: target_device, Role.DRAFTER: drafter_device}
     names = {Role.TARGET: target, Role.DRAFTER: drafter}
     for role, name in names.items():
-        is_timed = role is Role.DRAFTER and device == "cpu"  # as the coordinator has it
+        is_timed = role is Role.DRAFTER and device == "cpu"  # the coordinator does so too
         config = NodeConfig(
             role=role,
             endpoint="",
@@ -258,7 +263,7 @@ def loaded(
 
 
 def serve(both: OneProcess, ready: str) -> None:
-    """Answer until standard input ends."""
+    """Say that the peer is ready, and answer requests until standard input ends."""
     gc.freeze()
     print(json.dumps({"ready": ready}), flush=True)
     for line in sys.stdin:
@@ -266,13 +271,16 @@ def serve(both: OneProcess, ready: str) -> None:
 
 
 def devices_of(milliseconds: Sequence[str]) -> tuple[SimulatedDevice, SimulatedDevice]:
-    """The target's and the drafter's device, of their times and those of their rows."""
+    """Return the target's and the drafter's simulated device.
+
+    milliseconds  target pass, each of its rows, draft step, each of its rows; empty: not simulated
+    """
     seconds = [float(one) / 1e3 for one in milliseconds] or [0.0] * 4
     return SimulatedDevice(*seconds[:2]), SimulatedDevice(*seconds[2:])
 
 
 def main() -> None:
-    """Load and serve."""
+    """Load both models and answer requests."""
     target, drafter, dtype, device, *milliseconds = sys.argv[1:]
     both = loaded(target, drafter, dtype, device, *devices_of(milliseconds))
     serve(both, cast(str, torch.__version__))

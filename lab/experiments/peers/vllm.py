@@ -2,8 +2,8 @@
 
     python -m lab.experiments.peers.vllm TARGET DRAFTER DTYPE DEVICE MODE K
 
-An engine of vLLM drafts in one way for its whole life, so MODE (plain, assisted or lookup) and K,
-the drafts of a pass (0: DEFAULT_K), are those of the process. DEVICE is a GPU, such as cuda:0.
+A vLLM engine cannot change how it drafts, so MODE (plain, assisted or lookup) and K, the drafts of
+a pass (0: DEFAULT_K), are fixed when the process starts. DEVICE is a GPU, such as cuda:0.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import Any
 
 DEFAULT_K = 5
 MAX_NGRAM = 4
-MEMORY_SHARE = 0.3  # of the GPU: other engines are there as well
+MEMORY_SHARE = 0.3  # of the GPU's memory, because other engines use the same GPU
 MAX_LEN = 4096
 
 
 class Peer:
-    """The pair under vLLM."""
+    """Target and drafter under vLLM."""
 
     def __init__(self, target: str, drafter: str, dtype: str, mode: str, k: int) -> None:
         from vllm import LLM
@@ -45,7 +45,7 @@ class Peer:
         self._number = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Generate exactly `max_tokens` tokens."""
+        """Generate exactly `max_tokens` tokens for a request; return tokens, times and counts."""
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -73,12 +73,12 @@ class Peer:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Load the models, say that they are ready, and answer requests until standard input ends."""
     target, drafter, dtype, device, mode, k = sys.argv[1:7]
     if not device.startswith("cuda"):
         raise SystemExit("vLLM is run on a GPU here: give the target one")
     os.environ["CUDA_VISIBLE_DEVICES"] = device.partition(":")[2] or "0"
-    # What it prints goes to standard error; the answers have standard output for themselves.
+    # What vLLM prints goes to standard error, so that standard output has only the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import vllm

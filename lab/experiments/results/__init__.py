@@ -1,1 +1,1 @@
-"""What is made of the rows of an experiment."""
+"""Makes the results of an experiment (tables, pictures, sentences, a report) from its rows."""

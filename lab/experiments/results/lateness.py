@@ -1,19 +1,19 @@
-"""Which arms have no figures, because the host was late with the devices that it simulated.
+"""Decides which arms are void because the host was late with the devices that it simulates.
 
 Theory of operation
 -------------------
 On a simulated device a forward ends when the host wakes for its end. Now and then a host wakes too
-late, on a virtual machine once in a hundred times, by half a millisecond. That makes an arm look
-slower than it is, by no more than the share of the time that was lost like this. So:
+late: on a virtual machine once in a hundred times, by half a millisecond. That makes an arm look
+slower than it is, at most by the share of the time that was lost in this way. So, by that share:
 
-    up to MOST_LATE     the figures stand: nobody could see the difference
-    up to TOO_LATE      what the arm's speed-up would be if no time had been lost, neither to it nor
-                        to its baseline, is computed as well. The figures stand if that lies within
-                        the interval of the speed-up: then they say no more than they know
-    more than TOO_LATE  void: others had the cores
+    up to MOST_LATE     the figures are valid: the difference could not be seen
+    up to TOO_LATE      the speed-up is computed again as if neither the arm nor its baseline had
+                        lost any time. The figures are valid if this speed-up lies within the
+                        interval of the measured one
+    more than TOO_LATE  the arm is void: other processes used the CPU cores
 
-The limits are in `coordinator/text/metrics.py`, and hold for a single text too. What is lost in the
-middle case is told of every text with its figures (`Simulated.verdict`).
+The limits are in `coordinator/text/metrics.py`, and hold for a single text too. In the middle case
+every text says with its figures how much was lost (`Simulated.verdict`).
 """
 
 import dataclasses
@@ -26,13 +26,18 @@ from lab.experiments.rows import Row, times_of
 
 
 class _Arm:
-    """The texts of an arm."""
+    """The rows of one arm, with their speeds and lost time by cell (prompt, repetition, turn).
+
+    late_share   share of the arm's time by which forwards were late
+    speeds       tokens per second
+    undisturbed  tokens per second if no time had been lost
+    """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         by_cell: dict[Cell, list[Row]] = defaultdict(list)
         for row in rows:
             by_cell[Cell(row.prompt, row.repetition, row.turn)].append(row)
-        # Texts that were written at once have lost the same time: it counts once.
+        # Texts that were generated at the same time have lost the same time: it counts once.
         times = {
             cell: max((found for row in mine if (found := times_of(row))), default=None)
             for cell, mine in by_cell.items()
@@ -50,11 +55,11 @@ class _Arm:
 
 
 def with_void_arms(rows: Sequence[Row], baselines: Mapping[str, str]) -> list[Row]:
-    """The rows, void where the host was too late with the devices of an arm.
+    """Return the rows, marked void if the host was too late with the simulated devices of an arm.
 
-    Of all texts of an arm together: of a single one a late forward or two say nothing.
+    All texts of an arm are judged together: in a single text one or two late forwards mean nothing.
 
-    baselines  by arm, the one that it is compared with
+    baselines  for each arm, the name of the arm that it is compared with
     """
     by_arm: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -69,7 +74,7 @@ def with_void_arms(rows: Sequence[Row], baselines: Mapping[str, str]) -> list[Ro
 
 
 def _why(arm: _Arm, base: _Arm | None) -> str:
-    """Why an arm is void; empty: it is not."""
+    """Return the reason why an arm is void; "" if it is valid."""
     late = f"its forwards were late by {arm.late_share:.0%} of the time"
     if arm.late_share > TOO_LATE:
         return late

@@ -1,6 +1,6 @@
-"""The pictures of an experiment's results, as PNG files in memory.
+"""Draws the pictures of an experiment's results, as PNG files in memory.
 
-They are drawn of summaries, and show no figure that is not in them, but for the histograms.
+Everything that is drawn comes from the summaries, except for the histograms (from the rows).
 """
 
 import io
@@ -28,21 +28,21 @@ from proto.policies import POLICIES
 
 # -- canvas ----------------------------------------------------------------------------------------
 
-# How the pictures look: for a phone held upright, and in the same colours throughout.
+# The style of the pictures: readable on a phone held upright, with the same colours in all.
 #
 # A picture is 4.2 inches wide and is shown 350 to 600 pixels wide, so 9 points are about 10 pixels
-# at the least. Names of arms are long: they stand above their row, where there is the whole width.
+# at the least. Names of arms are long, so they are written above their row, over the whole width.
 
 WIDTH = 4.2  # inches
 DPI = 240
-ROW = 0.42  # inches, of a row with its name above
-LINE = 0.2  # inches, of a legend
-FEW, HALF = 4, 20  # lines of a legend in one column; columns of a name that leave room for two
-MAX_NAME = 38  # columns of a name above a row
-MAX_ROWS = 40  # beyond these a picture is no picture
-BASE = "#555555"  # of what is compared with
-# For eyes of all kinds (after Okabe and Ito), and told apart by marks as well: auto, plain decoding
-# in grey, and the other policies in the order of their table.
+ROW = 0.42  # inches: height of a row with its name above
+LINE = 0.2  # inches: height of a line of a legend
+FEW, HALF = 4, 20  # most lines of a one-column legend; longest name that allows two columns
+MAX_NAME = 38  # most characters of a name above a row
+MAX_ROWS = 40  # most rows of a picture; with more it could not be read
+BASE = "#555555"  # colour of the baseline
+# Safe for colour-blind readers (after Okabe and Ito), and each with its own mark: auto, plain
+# decoding in grey, and the other policies in the order of their table.
 COLOURS = ("#7b3fa0", BASE, "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#d55e00")
 PEER_COLOURS = ("#8c6d31", "#637939", "#843c39", "#31a3a3", "#393b79", "#b5a300")
 MARKS = ("o", "P", "s", "v", "D", "^", "X", "d")
@@ -64,7 +64,7 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of an arm: its family's."""
+    """Colour and marker of an arm, which are those of its family (policy or peer)."""
 
     colour: str
     mark: str
@@ -72,9 +72,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A row of a picture: a value in its interval.
+    """A row of a picture: a value with its interval.
 
-    words  what is written at its end
+    words  text at the right end of the row
     """
 
     name: str
@@ -86,7 +86,7 @@ class Dot:
 
 
 def looks(arms: Iterable[ArmRecord]) -> dict[str, Look]:
-    """By family. The same policy looks the same in every experiment."""
+    """Return the look of each family; a policy has the same look in every experiment."""
     found: dict[str, Look] = {
         name: Look(colour, mark)
         for name, colour, mark in zip(POLICIES, COLOURS, MARKS, strict=True)
@@ -100,30 +100,30 @@ def looks(arms: Iterable[ArmRecord]) -> dict[str, Look]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Fonts and lines of everything that is drawn within."""
+    """Set the fonts and line styles for everything that is drawn inside the `with` block."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
 
 def canvas(height: float) -> Figure:
-    """An empty picture of so many inches."""
+    """Return an empty figure of this height (inches) and the usual width."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def as_png(figure: Figure) -> bytes:
-    """The bytes of the file; nothing in them is of the time or the machine."""
+    """Return the figure as the bytes of a PNG file, which depend on neither time nor machine."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()
 
 
 def height_of(num_rows: int) -> float:
-    """Of the rows of `draw_rows`, in inches."""
+    """Return the height in inches of `num_rows` rows of `draw_rows`."""
     return ROW * num_rows
 
 
 def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
-    """A row for each, top to bottom, and a line where nothing is gained."""
+    """Draw one row for each dot, top to bottom, and a dashed vertical line at `base`."""
     axes.axvline(base, color=BASE, linewidth=1.2, linestyle="--", zorder=1)
     for row, dot in enumerate(dots):
         draw_dot(axes, dot, row)
@@ -135,7 +135,7 @@ def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
 def draw_dot(
     axes: Axes, dot: Dot, height: float, *, size: float = 6.5, is_named: bool = False
 ) -> None:
-    """A value and its interval; in the legend if it is named."""
+    """Draw a value and its interval at this height; `is_named` adds it to the legend."""
     if dot.low is not None and dot.high is not None:
         ends = (dot.low, dot.high)
         axes.plot(ends, (height, height), color=dot.look.colour, linewidth=2.2, alpha=0.5)
@@ -154,7 +154,7 @@ def draw_dot(
 
 
 def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
-    """At the left or the right end of a row, over the lines that pass there."""
+    """Write text at the left (0) or right (1) end of a row, on top of the lines there."""
     axes.text(
         side,
         height,
@@ -169,7 +169,7 @@ def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
 
 
 def without_y(axes: Axes, *, top: float, bottom: float) -> None:
-    """Rows have names in place of an axis."""
+    """Remove the y axis, since each row has its name, and set its limits."""
     axes.set_ylim(bottom, top)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -178,13 +178,13 @@ def without_y(axes: Axes, *, top: float, bottom: float) -> None:
 
 
 def counted(axes: Axes, most: int) -> None:
-    """Shares over counts from 1 on."""
+    """Set the axes for shares (y, in %) over counts from 1 to `most` (x)."""
     axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 6))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
 def legend_below(figure: Figure) -> None:
-    """What the lines mean, beneath everything: the picture becomes as much longer as that takes."""
+    """Add a legend below the picture, and make the picture taller by the height of the legend."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         found, labels = axes.get_legend_handles_labels()
@@ -203,22 +203,24 @@ def legend_below(figure: Figure) -> None:
 
 # -- pictures --------------------------------------------------------------------------------------
 
-ONE_PANEL = 6  # arms whose lines can be told apart in one panel
-WIDE = 20.0  # largest value of an x axis in smallest ones from which on it is logarithmic
-CROWDED = 0.05  # of an x axis: values that are closer have no ticks of their own
-TOLERANCE = 0.1  # of a prediction
+ONE_PANEL = 6  # most arms whose lines can be distinguished in one panel
+WIDE = 20.0  # ratio of largest to smallest x from which on the x axis is logarithmic
+CROWDED = 0.05  # share of the x axis: if values are closer together, they get no own ticks
+TOLERANCE = 0.1  # relative error of a prediction that is still good
 STROKES = ("-", "--", ":", "-.")
 UNITS = {"link": " ms"}
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the pictures are drawn of.
+    """What all pictures of an experiment are drawn from.
 
-    rows   those that count, by arm
-    whole  what they say, by arm, over all categories
-    looks  by family
-    base   what a speed-up of 1 is
+    rows       rows that are not void, by arm
+    summaries  all summaries, those of single categories included
+    whole      summaries over all categories, by arm
+    families   family (policy or peer) of each arm
+    looks      colour and marker, by family
+    base       words for what a speed-up of 1 means
     """
 
     header: Header
@@ -230,12 +232,12 @@ class Material:
     base: str
 
     def look(self, arm: str) -> Look:
-        """Its colour and mark."""
+        """Return the colour and marker of an arm."""
         return self.looks[self.families[arm]]
 
     @property
     def speedups(self) -> dict[str, Ratio]:
-        """By arm, of those that are compared with another."""
+        """Return the speed-up of each arm that has one, by name of the arm."""
         return {arm: one.speedup for arm, one in self.whole.items() if one.speedup is not None}
 
 
@@ -245,9 +247,9 @@ def draw_all(
     summaries: Sequence[Summary],
     predicted: Mapping[str, float] | None = None,
 ) -> dict[str, bytes]:
-    """Every picture on which there is something to see, by the name of its file.
+    """Draw every picture for which there is data; return PNG files by file name.
 
-    predicted  tokens per second, by arm
+    predicted  predicted tokens per second, by arm
     """
     by_arm: dict[str, list[Row]] = defaultdict(list)
     for row in sound([row for row in rows if row.stage == "main"]):
@@ -274,7 +276,7 @@ def draw_all(
 
 
 def speedup(material: Material) -> bytes | None:
-    """Each arm over its baseline, in its interval."""
+    """Draw the speed-up of each arm over its baseline with its interval; None if there is none."""
     dots = [
         Dot(arm, material.look(arm), ratio.mean, ratio.low, ratio.high, ratio.words)
         for arm, ratio in material.speedups.items()
@@ -289,7 +291,10 @@ def speedup(material: Material) -> bytes | None:
 
 
 def along_x(material: Material) -> bytes | None:
-    """Speed-up over the setting on the x axis, a line per policy and whatever else differs."""
+    """Draw speed-up over the setting on the x axis, one line per policy; None for < 2 values.
+
+    Arms that differ in other settings too have a line each.
+    """
     header, speedups = material.header, material.speedups
     lines = series(header, list(speedups))[:MAX_ROWS]
     values = list(dict.fromkeys(x for line in lines for x, _ in line.points))
@@ -316,7 +321,7 @@ def along_x(material: Material) -> bytes | None:
 
 
 def _scaled(axes: Axes, values: Sequence[float | str]) -> dict[float | str, float]:
-    """Prepare the x axis; returns where each value stands on it."""
+    """Prepare the x axis; return the position of each value on it."""
     numbers = [value for value in values if isinstance(value, int | float)]
     if len(numbers) < len(values):
         names = [clipped(shortened(str(value).rsplit("/", 1)[-1]), 15) for value in values]
@@ -337,6 +342,7 @@ def _scaled(axes: Axes, values: Sequence[float | str]) -> dict[float | str, floa
 def _draw_line(
     axes: Axes, points: Mapping[float, Ratio], look: Look, stroke: str, label: str
 ) -> None:
+    """Draw the line of one series with its band of intervals."""
     xs, means = list(points), [ratio.mean for ratio in points.values()]
     axes.plot(
         xs,
@@ -354,7 +360,7 @@ def _draw_line(
 
 
 def _crossed(axes: Axes, points: Mapping[float, Ratio], look: Look, unit: str) -> list[str]:
-    """Mark where a line goes through 1; returns what that means."""
+    """Mark where a line crosses 1; return words for the legend, such as "pays from 3 ms"."""
     words = []
     is_log = axes.get_xscale() == "log"
     xs = [log(x) if is_log else x for x in points]
@@ -366,7 +372,7 @@ def _crossed(axes: Axes, points: Mapping[float, Ratio], look: Look, unit: str) -
 
 
 def crossings(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, bool]]:
-    """Where straight lines from point to point go through 1, and whether they fall there."""
+    """Return for each crossing of y = 1 its x (linear interpolation) and True if the line falls."""
     return [
         (x + (next_x - x) * (1 - y) / (next_y - y), y >= 1)
         for (x, y), (next_x, next_y) in pairwise(zip(xs, ys, strict=True))
@@ -375,7 +381,7 @@ def crossings(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, boo
 
 
 def categories(material: Material) -> bytes | None:
-    """Speed-up by category, of the fastest arm of each family."""
+    """Draw speed-up by category, for the fastest arm of each family; None for < 2 categories."""
     best: dict[str, str] = {}
     for arm, ratio in material.speedups.items():
         name = material.families[arm]
@@ -407,9 +413,9 @@ def categories(material: Material) -> bytes | None:
 
 
 def acceptance(material: Material) -> bytes | None:
-    """How often each draft of a pass is accepted: in one panel, or one per family if arms are many.
+    """Draw how often each draft of a pass is accepted, by its position; None if there are no data.
 
-    What peers tell is not by position.
+    Many arms get one panel per family. Peers do not report acceptance by position.
     """
     every = {
         arm: one.drafts.by_position
@@ -436,7 +442,7 @@ def acceptance(material: Material) -> bytes | None:
         axes.set_visible(False)
     places[0].set_ylim(0, 1.02)
     counted(places[0], max(map(len, shown.values())))
-    # A label of the whole figure would lie in the legend.
+    # A label for the whole figure would overlap the legend.
     for axes in grid[:, 0]:
         axes.set_ylabel("passes that accept it")
     for axes in places[len(panels) - num_columns : len(panels)]:
@@ -448,7 +454,7 @@ def acceptance(material: Material) -> bytes | None:
 def _draw_positions(
     axes: Axes, shares: Sequence[float], look: Look, number: int, of: int, arm: str
 ) -> None:
-    """Of several arms of a family the later ones are paler."""
+    """Draw the line of one arm; the later arms of a family are paler."""
     axes.plot(
         range(1, len(shares) + 1),
         shares,
@@ -464,7 +470,7 @@ def _draw_positions(
 
 
 def tokens_per_pass(material: Material) -> bytes | None:
-    """How many tokens a pass brings, of the arms that draft: a panel each."""
+    """Draw a histogram of the tokens per pass for each arm that drafts; None if there is none."""
     every: dict[str, list[int]] = {}
     for arm in material.whole:
         lengths = [one for row in material.rows.get(arm, ()) for one in row.accept_lengths]
@@ -497,7 +503,10 @@ def tokens_per_pass(material: Material) -> bytes | None:
 
 
 def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None:
-    """Predicted against measured tokens a second; below, by how much each prediction is off."""
+    """Draw predicted over measured tokens per second, and the relative error of each prediction.
+
+    Returns None if nothing was predicted.
+    """
     pairs = {
         arm: (one.tokens_per_second.median, predicted[arm])
         for arm, one in material.whole.items()
@@ -530,5 +539,5 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
 
 
 def _told(words: str, num_shown: int, num_all: int) -> str:
-    """What an axis shows, and what is left out of it."""
+    """Return the label of an axis, with a note if only some of the arms are shown."""
     return words if num_shown == num_all else f"{words}; the first {num_shown} of {num_all} arms"

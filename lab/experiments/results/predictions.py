@@ -1,10 +1,12 @@
-"""What the predictor makes of the costs that an experiment measured, beside its measurements.
+"""Predicts the speed of each arm with the simulator, from costs that the experiment measured.
 
-The costs are those of `ar` and of `sync` with several K: a pass by its rows; and of the wait for K
-drafts the slope over K is a draft step, and half of what is left is the way to the drafter. Under
-`sync` nothing overlaps, so whatever two models at once take from each other is not in these costs.
-Where devices are simulated their costs are known, and the hosts' are what makes the rehearsals of
-these arms as fast as they were. The ranks are those of the same texts (`lab/measure/ranks.py`).
+The costs come from `ar` (plain decoding) and from `sync` with several K. The time of a pass is
+known by its number of rows. Of the wait for K drafts, the slope over K is one draft step, and half
+of the rest is the way to the drafter. Under `sync` nothing overlaps, so these costs do not contain
+what two models that run at once take from each other. Where devices are simulated their costs are
+known, and the hosts' costs are fitted so that the simulated speeds of these arms equal the measured
+ones. The ranks (how the drafter ranks the target's tokens) are recorded on the same texts
+(`lab/measure/ranks.py`).
 """
 
 import subprocess
@@ -27,17 +29,19 @@ from rehearsal.acceptance import Trace, read
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
-LEAST_SYNCS = 2  # to read the costs of a draft step off
+LEAST_SYNCS = 2  # least number of `sync` arms from which the cost of a draft step can be derived
 RANKS_LIMIT_S = 3600.0
 
-Costs = tuple[NodeCosts, NodeCosts]  # of target and drafter
+Costs = tuple[NodeCosts, NodeCosts]  # costs of the target and of the drafter
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What the texts of one arm took after their first tokens; seconds of a pass.
+    """Measured means of the texts of one arm, first tokens left out; seconds are per pass.
 
-    pass_s  in the model
+    pass_s  time in the target's model
+    wait_s  time that the target waited
+    host_s  the rest of the time
     """
 
     tokens_per_second: float
@@ -48,7 +52,7 @@ class Decoding:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Decoding":
-        """Means over all passes; what is neither model nor wait is the host's."""
+        """Return the means over all passes of those rows that have `figures`."""
         texts = [row.figures for row in rows if row.figures is not None]
         num_tokens = sum(text["num_tokens"] - 1 for text in texts)
         num_passes = sum(text["num_target_passes"] - 1 for text in texts)
@@ -65,24 +69,27 @@ class Decoding:
 
 
 def _model_s(text: Mapping[str, Any]) -> float:
-    """In the target's model, but for the first pass, which reads the prompt.
+    """Return the seconds that a text spent in the target's model after its first pass (the prompt).
 
-    What precedes the first token is nearly all model.
+    The time to the first token is taken as time in the model.
     """
     in_model_s: float = text["target_busy"] * text["elapsed_s"] - text["time_to_first_token_s"]
     return max(0.0, in_model_s)
 
 
 def costs_of(plain: Decoding, syncs: Mapping[int, Decoding]) -> Costs:
-    """By the arms where nothing overlaps; `sync` by its K, at least two."""
+    """Return the costs of target and drafter as measured by plain decoding and `sync` (by K).
+
+    At least two `sync` arms are needed.
+    """
     passes = [(1, plain.pass_s)]
-    for k, decoding in sorted(syncs.items()):  # more rows never take less, but for noise
+    for k, decoding in sorted(syncs.items()):  # a pass of more rows is only faster by noise
         passes.append((k + 1, max(decoding.pass_s, passes[-1][1])))
     (first, first_s), (last, last_s) = passes[0], passes[-1]
     forward = Forwards(tuple(passes), (last_s - first_s) / (last - first))
     line = linear_regression(list(syncs), [decoding.wait_s for decoding in syncs.values()])
     step = Forwards(((1, max(1e-6, line.slope)),))
-    # Plain decoding waits for nobody: that is the loop's own time between a verdict and a pass.
+    # Plain decoding waits for no drafts: its wait is the loop's own time from verdict to next pass.
     loop_s = plain.wait_s
     host_s = loop_s + median(decoding.host_s for decoding in (plain, *syncs.values()))
     hop_s = max(0.0, (line.intercept - loop_s) / 2)
@@ -98,11 +105,11 @@ def simulated_costs(
     syncs: Sequence[tuple[SpeculationConfig, Decoding]],
     trace: Trace,
 ) -> Costs:
-    """Of devices whose forwards take what they are told.
+    """Return the costs of target and drafter whose devices are simulated, with fitted host costs.
 
-    All else is the hosts': at the target whatever plain decoding takes beside its passes, at the
-    drafter as much for each step, and on the way there and back, as makes the rehearsals of `sync`
-    with several K as fast as they were.
+    The forwards take the time that is set. The target's host takes what plain decoding takes
+    besides its passes. The drafter's host time per step and the time of a message are fitted so
+    that the simulated `sync` arms are as fast as they were measured.
     """
     forward = _device(config.simulate_target_ms, config.simulate_target_ms_per_row)
     step = _device(config.simulate_draft_ms, config.simulate_draft_ms_per_row)
@@ -110,10 +117,14 @@ def simulated_costs(
     target = NodeCosts(forward, max(0.0, plain_s - forward.of(1)), timed_rows=TARGET_ROWS)
 
     def drafter(host_s: float, way_s: float) -> NodeCosts:
+        """Return the drafter's costs for this host time per step and extra time of a message."""
         return NodeCosts(step, host_s, _delay_s(config) + way_s, DRAFTER_ROWS)
 
     def too_fast(unknown: Sequence[float]) -> list[float]:
-        """Of each `sync`: by how much of a pass. Passes, as tokens are the trace's matter."""
+        """Return for each `sync` arm: simulated / measured time of a pass - 1.
+
+        Passes are compared, because tokens per pass depend on the trace alone.
+        """
         shares = []
         for setting, decoding in syncs:
             costs = target, drafter(*unknown)
@@ -129,19 +140,22 @@ def simulated_costs(
 
 
 def _device(forward_ms: float, row_ms: float) -> Forwards:
+    """Return the costs of a simulated device."""
     return Forwards(((1, forward_ms / 1e3),), row_ms / 1e3)
 
 
 def _delay_s(config: PairConfig) -> float:
+    """Return the one-way delay (seconds) of the drafter's simulated link."""
     link = config.links.get(Role.DRAFTER)
     return 0.0 if link is None else link.hop_s
 
 
 def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str, float]:
-    """Tokens a second by arm, the first token included, of those that can be predicted.
+    """Return the predicted tokens per second of each arm that can be predicted, by name.
 
-    These are arms of a pair (with whatever link) on which `ar` and `sync` with two K or more were
-    measured, one text at once, with drafts of a model and coupled verification.
+    The speed includes the time to the first token. An arm can be predicted if `ar` and `sync` with
+    two K or more were measured with the same pair (with any link), one text at a time, with drafts
+    of a model and coupled verification.
     """
     measured: dict[str, list[Row]] = {}
     for row in rows:
@@ -162,18 +176,19 @@ def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str,
 
 
 def _can_be_predicted(arm: Arm) -> bool:
+    """True if the arm drafts with a model (or not at all) and verifies by coupling."""
     has_drafts = not arm.speculation.drafts or has_ranks(arm.pair)
     is_plain = not arm.work.peer and not arm.speculation.also_copies
     return has_drafts and is_plain and arm.speculation.verify == "coupled"
 
 
 def has_ranks(config: PairConfig) -> bool:
-    """Whether drafts come from a draft model alone, whose ranks can be recorded."""
+    """True if drafts come from a draft model alone, whose ranks can be recorded."""
     return config.has_draft_model and not config.drafter_is_head and not config.heads
 
 
 def _never_overlaps(policy: Policy) -> bool:
-    """Whether the drafter waits for the target, and the target for all of its drafts."""
+    """True if drafter and target wait for each other, and each pass for all K drafts (`sync`)."""
     k = policy.num_speculative_tokens
     return policy.has_drafter and (policy.window, policy.launch_min, policy.launch_hit) == (k, k, k)
 
@@ -181,7 +196,7 @@ def _never_overlaps(policy: Policy) -> bool:
 def _costs_of_group(
     group: Sequence[Arm], measured: Mapping[str, list[Row]], ranks: Trace
 ) -> Costs | None:
-    """Without a link; None: too little was measured."""
+    """Return the costs of target and drafter without a link; None if too little was measured."""
     decodings = {arm.name: Decoding.of(measured[arm.name]) for arm in group}
     plain = [arm for arm in group if not arm.speculation.drafts]
     policies = {arm.name: arm.speculation.make(arm.pair) for arm in group}
@@ -202,6 +217,7 @@ def _costs_of_group(
 
 
 def _predicted(arm: Arm, costs: Costs, rows: Sequence[Row], ranks: Trace) -> float:
+    """Return the predicted tokens per second of one arm, the time to its first token included."""
     target, drafter = costs
     drafter = replace(drafter, hop_s=drafter.hop_s + _delay_s(arm.pair))
     figures = rehearse(arm.speculation.make(arm.pair), target, drafter, ranks, is_whole=True)
@@ -211,7 +227,10 @@ def _predicted(arm: Arm, costs: Costs, rows: Sequence[Row], ranks: Trace) -> flo
 
 
 def recorded(arm: Arm, path: Path) -> Trace:
-    """The ranks of an arm's prompts, recorded if they are not there yet. Raises SlipstreamError."""
+    """Return the ranks of an arm's prompts; record them to `path` first if it does not exist.
+
+    Raises SlipstreamError.
+    """
     if not path.exists():
         arguments = {
             "--out": path.absolute(),

@@ -1,27 +1,29 @@
-"""How much faster one arm is than another, and how sure that is (pure).
+"""The speed-up of one arm over another, with confidence intervals (pure).
 
 Theory of operation
 -------------------
-A machine drifts, and prompts differ by more than arms do. So speeds are compared within a *cell*,
-one prompt in one repetition, which both arms ran in the same minutes; the logarithms of these
-ratios are averaged, and the geometric mean is what is told: it is one through itself when the two
-arms change places.
+A machine's speed drifts, and prompts differ by more than arms do. So speeds are compared within a
+*cell*, one prompt in one repetition, which both arms ran within the same minutes. The logarithms of
+these ratios are averaged, and the geometric mean is reported: if the two arms are exchanged, the
+result is its reciprocal.
 
-The repetitions of a prompt are no news about prompts. So what is resampled are prompts, each with
-the mean over its repetitions, and the interval says: another experiment, with *other prompts of
-this kind* on this machine, would have a mean in it nineteen times of twenty. With fewer than
-`MIN_PROMPTS` prompts the cells themselves are resampled, and the interval is about these prompts
-alone.
+The repetitions of a prompt say nothing new about other prompts. So the bootstrap resamples prompts,
+each with the mean over its repetitions, and the interval says: another experiment, with *other
+prompts of this kind* on this machine, would have its mean in it nineteen times of twenty. With
+fewer than `MIN_PROMPTS` prompts the cells themselves are resampled, and the interval is about these
+prompts alone.
 
-The interval is the bootstrap's, bias-corrected and accelerated (BCa: Efron, 1987), which for few
-units is too narrow by itself: it takes the spread of n units for that of all. Its level is raised
-by as much as Student's t is wider than the normal (Hesterberg, 2015: the expanded interval). So
-0.91 to 0.96 of the intervals of 5 to 20 units contain what they should, for normal and for
-exponential logarithms; of three units 0.7 and of two 0.5, which are their extremes (`is_rough`).
+The interval is the bootstrap's, bias-corrected and accelerated (BCa: Efron, 1987). For few units
+(what is resampled) it is too narrow by itself, because it takes the spread of n units for that of
+all. So its level is raised by as much as Student's t is wider than the normal (Hesterberg, 2015:
+the expanded interval). Then 0.91 to 0.96 of the intervals of 5 to 20 units contain the true mean,
+for normal and for exponential logarithms; of three units 0.7 and of two 0.5, whose intervals are
+simply their extremes (`is_rough`).
 
-Where prompts differ much that interval is wide, however quiet the machine is. So there is another,
-of *the same prompts again*: the repetitions are resampled within each prompt, their distances from
-its mean made wider by sqrt(n / (n - 1)), since n of them lie too close to a mean of their own.
+Where prompts differ much that interval is wide, however quiet the machine is. So there is a second
+interval, for *the same prompts again*: the repetitions are resampled within each prompt, their
+distances from its mean made wider by sqrt(n / (n - 1)), since n values lie too close to their own
+mean.
 """
 
 import warnings
@@ -39,15 +41,15 @@ from scipy.stats import DegenerateDataWarning, bootstrap, norm, t
 MIN_PROMPTS = 5
 NUM_RESAMPLES = 4000
 LEVEL = 0.95
-MAX_LEVEL = 0.9995  # of so many resamples no more can be told
+MAX_LEVEL = 0.9995  # NUM_RESAMPLES resamples do not support a higher level
 SEED = 0
-ALIKE = 1e-9  # logarithms that differ by less are equal
+ALIKE = 1e-9  # logarithms that differ by less than this are equal
 
 FloatArray = npt.NDArray[np.float64]
 
 
 class Cell(NamedTuple):
-    """What both arms of a pair have run; of a conversation, one turn of it."""
+    """Identifies what two arms are compared on: prompt, repetition and turn of a conversation."""
 
     prompt: int
     repetition: int
@@ -56,16 +58,16 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speeds of an arm in those of its baseline.
+    """The speed-up of an arm over its baseline, with its confidence intervals.
 
-    mean          geometric
-    low, high     its interval at 95 %; None: of one unit nothing is known of the spread
-    again_low, again_high  its interval for the same prompts; None: a prompt has one repetition
-    median        of the pairs
-    num_pairs     cells that both have
-    num_unpaired  cells of the arm that the baseline lacks: they are in no figure here
-    unit          what was resampled: prompts, or cells where prompts are few
-    num_units     how many
+    mean          geometric mean
+    low, high     95 % interval of the mean; None for a single unit, whose spread is unknown
+    again_low, again_high  95 % interval for the same prompts; None if a prompt has one repetition
+    median        median of the ratios of all pairs
+    num_pairs     (prompt, repetition) pairs that both arms have
+    num_unpaired  pairs of the arm that its baseline lacks: they are in no figure here
+    unit          what was resampled: prompts, or cells if there are few prompts
+    num_units     how many units there are
     """
 
     mean: float
@@ -81,30 +83,30 @@ class Ratio:
 
     @property
     def is_rough(self) -> bool:
-        """Whether the units are too few for an interval that can be relied on."""
+        """Return True if there are too few units for a reliable interval."""
         return self.num_units < MIN_PROMPTS
 
     @property
     def words(self) -> str:
-        """It and its interval."""
+        """Return the mean and its interval as text."""
         limits = "" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})"
         return f"{self.mean:.2f}{limits}"
 
     @property
     def again_words(self) -> str:
-        """Its interval for the same prompts; empty: there is none."""
+        """Return the interval for the same prompts as text; "" if there is none."""
         return "" if self.again_low is None else f"{self.again_low:.2f}-{self.again_high:.2f}"
 
     @property
     def half_width(self) -> float | None:
-        """Of the interval, as a share of the mean."""
+        """Return half the width of the interval divided by the mean; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return (self.high - self.low) / 2 / self.mean
 
 
 def paired(own: Mapping[Cell, float], base: Mapping[Cell, float]) -> Ratio | None:
-    """Of speeds by cell, which must be positive. None: no cell is in both."""
+    """Return the ratio of the speeds (above 0, by cell) of two arms; None if no cell is in both."""
     turns: dict[tuple[int, int], list[float]] = defaultdict(list)
     for cell, speed in own.items():
         if cell in base:
@@ -138,7 +140,7 @@ def paired(own: Mapping[Cell, float], base: Mapping[Cell, float]) -> Ratio | Non
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Of the mean, at 95 %; None: of a single value. The same values have the same interval."""
+    """Return the 95 % interval of the mean; None for a single value. It is deterministic."""
     if len(values) < 2:
         return None
     if max(values) - min(values) < ALIKE:
@@ -147,7 +149,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     level = min(MAX_LEVEL, _expanded(len(values)))
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings():
-            # Where BCa has no answer (its jackknife is of equal values), quantiles have one.
+            # BCa has no answer if the values of its jackknife are equal; quantiles always have one.
             warnings.simplefilter("ignore", DegenerateDataWarning)
             found = bootstrap(
                 data,
@@ -163,9 +165,9 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def interval_again(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Of the mean over groups of their means, at 95 %, if only what is in them is drawn anew.
+    """Return the 95 % interval of the mean of group means, resampling only within the groups.
 
-    None: one of them has a single value.
+    Returns None if a group has a single value.
     """
     if not groups or min(map(len, groups)) < 2:
         return None
@@ -196,6 +198,6 @@ def interval_again(groups: Sequence[Sequence[float]]) -> tuple[float, float] | N
 
 
 def _expanded(num_units: int) -> float:
-    """The level at which the bootstrap of so few units covers as often as it should."""
+    """Return the bootstrap level whose interval for so few units has a coverage of LEVEL."""
     wide = sqrt(num_units / (num_units - 1)) * t.ppf((1 + LEVEL) / 2, num_units - 1)
     return float(2 * norm.cdf(wide) - 1)

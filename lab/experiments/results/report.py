@@ -1,7 +1,7 @@
-"""The report of an experiment: one HTML page with all of it, for a phone as for a desk.
+"""The report of an experiment as tables, a CSV file and one HTML page, for phone and desktop.
 
-Nothing is loaded from elsewhere and nothing runs: pictures are in the page, and what not everybody
-wants to see is behind a `<details>`. The template stands beside this file.
+The page loads nothing and runs no script: pictures are in the page, and details are hidden in
+`<details>`. Its template is `page.html.j2`, beside this file.
 """
 
 import base64
@@ -34,7 +34,7 @@ from lab.experiments.rows import Row
 
 NAME_COLUMNS = 34
 
-# Of the CSV file: where each column stands in a summary.
+# For each column of the CSV file: the attribute of a summary that it shows.
 COLUMNS = {
     "arm": "arm",
     "category": "category",
@@ -85,7 +85,7 @@ COLUMNS = {
 
 
 def value(summary: Summary, column: str) -> Any:
-    """What a summary has there; None: nothing."""
+    """Return the value of a column in a summary; None if there is none."""
     found: Any = summary
     for name in COLUMNS[column].split("."):
         if found is None:
@@ -95,6 +95,7 @@ def value(summary: Summary, column: str) -> Any:
 
 
 def _written(found: Any) -> str:
+    """Return a value as the text of a CSV cell."""
     if isinstance(found, tuple):
         found = [round(one, 4) if isinstance(one, float) else one for one in found]
     if isinstance(found, list | dict):
@@ -105,7 +106,7 @@ def _written(found: Any) -> str:
 
 
 def to_csv(summaries: Iterable[Summary]) -> str:
-    """A line per arm and category; lists and tables in JSON, empty where there is no figure."""
+    """Return a CSV line per arm and category; lists and tables as JSON, missing figures empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -115,7 +116,7 @@ def to_csv(summaries: Iterable[Summary]) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> str:
-    """A line of at most 100 columns per arm, for a terminal."""
+    """Return a table for a terminal, a line of at most 100 columns per arm."""
     lines = [
         f"{'':<{NAME_COLUMNS}}{'tokens/s':>9}  {'x base (95 %)':<18}{'TTFT':>7}{'p50':>6}"
         f"{'p99':>7}{'length':>7}{'equal':>9}"
@@ -136,7 +137,7 @@ def table(summaries: Iterable[Summary]) -> str:
 
 
 def device_table(summaries: Iterable[Summary]) -> str:
-    """What each arm brings to its devices; empty where plain decoding on all was not measured."""
+    """Return a table of speeds per device; "" if plain decoding on all devices was not measured."""
     whole = [one for one in overall(summaries) if one.tokens_per_second is not None]
     if not any(one.over_all_devices for one in whole):
         return ""
@@ -173,7 +174,7 @@ CAPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of words; the first of each is what the row is about."""
+    """A table of the page; the first cell of each row is its name."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -181,7 +182,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A picture of the page.
+    """A picture in the HTML page.
 
     source  its PNG file as a data URL
     """
@@ -200,12 +201,12 @@ def page(
     *,
     command: str = "",
 ) -> str:
-    """The whole page.
+    """Return the report as one HTML page.
 
-    trace_note  where a trace of the experiment is, in words
-    command     that makes the same experiment again
+    trace_note  words that say where traces of the experiment are
+    command     the command that runs the same experiment again
     """
-    # Names of arms and texts of prompts are anybody's: everything is escaped.
+    # Names of arms and prompts come from users, so everything is escaped.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -232,6 +233,7 @@ def page(
 
 
 def _drawn(header: Header, pictures: Mapping[str, bytes]) -> list[Drawn]:
+    """Return the pictures with their captions, as data URLs."""
     x = AXES.get(header.x, header.x.replace("_", " ")).split(",")[0]
     return [
         Drawn(
@@ -244,7 +246,7 @@ def _drawn(header: Header, pictures: Mapping[str, bytes]) -> list[Drawn]:
 
 
 def _main(whole: Sequence[Summary], base: str) -> Table:
-    """What most readers want."""
+    """Return the table with the main figures of each arm."""
     waits = ("TTFT ms", "p50 ms", "p99 ms")
     drafts = ("tokens a pass", "accepted", "texts equal")
     return Table(
@@ -267,6 +269,7 @@ def _main(whole: Sequence[Summary], base: str) -> Table:
 
 
 def _speeds(whole: Sequence[Summary]) -> Table:
+    """Return the table with the details of speeds and speed-ups."""
     pairs = (
         "median of ratios",
         "pairs",
@@ -290,6 +293,7 @@ def _speeds(whole: Sequence[Summary]) -> Table:
 
 
 def _drafting(whole: Sequence[Summary]) -> Table:
+    """Return the table about drafts: hits, misses by cause, acceptance by source and position."""
     head = ("arm", "hits", *(f"missed: {why}" for why in MISSES))
     head += ("accepted by source", "hits by source")
     rows = []
@@ -314,6 +318,7 @@ def _drafting(whole: Sequence[Summary]) -> Table:
 
 
 def _work(whole: Sequence[Summary]) -> Table:
+    """Return the table about busy and idle times, messages and load."""
     shares = ("target busy", "drafter busy", "target idle")
     return Table(
         ("arm", *shares, "host ms a pass", "bytes a token", "drafters lost", "load of others"),
@@ -333,7 +338,11 @@ def _work(whole: Sequence[Summary]) -> Table:
 
 
 def _devices(whole: Sequence[Summary]) -> Table:
-    """Two plain replicas write twice as much; `all` is plain decoding on as many devices."""
+    """Return the table of speeds per device.
+
+    `times plain replicas`: compared with one plain replica on each device. `times all for the
+    target`: compared with plain decoding on as many devices.
+    """
     return Table(
         ("arm", "devices", "tokens/s a device", "times plain replicas", "times all for the target"),
         tuple(
@@ -350,7 +359,7 @@ def _devices(whole: Sequence[Summary]) -> Table:
 
 
 def _categories(summaries: Sequence[Summary]) -> Table | None:
-    """Speed-ups, or tokens a second of an arm without a baseline."""
+    """Return the table of speed-ups (baselines: tokens/s) by category; None without categories."""
     found = {(one.arm, one.category): one for one in summaries}
     categories = list(dict.fromkeys(one.category for one in summaries if one.category))
     if not categories:
@@ -365,6 +374,7 @@ def _categories(summaries: Sequence[Summary]) -> Table | None:
 
 
 def _cell(one: Summary) -> str:
+    """Return the words for one arm on one category."""
     if one.tokens_per_second is None:
         return "void"
     if one.speedup is None:
@@ -373,7 +383,7 @@ def _cell(one: Summary) -> str:
 
 
 def _shared(arms: Sequence[ArmRecord]) -> dict[str, str]:
-    """The settings that all arms have in common."""
+    """Return the settings that have the same value in all arms."""
     if not arms:
         return {}
     return {
@@ -384,7 +394,7 @@ def _shared(arms: Sequence[ArmRecord]) -> dict[str, str]:
 
 
 def _settings(arms: Sequence[ArmRecord]) -> Table:
-    """What else each has."""
+    """Return the table of the settings in which the arms differ."""
     shared = _shared(arms)
     rows = []
     for arm in arms:
@@ -395,7 +405,7 @@ def _settings(arms: Sequence[ArmRecord]) -> Table:
 
 
 def _places(whole: Sequence[Summary]) -> Table:
-    """Which rows came from where: by arm and role, each host with its number of rows."""
+    """Return a table with the hosts of each arm by role, and the number of rows of each host."""
     roles = list(dict.fromkeys(place.role for one in whole for place in one.hosts))
     rows = []
     for one in whole:
@@ -409,4 +419,5 @@ def _places(whole: Sequence[Summary]) -> Table:
 
 
 def _number(value: float | None, form: str) -> str:
+    """Return the formatted number; a dash for None."""
     return NOTHING if value is None else form.format(value)

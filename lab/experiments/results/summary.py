@@ -1,7 +1,7 @@
-"""What the rows of an experiment say of each arm, and of each category of prompts.
+"""Summarizes the rows of an experiment for each arm, and for each category of prompts.
 
-Speeds, waiting times and what was drafted are of rows that are not void; which texts are equal is
-of all. The intervals of the ratios are for other prompts of this kind: see `ratios.py`.
+Void rows count for equality of texts, but not for speeds, waiting times and drafts. The intervals
+of the ratios are for other prompts of this kind: see `ratios.py`.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from lab.experiments.rows import Row
 
 
 class Spread(NamedTuple):
-    """A median between its quartiles."""
+    """A median with its lower and upper quartile."""
 
     low: float
     median: float
@@ -25,7 +25,7 @@ class Spread(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How many rows came from where."""
+    """How many rows of an arm a node (role) on a host has made."""
 
     role: str
     host: str
@@ -36,13 +36,13 @@ class Place(NamedTuple):
 class Drafts:
     """What became of the drafts of some texts.
 
-    acceptance_rate  accepted / verified
-    by_position      [j]: share of the passes with drafts that accepted more than j
-    by_source        accepted drafts, by who drafted them
-    hits_by_source   passes whose first token had been drafted, likewise
+    acceptance_rate  accepted drafts / verified drafts
+    by_position      [j]: share of the passes with drafts that accepted more than j drafts
+    by_source        number of accepted drafts, by who drafted them
+    hits_by_source   number of passes whose first token had been drafted, by who drafted it
     hit_rate         share of the passes for which anybody drafted whose first token had been
                      drafted and was verified: mean over the texts
-    misses           the other such passes, by cause; with the hits they are 1
+    misses           shares of the other such passes, by cause; hit_rate + all misses = 1
     """
 
     acceptance_rate: float
@@ -54,7 +54,7 @@ class Drafts:
 
 
 class Busy(NamedTuple):
-    """Shares of the time: both devices at work, and the target neither at work nor waiting."""
+    """Shares of the time: target busy, drafter busy, and target idle (neither busy nor waiting)."""
 
     target: float
     drafter: float
@@ -63,26 +63,26 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An arm on the prompts of a category; figures are None where there are none.
+    """The figures of an arm on the prompts of a category; None where a figure does not exist.
 
-    category           empty: all
-    num_prompts        that it was run on
-    num_texts          rows, void ones too
-    void_share         of them
-    void               why; empty: none is
-    tokens_per_second  of a cell, of all its texts
-    speedup            over the baseline; None: it has none, or no cell that the baseline has
+    category           empty: all categories together
+    num_prompts        prompts that the arm was run on
+    num_texts          number of rows, void ones included
+    void_share         share of the rows that are void
+    void               why rows are void; empty: none is
+    tokens_per_second  spread over the cells, each with all of its texts
+    speedup            over the baseline; None: no baseline, or no cell in common with it
     ttft_ms, itl_p50_ms, itl_p99_ms  medians over the texts
-    tokens_per_pass    1 + accepted / passes: of a target pass, its own included
-    drafts             None: there were none, or a peer does not tell
-    bytes_per_token    of all frames, per committed token
+    tokens_per_pass    1 + accepted drafts / target passes
+    drafts             None: there were none, or a peer that does not report them
+    bytes_per_token    bytes of all frames, per committed token
     busy, host_ms_per_pass  medians over the texts
-    num_compared, num_equal  texts that must be those of the baseline, and are
-    num_drafters_lost  texts that went without their drafter from some token on
-    num_devices        that it uses
-    over_all_devices   speed-up over plain decoding on as many; None: that was not measured
+    num_compared, num_equal  texts that must equal those of the baseline, and those that do
+    num_drafters_lost  texts that lost their drafter on the way
+    num_devices        devices that the arm uses
+    over_all_devices   speed-up over plain decoding on as many devices; None: not measured
     hosts              where the nodes ran
-    load               of others meanwhile, in cores: median
+    load               CPU cores that other processes used meanwhile: median
     """
 
     arm: str
@@ -111,23 +111,27 @@ class Summary:
 
     @property
     def num_different(self) -> int:
-        """Texts that are not those of the baseline and must be."""
+        """Return the number of texts that must equal those of the baseline and do not."""
         return self.num_compared - self.num_equal
 
     @property
     def per_device(self) -> float | None:
-        """Tokens a second and device."""
+        """Return the tokens per second for each device used; None if there is no speed."""
         speed = self.tokens_per_second
         return None if speed is None else speed.median / self.num_devices
 
     @property
     def over_replicas(self) -> float | None:
-        """Its tokens a second in those of plain decoding on each of its devices, texts apart."""
+        """Return the speed-up over one plain decoding per device; None without a baseline.
+
+        That is: over as many replicas of the target as the arm uses devices, each writing its own
+        text.
+        """
         return None if self.speedup is None else self.speedup.mean / self.num_devices
 
 
 def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
-    """Of each arm that was measured, in order: of all its rows, then by category if several are."""
+    """Return the summaries of each measured arm: over all rows, then by category if several."""
     by_arm: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.stage == "main":
@@ -143,7 +147,7 @@ def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
         if arm.name not in by_arm:
             continue
         baseline = arm.baseline
-        if baseline not in by_arm:  # one setting of a sweep, and not the fastest
+        if baseline not in by_arm:  # the baseline was swept, and is not the fastest of its sweep
             baseline = stand_ins.get(swept_from.get(baseline, ""), baseline)
         for category in ("", *(categories if len(categories) > 1 else ())):
             own, base, on_all = (
@@ -156,12 +160,12 @@ def summarize(header: Header, rows: Sequence[Row]) -> list[Summary]:
 
 
 def overall(summaries: Iterable[Summary]) -> list[Summary]:
-    """Those of all categories together, one per arm."""
+    """Return the summaries over all categories together, one per arm."""
     return [one for one in summaries if not one.category]
 
 
 def sound(rows: Sequence[Row]) -> list[Row]:
-    """Those whose figures count: texts that were written at once are void together."""
+    """Return the rows that are not void; a void text makes all texts of the same time void."""
     void = {(row.key, row.turn) for row in rows if row.void}
     return [row for row in rows if (row.key, row.turn) not in void]
 
@@ -169,6 +173,11 @@ def sound(rows: Sequence[Row]) -> list[Row]:
 def _summary(
     arm: ArmRecord, category: str, rows: list[Row], base: list[Row], on_all: list[Row]
 ) -> Summary:
+    """Return the summary of one arm on one category.
+
+    base    rows of its baseline
+    on_all  rows of plain decoding on as many devices
+    """
     good = sound(rows)
     speeds, figures = _speeds(good), [row.figures for row in good if row.figures is not None]
     num_compared, num_equal = _equality(rows, base) if arm.is_same_text else (0, 0)
@@ -204,7 +213,7 @@ def _summary(
 
 
 def _speeds(rows: Iterable[Row]) -> dict[Cell, float]:
-    """Tokens a second of each cell, once, whatever the number of its texts."""
+    """Return the tokens per second of each cell; a cell with several texts has one value."""
     return {
         Cell(row.prompt, row.repetition, row.turn): row.tokens_per_second
         for row in rows
@@ -213,7 +222,7 @@ def _speeds(rows: Iterable[Row]) -> dict[Cell, float]:
 
 
 def _equality(rows: Iterable[Row], base: Iterable[Row]) -> tuple[int, int]:
-    """How many texts have one to be compared with, and how many are the same."""
+    """Return (number of texts that the baseline has too, number of them that are equal)."""
     texts = {(row.prompt, row.repetition, row.turn, row.text): row.tokens for row in base}
     compared = [
         row.tokens == texts[place]
@@ -224,6 +233,7 @@ def _equality(rows: Iterable[Row], base: Iterable[Row]) -> tuple[int, int]:
 
 
 def _tokens_per_pass(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return 1 + accepted drafts / passes, or the mean accept length of a peer; None if unknown."""
     passes: int = sum(one["num_target_passes"] for one in figures)
     accepted: int = sum(one["num_accepted_tokens"] for one in figures)
     if passes:
@@ -233,6 +243,7 @@ def _tokens_per_pass(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) 
 
 
 def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts | None:
+    """Return what became of the drafts; None if none was verified."""
     verified = sum(one["num_draft_tokens"] for one in figures)
     if not verified:
         return None
@@ -241,7 +252,7 @@ def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts
         sources.update(row.accepted_by_source)
     hits: Counter[str] = Counter()
     for one in figures:
-        hits.update(one.get("hits_by_source", {}))  # rows of before do not say it
+        hits.update(one.get("hits_by_source", {}))  # missing in rows of earlier versions
     tried = [one for one in figures if one["hit_rate"] or any(one["misses"].values())]
     return Drafts(
         acceptance_rate=sum(one["num_accepted_tokens"] for one in figures) / verified,
@@ -256,14 +267,17 @@ def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts
 
 
 def _miss_share(figures: Mapping[str, Any], why: str) -> float:
-    """Of the passes for which anybody drafted."""
+    """Return the share of passes (for which anybody drafted) that missed for this cause."""
     misses = figures["misses"]
     total = sum(misses.values())
     return float((1 - figures["hit_rate"]) * misses[why] / total) if total else 0.0
 
 
 def _by_position(texts: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...]:
-    """A text counts as often as it has passes with drafts; one of fewer drafts accepted no more."""
+    """Return acceptance by position of the draft, each text weighted by its passes with drafts.
+
+    A text with fewer drafts counts as having accepted none at the further positions.
+    """
     accepted: Counter[int] = Counter()
     steps = 0
     for one in texts:
@@ -276,7 +290,10 @@ def _by_position(texts: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...]
 
 
 def _bytes_per_token(rows: Sequence[Row]) -> float | None:
-    """The bytes of texts that were written at once are told by each of them, and count once."""
+    """Return message bytes per token; None if unknown.
+
+    Texts that were generated at the same time all state the same bytes, which count once.
+    """
     num_bytes = {(row.key, row.turn): row.num_bytes for row in rows}
     num_tokens = sum(len(row.tokens) for row in rows)
     total = sum(num_bytes.values())
@@ -284,6 +301,7 @@ def _bytes_per_token(rows: Sequence[Row]) -> float | None:
 
 
 def _busy(figures: Sequence[Mapping[str, Any]]) -> Busy | None:
+    """Return the medians over the texts of the busy and idle shares; None without figures."""
     if not figures:
         return None
     names = ("target_busy", "drafter_busy", "target_idle")

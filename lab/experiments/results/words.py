@@ -1,4 +1,4 @@
-"""What came of an experiment, in sentences: the answer, and what to be wary of."""
+"""The results of an experiment in sentences: the answers, and warnings about the figures."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from proto.policies import POLICIES
 
 # -- names -----------------------------------------------------------------------------------------
 
-# What arms are called in pictures and tables, and which of them are points of one line.
+# The names of arms in pictures and tables, and which arms are points of one line.
 
 SHORT = {
     "num_speculative_tokens=": "K=",
@@ -33,14 +33,17 @@ AXES = {"link": "one-way hop, ms", COST_RATIO: "target pass, in draft steps"}
 
 
 def shortened(name: str) -> str:
-    """Without the words that say nothing new to whoever knows the settings."""
+    """Return the name of an arm with shorter words for common settings."""
     for long, short in SHORT.items():
         name = name.replace(long, short)
     return name.strip()
 
 
 def clipped(name: str, num_columns: int) -> str:
-    """At most so long: arms begin and end differently, so what is cut is in the middle."""
+    """Return the name cut to at most `num_columns` characters.
+
+    The middle is cut, because names of arms differ at the beginning and the end.
+    """
     if len(name) <= num_columns:
         return name
     end = (num_columns - 1) // 2
@@ -48,7 +51,7 @@ def clipped(name: str, num_columns: int) -> str:
 
 
 def family(arm: ArmRecord) -> str:
-    """Its policy, or the peer and what that does: what a colour stands for."""
+    """Return the arm's policy, or peer and mode: the group of arms that share a colour."""
     peer = arm.settings.get("peer")
     if peer:
         return f"{peer} {arm.settings.get('mode', 'plain')}"
@@ -56,7 +59,7 @@ def family(arm: ArmRecord) -> str:
 
 
 def is_plain(arm: ArmRecord) -> bool:
-    """Whether it drafts nothing."""
+    """True if the arm drafts nothing."""
     if arm.settings.get("peer"):
         return bool(arm.settings.get("mode", "plain") == "plain")
     row = POLICIES.get(arm.settings.get("policy", "auto"))
@@ -64,7 +67,7 @@ def is_plain(arm: ArmRecord) -> bool:
 
 
 def baseline_words(header: Header) -> str:
-    """What a speed-up of 1 is."""
+    """Return words for what a speed-up of 1 means."""
     bases = {arm.baseline for arm in header.arms if arm.baseline}
     if all(is_plain(arm) for arm in header.arms if arm.name in bases):
         return "plain decoding"
@@ -73,9 +76,9 @@ def baseline_words(header: Header) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Arms that differ in what is on the x axis, in its order.
+    """Arms that form one line of a picture: they differ only in the setting on the x axis.
 
-    points  x and name of each arm
+    points  (x, name) of each arm, in the order of x
     """
 
     label: str
@@ -84,7 +87,7 @@ class Series:
 
 
 def x_of(header: Header, arm: ArmRecord) -> float | str | None:
-    """Where it is on the x axis; None: it does not say."""
+    """Return the arm's value on the x axis; None if the arm has none."""
     if header.x == COST_RATIO:
         target, draft = (arm.settings.get(name) or 0.0 for name in COSTS)
         return target / draft if target and draft else None
@@ -98,10 +101,10 @@ def x_of(header: Header, arm: ArmRecord) -> float | str | None:
 
 
 def series(header: Header, measured: Sequence[str]) -> list[Series]:
-    """The lines of a picture over `header.x`, of arms that are compared with another.
+    """Return the lines of a picture over `header.x`, from those measured arms that have a baseline.
 
-    Arms are on one line if all other settings are the same. What was swept does not count: the
-    best number of drafts is another at another distance.
+    Arms are on one line if all other settings are the same. Settings that were swept are ignored,
+    because (for example) the best number of drafts differs with the distance.
     """
     if not header.x:
         return []
@@ -127,7 +130,7 @@ def series(header: Header, measured: Sequence[str]) -> list[Series]:
 
 
 def _swept(arms: Sequence[ArmRecord]) -> dict[str, set[str]]:
-    """The settings that a sweep chose, by what was swept."""
+    """Return the settings that each sweep chose among, by name of the sweep."""
     values: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for arm in arms:
         if arm.swept_from:
@@ -140,7 +143,7 @@ def _swept(arms: Sequence[ArmRecord]) -> dict[str, set[str]]:
 
 
 def _told_apart(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The settings that are not the same in all, but for those that make a family."""
+    """Return the settings in which the lines differ, without those that make a family."""
     names = dict.fromkeys(name for one in settings for name in one)
     return [
         name
@@ -150,12 +153,13 @@ def _told_apart(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _label(arm: ArmRecord, told: Sequence[str]) -> str:
+    """Return the label of a line: its family, and the settings that distinguish it."""
     own = (f"{name}={arm.settings[name]}" for name in told if name in arm.settings)
     return shortened(" ".join((family(arm), *own)))
 
 
 def _in_order(points: Iterable[tuple[float | str, str]]) -> tuple[tuple[float | str, str], ...]:
-    """By number; words, and numbers beside words, stay in the order of the arms."""
+    """Return the points sorted by number; if some x are words, all keep the order of the arms."""
     found = list(points)
     if any(isinstance(x, str) for x, _ in found):
         return tuple((str(x), name) for x, name in found)
@@ -164,7 +168,7 @@ def _in_order(points: Iterable[tuple[float | str, str]]) -> tuple[tuple[float | 
 
 # -- words -----------------------------------------------------------------------------------------
 
-BUSY_CORES = 0.25  # used by others: from there on figures may not be those of a quiet machine
+BUSY_CORES = 0.25  # load by other processes (cores) above which a warning is given
 MAX_ANSWERS = 12
 SIMULATED = (
     *("simulate_target_ms", "simulate_draft_ms"),
@@ -173,7 +177,7 @@ SIMULATED = (
 
 
 def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
-    """Which arm is fastest, beside each baseline, and whether the texts are the same."""
+    """Return sentences: the fastest arm for each baseline, and whether the texts are equal."""
     whole = overall(summaries)
     rivals: dict[str, list[Summary]] = defaultdict(list)
     baselines = {arm.name: arm.baseline for arm in header.arms}
@@ -193,7 +197,10 @@ def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
 
 
 def _fastest(arms: Sequence[Summary], base: str) -> str:
-    """Of arms with the same baseline; those that cannot be told from the first are named."""
+    """Return a sentence about the fastest of the arms with one baseline.
+
+    Arms whose intervals overlap that of the fastest are named.
+    """
     ranked = sorted(arms, key=_mean, reverse=True)
     first = ranked[0]
     ratio = first.speedup
@@ -219,10 +226,12 @@ def _fastest(arms: Sequence[Summary], base: str) -> str:
 
 
 def _mean(summary: Summary) -> float:
+    """Return the mean speed-up; 0 if there is none."""
     return 0.0 if summary.speedup is None else summary.speedup.mean
 
 
 def _overlap(one: Summary, other: Summary) -> bool:
+    """True if the intervals of the two speed-ups overlap."""
     a, b = one.speedup, other.speedup
     if a is None or b is None:
         return False
@@ -232,11 +241,13 @@ def _overlap(one: Summary, other: Summary) -> bool:
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
+    """Return the first `most` names as a list in words."""
     shown = list(names[:most]) + ([f"{len(names) - most} others"] if len(names) > most else [])
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _without_ratios(whole: Sequence[Summary]) -> str:
+    """Return the sentence for an experiment without speed-ups."""
     speeds = {one.arm: one.tokens_per_second.median for one in whole if one.tokens_per_second}
     if not speeds:
         return "There is nothing to compare: no text that counts was measured."
@@ -248,6 +259,7 @@ def _without_ratios(whole: Sequence[Summary]) -> str:
 
 
 def _equality(whole: Sequence[Summary]) -> str:
+    """Return a sentence that says whether the texts equal those of the baselines."""
     compared = sum(one.num_compared for one in whole)
     different = sum(one.num_different for one in whole)
     if not compared:
@@ -258,7 +270,7 @@ def _equality(whole: Sequence[Summary]) -> str:
 
 
 def warnings(header: Header, rows: Sequence[Row], summaries: Sequence[Summary]) -> list[str]:
-    """What takes weight from the figures, a sentence per kind."""
+    """Return sentences that limit what the figures mean, one per kind of problem."""
     whole = overall(summaries)
     return [
         *_simulated(header, {one.arm for one in whole}),
@@ -269,7 +281,7 @@ def warnings(header: Header, rows: Sequence[Row], summaries: Sequence[Summary]) 
 
 
 def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
-    """What is wrong, and with how much of each arm."""
+    """Yield each kind of problem with its extent for each affected arm."""
     ratios = {one.arm: one.speedup for one in whole if one.speedup is not None}
     yield (
         "Void texts, which are in no speed",
@@ -310,12 +322,14 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
 
 
 def _kind(kind: tuple[str, dict[str, str]]) -> str:
+    """Return the sentence about one kind of problem; "" if no arm has it."""
     words, arms = kind
     named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]
     return f"{words}: {_listed(named, most=8)}." if named else ""
 
 
 def _simulated(header: Header, measured: Collection[str]) -> Iterable[str]:
+    """Yield a sentence if some arms simulate hardware."""
     arms = [arm for arm in header.arms if arm.name in measured]
     names = [name for name in SIMULATED if any(arm.settings.get(name) for arm in arms)]
     number = sum(any(arm.settings.get(name) for name in names) for arm in arms)
@@ -327,6 +341,7 @@ def _simulated(header: Header, measured: Collection[str]) -> Iterable[str]:
 
 
 def _missing(header: Header, whole: Sequence[Summary]) -> Iterable[str]:
+    """Yield a sentence if some arms are not measured yet."""
     there = {one.arm for one in whole}
     absent = [arm.name for arm in header.arms if arm.name not in there and not arm.swept_from]
     if absent:
@@ -334,6 +349,7 @@ def _missing(header: Header, whole: Sequence[Summary]) -> Iterable[str]:
 
 
 def _load(header: Header, rows: Sequence[Row]) -> Iterable[str]:
+    """Yield sentences about the load by other processes."""
     busy = [row.load for row in rows if row.load > BUSY_CORES]
     if busy:
         yield (

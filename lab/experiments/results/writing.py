@@ -1,4 +1,4 @@
-"""Writes the results of an experiment beside its rows."""
+"""Writes the results of an experiment into its folder."""
 
 import json
 import uuid
@@ -21,26 +21,26 @@ from proto.system import cannot_write
 
 # -- answers ---------------------------------------------------------------------------------------
 
-# The texts of an arm in the form in which Spec-Bench keeps answers, so that its own evaluation
-# reads them.
+# Writes the texts of an arm in Spec-Bench's file format for answers, so that its evaluation
+# can read them.
 #
 # A line per question: {question_id, category, model_id, answer_id, tstamp, choices}. A choice is
 # the question answered once: `turns`, `decoding_steps`, `new_tokens` and `wall_time` have an entry
 # per turn of the conversation, `accept_lengths` has the tokens of every pass of all turns in a row.
-# Its evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a
+# Spec-Bench's evaluation takes the first choice: sum(new_tokens) / sum(wall_time) is the speed of a
 # question, the mean of all accept_lengths the mean accepted tokens.
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def spec_bench_answers(header: Header, rows: Sequence[Row], arm: str, decode: Decode) -> str:
-    """JSON Lines, in the order of the prompts; a choice per time that a question was answered.
+    """Return an arm's answers as JSON Lines in Spec-Bench's format, in the order of the prompts.
 
-    What is void has no times, so it is no answer here.
+    Each time that a question was answered is one choice. Void rows have no times, and are left out.
     """
     mine = sound([row for row in rows if row.arm == arm and row.stage == "main"])
     questions: dict[str, list[Row]] = defaultdict(list)
-    # A cell may have several prompts, written at once: each answered its own question.
+    # A cell may have several prompts at the same time: each of them answers its own question.
     for row in sorted(mine, key=lambda row: (row.repetition, row.text, row.prompt, row.turn)):
         questions[row.prompt_id or str(row.prompt)].append(row)
     return "".join(
@@ -50,6 +50,7 @@ def spec_bench_answers(header: Header, rows: Sequence[Row], arm: str, decode: De
 
 
 def _question(header: Header, rows: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    """Return the record of one question with all of its answers."""
     first = rows[0]
     answers: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
@@ -66,6 +67,7 @@ def _question(header: Header, rows: Sequence[Row], decode: Decode) -> dict[str, 
 
 
 def _choice(index: int, turns: Sequence[Row], decode: Decode) -> dict[str, Any]:
+    """Return the record of one answer (all turns of a conversation)."""
     return {
         "index": index,
         "turns": [decode(row.tokens) for row in turns],
@@ -77,7 +79,7 @@ def _choice(index: int, turns: Sequence[Row], decode: Decode) -> dict[str, Any]:
 
 
 def _began(row: Row) -> float:
-    """Seconds since 1970."""
+    """Return when the text of a row began, in seconds since 1970."""
     at = datetime.fromisoformat(row.at)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
@@ -87,13 +89,13 @@ def _began(row: Row) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is written besides the summary and the pictures.
+    """What is to be written besides the summary and the pictures.
 
-    decoders   by arm: tokens into the text of an answer
-    predicted  tokens a second by arm, as the predictor says; None: it was not asked
-    report     a page with everything
-    command    that makes the same experiment again, for the page
-    traces     where traces are, in words; empty: nowhere
+    decoders   by arm: the function that turns token ids into the text of an answer
+    predicted  predicted tokens per second by arm; None: not wanted
+    report     also write a page with everything
+    command    the command that runs the same experiment again, for the page
+    traces     words that say where traces are; empty: there are none
     """
 
     decoders: Mapping[str, Decode]
@@ -104,7 +106,7 @@ class Wanted:
 
 
 def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wanted) -> str:
-    """Returns what a person reads in the terminal. Raises OutputError."""
+    """Write all result files; return the text for the terminal. Raises OutputError."""
     rows = with_void_arms(rows, {arm.name: arm.baseline for arm in header.arms})
     summaries = summarize(header, rows)
     write_whole(folder / SUMMARY, to_csv(summaries))
@@ -132,7 +134,10 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
 def _write_answers(
     folder: Path, header: Header, rows: Sequence[Row], decoders: Mapping[str, Decode]
 ) -> None:
-    """Of sets with categories and numbered questions, an arm each. Raises OutputError."""
+    """Write the answers of each arm, if prompts have categories and numbers (as in Spec-Bench).
+
+    Raises OutputError.
+    """
     if not any(row.category and row.prompt_id.isdecimal() for row in rows):
         return
     try:

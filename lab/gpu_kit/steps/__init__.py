@@ -1,1 +1,1 @@
-"""The steps of the kit: a process each, which writes its rows as they come."""
+"""The steps of the GPU kit: each runs as a process and writes its rows as they are measured."""

@@ -1,8 +1,8 @@
-"""Masked attention over a slot cache, by kernel: the first call in a shape, later ones, the error.
+"""Times masked attention over a slot cache for each kernel: first call, later calls, error.
 
 The operands are those of a pass of the engine: the query heads of a group side by side over their
-key head, a mask that shows a prefix and a chain behind it. A cell is named after the shape of the
-model, tokens x slots and the kernel; rows of the kernel are tokens times the heads of a group.
+key head, and a mask that shows a prefix and a chain behind it. A cell is named after the shape of
+the model, tokens x slots, and the kernel; a kernel's rows are tokens times the heads of a group.
 """
 
 import sys
@@ -20,12 +20,17 @@ from engine.forward.masks import from_words
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.measure.timing import in_a_graph, seconds, typical
 
-CALLS, COUNT = 20, 20  # calls in one graph; replays of it
+CALLS, COUNT = 20, 20  # calls in one CUDA graph; replays of the graph
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of a model's attention."""
+    """The attention heads of a model.
+
+    num_kv  key (and value) heads
+    group   query heads for each key head
+    dim     numbers per head
+    """
 
     num_kv: int
     group: int
@@ -34,8 +39,14 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Of one call. query [1, kv, n * group, dim], keys and values [1, kv, slots, dim], mask
-    [1, 1, n * group, slots]; words [2, n] say what each token sees, as in `forward/masks.py`."""
+    """The operands of one attention call.
+
+    query         [1, kv, n * group, dim]
+    keys, values  [1, kv, slots, dim]
+    mask          [1, 1, n * group, slots], added to the scores
+    words         int64 [2, n]: what each token sees, as in `forward/masks.py`
+    group         query heads for each key head
+    """
 
     query: torch.Tensor
     keys: torch.Tensor
@@ -50,19 +61,19 @@ Kernel = Callable[[Operands], torch.Tensor]
 HEADS = {"8b": Heads(8, 4, 128), "1b": Heads(8, 4, 64)}
 NUM_TOKENS = (1, 5, 17)  # 4 to 68 rows with the heads of a group
 NUM_SLOTS = (256, 512, 4096, 32768)
-OF_FLEX = {("8b", 5, 512), ("8b", 5, 32768), ("1b", 1, 512)}  # each is compiled: it takes long
+OF_FLEX = {("8b", 5, 512), ("8b", 5, 32768), ("1b", 1, 512)}  # few, as each takes long to compile
 SMALL = ({"8b": Heads(2, 4, 32)}, (1, 5), (256, 512))
 
 
 def default(operands: Operands) -> torch.Tensor:
-    """Torch's own choice."""
+    """Attend with the kernel that torch chooses; returns [1, kv, n * group, dim]."""
     return F.scaled_dot_product_attention(
         operands.query, operands.keys, operands.values, attn_mask=operands.mask
     )
 
 
 def only(backend: SDPBackend) -> Kernel:
-    """One kernel of torch's, or an error."""
+    """Return a function that attends with this kernel of torch, or raises if the kernel cannot."""
 
     def run(operands: Operands) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -72,7 +83,7 @@ def only(backend: SDPBackend) -> Kernel:
 
 
 def products(operands: Operands) -> torch.Tensor:
-    """Two matrix products and a softmax in float32."""
+    """Attend with two matrix products and a softmax in float32; returns [1, kv, n * group, dim]."""
     scale = operands.query.shape[-1] ** -0.5
     scores = torch.baddbmm(
         operands.mask[0], operands.query[0], operands.keys[0].transpose(1, 2), alpha=scale
@@ -92,9 +103,9 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def flex(given: Operands) -> Kernel:
-    """What the engine runs over long texts, on a program for this shape.
+    """Return the engine's attention for long texts, compiled for the shape of these operands.
 
-    The first call compiles the program and compares it (`FlexAttention.make`).
+    Its first call compiles the program and checks it (`FlexAttention.make`).
     """
     num_rows, dim = given.query.shape[2:]
     attention = FlexAttention(given.keys.shape[2], given.group)
@@ -113,7 +124,7 @@ def flex(given: Operands) -> Kernel:
 def operands(
     heads: Heads, num_tokens: int, num_slots: int, device: torch.device, dtype: torch.dtype
 ) -> Operands:
-    """Drawn, and the same every time; rows of a token lie side by side."""
+    """Return random operands, the same for the same shape; the rows of one token are adjacent."""
     generator = torch.Generator().manual_seed(num_tokens * num_slots)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -129,7 +140,7 @@ def operands(
 
 
 def expected(operands: Operands) -> torch.Tensor:
-    """The same in float64, on the CPU."""
+    """Return the exact result, computed in float64 on the CPU."""
     query, keys, values, mask = (
         one.double().cpu()
         for one in (operands.query, operands.keys, operands.values, operands.mask)
@@ -139,7 +150,7 @@ def expected(operands: Operands) -> torch.Tensor:
 
 
 def measure(context: Context) -> None:
-    """All shapes by all kernels; a kernel that refuses a shape is a row that says why."""
+    """Measure all shapes with all kernels; a kernel that refuses a shape gets a failed row."""
     device = torch_device(context.device)
     for shape, given in _shapes(context, device):
         with torch.inference_mode():
@@ -151,6 +162,7 @@ def measure(context: Context) -> None:
 
 
 def _shapes(context: Context, device: torch.device) -> Iterator[tuple[str, Operands]]:
+    """Yield the name and the operands of each shape."""
     dtype = torch.bfloat16 if context.is_on_gpu else torch.float32
     heads_of, tokens, slots = SMALL if context.is_small else (HEADS, NUM_TOKENS, NUM_SLOTS)
     for model, heads in heads_of.items():
@@ -161,6 +173,7 @@ def _shapes(context: Context, device: torch.device) -> Iterator[tuple[str, Opera
 
 
 def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[str, Kernel]]:
+    """Yield the name and the function of each kernel for this shape."""
     yield from KERNELS.items()
     model, _, size = shape.partition(" ")
     num_tokens, _, num_slots = size.partition("x")
@@ -175,6 +188,7 @@ def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[st
 def _measure(
     context: Context, cell: str, kernel: Kernel, given: Operands, want: torch.Tensor
 ) -> None:
+    """Measure one kernel on one shape and write its row."""
     device = given.query.device
     try:
         found: list[torch.Tensor] = []
@@ -194,6 +208,7 @@ def _measure(
 
 
 def _line(error: BaseException) -> str:
+    """Return the message of an error in one line of at most 160 characters."""
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 

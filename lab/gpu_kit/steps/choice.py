@@ -1,7 +1,7 @@
-"""The choice of tokens over a large vocabulary: as the engine does it, and as one CUDA graph.
+"""Times the choice of tokens over a large vocabulary: as the engine does it, and as a CUDA graph.
 
-Both are the engine's own function until the tokens are on the host, kernel by kernel and recorded.
-On the host is what it would take to bring whole rows there.
+Both run the engine's own function until the tokens are on the host: launched kernel by kernel, or
+recorded. The cells "on the host" time the choice if whole rows of logits were copied to the host.
 """
 
 import sys
@@ -32,7 +32,7 @@ Run = Callable[[], object]
 
 
 def measure(context: Context) -> None:
-    """Every setting at every number of rows."""
+    """Measure every sampling setting with every number of rows."""
     device = torch_device(context.device)
     vocab = VOCAB_SMALL if context.is_small else VOCAB
     for num_rows in ROW_COUNTS_SMALL if context.is_small else ROW_COUNTS:
@@ -46,6 +46,7 @@ def measure(context: Context) -> None:
 
 
 def _measure(context: Context, cell: str, logits: torch.Tensor, sampling: Sampling) -> None:
+    """Time `choose` under one setting, eagerly and as a CUDA graph, and write the row."""
     if context.record.has(cell):
         return
     positions, device = range(POSITION, POSITION + len(logits)), logits.device
@@ -70,6 +71,7 @@ def _measure(context: Context, cell: str, logits: torch.Tensor, sampling: Sampli
 
 
 def _measure_ranks(context: Context, cell: str, logits: torch.Tensor) -> None:
+    """Time the ranking of the 4 best tokens, as a drafter does it."""
     positions = range(POSITION, POSITION + len(logits))
     _measure_run(
         *(context, cell, logits),
@@ -78,6 +80,7 @@ def _measure_ranks(context: Context, cell: str, logits: torch.Tensor) -> None:
 
 
 def _measure_host(context: Context, cell: str, logits: torch.Tensor) -> None:
+    """Time the candidates of a top-p choice on the host, with the copy of the logits."""
     sampling = SETTINGS["T=0.8 top-p=0.95"]
     _measure_run(
         *(context, cell, logits),
@@ -86,6 +89,7 @@ def _measure_host(context: Context, cell: str, logits: torch.Tensor) -> None:
 
 
 def _measure_run(context: Context, cell: str, logits: torch.Tensor, run: Run) -> None:
+    """Time a function and write the row of a cell that has none yet."""
     if not context.record.has(cell):
         took_ms = typical(run, logits.device, count=COUNT) * 1e3
         context.record.measured(cell, eager_ms=took_ms)

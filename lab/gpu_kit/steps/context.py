@@ -1,4 +1,4 @@
-"""What every step is given, and how it ends."""
+"""What every step of the GPU kit is given, and how it reports its end."""
 
 import argparse
 import sys
@@ -16,15 +16,15 @@ FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One run of a step.
+    """The settings of one run of a step.
 
-    record    where its rows go
-    which     what of several things the step is to measure: its argument in the plan
+    record    writes the rows of the step
+    which     the step's argument in the plan: which of several things it is to measure
     out       folder of the results
-    work      folder of what is large and made anew where it is lost: models
-    is_small  tiny shapes: a rehearsal
+    work      folder of large files (models) that are made again if they are lost
+    is_small  use tiny shapes: a rehearsal
     prompts   file of prompts
-    limit_s   after which it is ended
+    limit_s   seconds after which the step is ended
     """
 
     record: Recorder
@@ -38,17 +38,17 @@ class Context:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether CUDA is there to be measured."""
+        """Return True if the device is a CUDA GPU."""
         return self.device.startswith("cuda")
 
 
 def say(text: str) -> None:
-    """Print at once: a run that is cut off has said what it found."""
+    """Print at once, so that a run that is cut off has printed all that it found."""
     print(text, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the driver gives to every step."""
+    """Return the parser of the arguments that the driver gives to every step."""
     found = argparse.ArgumentParser()
     found.add_argument("--step", required=True)
     found.add_argument("--out", type=Path, required=True)
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_step(measure: Callable[[Context], None]) -> int:
-    """Measure; returns the exit status. The last line of an error says what is wrong."""
+    """Run a step; return its exit status. On failure the last line of standard error says why."""
     options = parser().parse_args()
     started = time.monotonic()
     try:

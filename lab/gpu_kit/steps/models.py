@@ -1,7 +1,7 @@
-"""The embedded pair in larger shapes, made once for all steps; and what a copy reaches.
+"""Makes the embedded pair in larger shapes, once for all steps; times it, and copies on the device.
 
-A model whose texts may be long is made beside each: the same weights with another limit in its
-config.json. What it says beyond the source's limit is noise, and takes the time of the shape.
+Beside each model is a second one for long texts: the same weights with a larger limit of positions
+in its config.json. Text beyond the source's limit is noise, but takes the time of the shape.
 """
 
 import json
@@ -24,38 +24,38 @@ COPIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large everything is."""
+    """The sizes of both models and of the copy that is timed."""
 
     target: Shape
     drafter: Shape
     copied_bytes: int
 
 
-# 37 and 20 layers: the usual 32 and 16 of these shapes, of 8 B and 1 B, and what makes up for a
+# 37 and 20 layers: models of 8 B and 1 B have 32 and 16; the further layers make up for the small
 # vocabulary of 4,096 tokens.
 LARGE = Scale(
     target=Shape(4096, 14336, 37, 32, 8, 128),
     drafter=Shape(2048, 8192, 20, 32, 8, 64),
     copied_bytes=4 << 30,
 )
-# The source's own shapes, with a layer more.
+# The shapes of the embedded models, with one layer more.
 SMALL = Scale(Shape(384, 1024, 9, 6, 3, 64), Shape(128, 384, 3, 4, 2, 32), 1 << 26)
-LONGEST = 33_024  # tokens: 32,768 and a tree
+LONGEST = 33_024  # tokens: 32,768, and room for a tree
 LONGEST_SMALL = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Folders of the two."""
+    """The folders of the two models."""
 
     target: Path
     drafter: Path
 
 
 def models_in(context: Context) -> Models:
-    """Folders of the pair, made if they are not there: a lost machine has lost them too.
+    """Return the folders of the pair, which is made if it is not there.
 
-    Raises ValueError: there is no room, or this device is not there.
+    Raises ValueError: there is no room on the disk, or no such device.
     """
     scale = SMALL if context.is_small else LARGE
     folder = context.work / "models"
@@ -64,7 +64,7 @@ def models_in(context: Context) -> Models:
         shutil.rmtree(folder, ignore_errors=True)
         _check_room(context)
         unfinished = folder.with_name("unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a step that was ended
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a step that was ended early
         started = time.monotonic()
         new = make_models(unfinished, scale, context.device)
         for new_one in (new.target, new.drafter):
@@ -75,7 +75,7 @@ def models_in(context: Context) -> Models:
 
 
 def make_models(work: Path, scale: Scale, device: str) -> Models:
-    """Inflate what is not there yet. Raises ValueError."""
+    """Inflate both models to the scale's shapes, unless they exist. Raises ValueError."""
     folders = {}
     for role, shape in (("target", scale.target), ("drafter", scale.drafter)):
         folder = work / f"{role}-{shape.hidden_size}x{shape.num_layers}"
@@ -88,7 +88,7 @@ def make_models(work: Path, scale: Scale, device: str) -> Models:
 
 
 def long_model(context: Context, folder: Path) -> Path:
-    """The model of `folder` for texts of tens of thousands of tokens. Raises ValueError."""
+    """Return the folder of the same model with a larger limit of positions, for long texts."""
     longest = LONGEST_SMALL if context.is_small else LONGEST
     beside = folder.with_name(f"{folder.name}-long")
     beside.mkdir(exist_ok=True)
@@ -103,6 +103,7 @@ def long_model(context: Context, folder: Path) -> Path:
 
 
 def _check_room(context: Context) -> None:
+    """Raise ValueError if the disk has too little room for the models."""
     context.work.mkdir(parents=True, exist_ok=True)
     needed, free = (1 if context.is_small else 18) * 10**9, shutil.disk_usage(context.work).free
     if free < needed:
@@ -113,7 +114,7 @@ def _check_room(context: Context) -> None:
 
 
 def copy_bandwidth(device: str, num_bytes: int) -> float:
-    """Bytes a second, read and written, of a copy of `num_bytes`: the median of several."""
+    """Return the bytes per second, read plus written, of a copy of `num_bytes`: a median."""
     where = torch_device(device)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=where)
     copy = torch.empty_like(source)
@@ -121,7 +122,7 @@ def copy_bandwidth(device: str, num_bytes: int) -> float:
 
 
 def measure(context: Context) -> None:
-    """How long the pair takes to be made, and how fast the device copies."""
+    """Measure how long it takes to make the pair, and how fast the device copies."""
     started = time.monotonic()
     made = models_in(context)
     took_s = time.monotonic() - started

@@ -1,7 +1,7 @@
-"""Passes of one model by backend, context and rows: the first in a shape, and the usual one.
+"""Times passes of one model by backend, context length and rows: first pass in a shape, and later.
 
-A pass ends when the largest logit of each row is on the host, as in a text. The first in a shape
-may have to record it: what a text would pay that is the first of its length.
+A pass ends when the index of the largest logit of each row is on the host, as in a text. The first
+pass in a shape may have to record a CUDA graph: the first text of such a length pays for that.
 """
 
 import sys
@@ -20,34 +20,35 @@ from lab.gpu_kit.steps.models import long_model, models_in
 from lab.measure.passes import chain, read_up_to
 from lab.measure.timing import free_memory, seconds
 
-NOT_TIMED = ("auto", "compiled")  # a name for another one; for CPUs, and it takes a minute to load
+# `auto` is a name for another backend; `compiled` is for CPUs, and takes a minute to load.
+NOT_TIMED = ("auto", "compiled")
 ROW_COUNTS = {"target": (1, 2, 5, 9, 17), "drafter": (1, 4, 8)}
 ROW_COUNTS_SMALL = (1, 5)
 CONTEXTS = (200, 500, 4000, 32_000)
 CONTEXTS_SMALL = (60, 200)
-SLOW = ("reference",)  # for comparison only: at short contexts
+SLOW = ("reference",)  # timed for comparison, and only with short contexts
 SHORT = 500
 TIMED = 20
 
 
 def contexts_of(backend: str, *, is_small: bool) -> tuple[int, ...]:
-    """Numbers of tokens before the rows."""
+    """Return the context lengths (tokens before the rows) with which a backend is timed."""
     contexts = CONTEXTS_SMALL if is_small else CONTEXTS
     return tuple(length for length in contexts if length <= SHORT or backend not in SLOW)
 
 
 def row_counts_of(context: Context) -> tuple[int, ...]:
-    """Rows of a pass."""
+    """Return the numbers of rows of the passes that are timed."""
     return ROW_COUNTS_SMALL if context.is_small else ROW_COUNTS[context.which]
 
 
 def in_order(backends: Sequence[str]) -> list[str]:
-    """What matters comes first: the time may not last for all."""
+    """Return the backends, the important ones first, since the time may not suffice for all."""
     return sorted(backends, key=lambda name: (name in SLOW, name != "graphs"))
 
 
 def measure(context: Context) -> None:
-    """All backends that the device takes."""
+    """Time all backends that run on the device."""
     models = models_in(context)
     folder = long_model(context, models.target if context.which == "target" else models.drafter)
     for backend in in_order([name for name in BACKENDS if name not in NOT_TIMED]):
@@ -66,7 +67,7 @@ def measure(context: Context) -> None:
 
 
 def _cells(context: Context, backend: str) -> list[tuple[str, int, int]]:
-    """(name, tokens before the rows, rows), short contexts first."""
+    """Return (name, tokens before the rows, rows) of each cell, short contexts first."""
     return [
         (f"{backend} {length}|{num_rows} row{'s' * (num_rows > 1)}", length, num_rows)
         for length in contexts_of(backend, is_small=context.is_small)
@@ -77,7 +78,10 @@ def _cells(context: Context, backend: str) -> list[tuple[str, int, int]]:
 def _time(
     context: Context, model: str, backend: str, cells: Sequence[tuple[str, int, int]]
 ) -> None:
-    """Raises ModelError. Whatever was loaded is garbage afterwards."""
+    """Load the model with one backend and time its cells. Raises ModelError.
+
+    Afterwards nothing refers to the model, so its memory can be freed.
+    """
     loaded = load_model(model, device=context.device)
     row_counts = row_counts_of(context)
     capacity = max(length for _, length, _ in cells) + NUM_TREE_SLOTS
@@ -98,7 +102,7 @@ def _time(
 
 
 def pass_seconds(executor: ModelExecutor, length: int, num_rows: int) -> tuple[float, float]:
-    """The first pass of a chain behind `length` tokens, and the median of later ones."""
+    """Return the seconds of the first pass of a chain after `length` tokens, and a later median."""
     feed = chain(num_rows, length)
 
     def run() -> torch.Tensor:

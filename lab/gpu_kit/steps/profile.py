@@ -1,4 +1,4 @@
-"""Where one pass of a model goes: the kernels of one replay, by name, with how often and how long.
+"""Profiles one pass of a model: which kernels run, how often, and how long.
 
 The trace itself is kept beside the rows, for a trace viewer.
 """
@@ -24,7 +24,7 @@ NUM_KERNELS, NAME_LEN = 14, 38
 
 
 def measure(context: Context) -> None:
-    """One replay of the backend that a node would choose."""
+    """Profile one pass on the backend that a node would choose, and write a row per kernel."""
     models = models_in(context)
     folder = models.target if context.which == "target" else models.drafter
     length, num_rows = LENGTH_SMALL if context.is_small else LENGTH, NUM_ROWS[context.which]
@@ -62,14 +62,17 @@ def measure(context: Context) -> None:
 
 
 def _us(event: object, *, is_gpu: bool) -> float:
-    """Of the device alone; torch has renamed the field once."""
+    """Return the microseconds of an event on the device itself (on the CPU, for a rehearsal).
+
+    Several field names are tried, because torch has renamed the field once.
+    """
     on_gpu = ["self_device_time_total", "self_cuda_time_total"]
     names = on_gpu if is_gpu else ["self_cpu_time_total"]
     return float(next((getattr(event, name) for name in names if hasattr(event, name)), 0.0))
 
 
 def short(name: str) -> str:
-    """The name of a kernel without what its template was told."""
+    """Return the name of a kernel without template arguments, but with a number for them."""
     plain = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
     rest = name[len(plain) :] if plain != name else ""
     mark = f" #{abs(hash_of(rest)) % 1000:03}" if rest else ""
@@ -77,11 +80,12 @@ def short(name: str) -> str:
 
 
 def hash_of(text: str) -> int:
-    """The same in every process, which `hash` is not."""
+    """Return a hash that is the same in every process, unlike `hash`."""
     return sum((index + 1) * ord(letter) for index, letter in enumerate(text))
 
 
 def _keep_trace(profiler: torch.profiler.profile, path: Path) -> None:
+    """Write the trace as a gzipped file."""
     plain = path.with_suffix("")
     profiler.export_chrome_trace(str(plain))
     with gzip.open(path, "wb") as packed:

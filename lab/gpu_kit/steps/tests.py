@@ -1,4 +1,4 @@
-"""The tests that only a GPU can show, each a row as soon as it has ended."""
+"""Runs the tests that need a GPU, and writes a row for each test when it has ended."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ REASON_LEN = 300
 
 
 class Watcher:
-    """A plugin of pytest's: writes rows, and leaves out what has passed before."""
+    """A pytest plugin that writes a row for each test, and skips tests that have passed before."""
 
     def __init__(self, context: Context) -> None:
         self._record = context.record
@@ -28,20 +28,20 @@ class Watcher:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Deselect what has passed."""
+        """Deselect the tests that have passed before."""
         left = [item for item in items if not self._record.has(_cell(item.nodeid))]
         config.hook.pytest_deselected(items=[item for item in items if item not in left])
         items[:] = left
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be read has no tests: that must be seen."""
+        """Write a row for a test file that cannot be imported or is skipped as a whole."""
         if report.failed:
             self._record.failed(_cell(report.nodeid), _reason(report))
         elif report.skipped:
             self._record.skipped(_cell(report.nodeid), _reason(report))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A row per test."""
+        """Write a row with the result of a test."""
         cell = _cell(report.nodeid)
         if report.failed:
             self._record.failed(cell, _reason(report))
@@ -52,12 +52,12 @@ class Watcher:
 
 
 def _cell(node_id: str) -> str:
-    """The name of a test, without its file, as words."""
+    """Return the name of a test without its file, as words."""
     return node_id.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The line that says what is wrong."""
+    """Return the message of a failed or skipped test in one line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -66,7 +66,7 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 
 
 def measure(context: Context) -> None:
-    """Run some files. Raises ValueError if pytest itself fails."""
+    """Run the test files of this step. Raises ValueError if pytest itself fails."""
     files = [str(ROOT / f"tests/gpu/test_{name}_on_gpu.py") for name in FILES[context.which]]
     status = pytest.main(
         ["-p", "no:cacheprovider", "--rootdir", str(ROOT), *files], plugins=[Watcher(context)]

@@ -1,7 +1,7 @@
-"""Whole texts: the experiment `gpu` (or `gpu_mps`), and what its rows say of each arm.
+"""Generates whole texts: runs the experiment `gpu` (or `gpu_mps`), and writes a row per arm.
 
-The coordinator and the target keep to the first cores where the machine has enough of them, so
-that a drafter on the CPU has its own.
+If the machine has enough CPU cores, coordinator and target do not use those of `DRAFTER_CORES`, so
+that a drafter on the CPU has cores of its own.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from proto.errors import ConfigurationError
 
 # -- mps -------------------------------------------------------------------------------------------
 
-# NVIDIA's multi-process service for the time of a measurement: a daemon of our own.
+# Starts a daemon of NVIDIA's multi-process service (MPS) for the time of a measurement.
 #
-# Its pipe lies in a folder of ours, so processes that do not ask for it are not touched, and the
-# compute mode of the GPU stays as it is.
+# Its pipe is in a folder of ours, so it affects only processes that are given this folder, and the
+# compute mode of the GPU is not changed.
 
 START_S, END_S, ASK_S = 20.0, 10.0, 5.0
 
 
 @contextmanager
 def mps(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of processes that share a GPU; the daemon ends with it.
+    """Start an MPS daemon, yield the environment for processes that share a GPU by it, and end it.
 
     Raises ConfigurationError: the daemon does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # A daemon that is told numbers counts its GPUs anew (`coordinator/launching/mps.py`).
+    # With CUDA_VISIBLE_DEVICES the daemon would renumber the GPUs (`coordinator/launching/mps.py`).
     of_daemon = {name: value for name, value in os.environ.items() if name != VISIBLE}
     folders = {
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
@@ -56,7 +56,7 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
     log = folder / "daemon.txt"
     try:
         with log.open("wb") as file:
-            # In the foreground: a child of ours, that can be ended by its id.
+            # In the foreground (-f), so that it is our child process and can be ended by its id.
             daemon = subprocess.Popen(
                 *([MPS_DAEMON, "-f"],),
                 env={**of_daemon, **folders},
@@ -75,6 +75,7 @@ def mps(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _wait_for(daemon: "subprocess.Popen[bytes]", environment: dict[str, str], log: Path) -> None:
+    """Wait until the daemon answers, at most START_S seconds. Raises ConfigurationError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if daemon.poll() is not None:
@@ -87,7 +88,7 @@ def _wait_for(daemon: "subprocess.Popen[bytes]", environment: dict[str, str], lo
 
 
 def _ask(command: str, environment: dict[str, str]) -> bool:
-    """Whether the daemon took a command."""
+    """Send a command to the daemon; return True if the daemon took it."""
     try:
         ended = subprocess.run(
             *([MPS_DAEMON],),
@@ -103,6 +104,7 @@ def _ask(command: str, environment: dict[str, str]) -> bool:
 
 
 def _end(daemon: "subprocess.Popen[bytes]") -> None:
+    """Wait for the daemon to end; after END_S seconds terminate it, then kill it."""
     ways: list[Callable[[], object]] = [daemon.poll, daemon.terminate, daemon.kill]
     for insist in ways:
         insist()
@@ -115,11 +117,13 @@ def _end(daemon: "subprocess.Popen[bytes]") -> None:
 
 # -- texts -----------------------------------------------------------------------------------------
 
-DRAFTER_CORES = range(4, 12)  # of the arms of `gpu` that draft on the CPU
-PAIR_S = 60.0  # for a pair of 8 B and 1 B to be loaded, checked and warm: expected, not measured
-TOKEN_S = {"cuda": 0.007, "cpu": 0.03}  # likewise, by the drafter's device
-SUMMARY_S = 10.0  # of the step's time, for what is done after the experiment
-END_S = 20.0  # for the experiment's processes to end
+DRAFTER_CORES = range(4, 12)  # CPU cores of the drafter in the arms of `gpu` that draft on the CPU
+# Expected, not measured: seconds to load, check and warm up a pair of 8 B and 1 B, and seconds per
+# token by the drafter's device.
+PAIR_S = 60.0
+TOKEN_S = {"cuda": 0.007, "cpu": 0.03}
+SUMMARY_S = 10.0  # seconds of the step that are reserved for its work after the experiment
+END_S = 20.0  # seconds that the experiment's processes have to end
 REHEARSAL = """\
 title = "A rehearsal of the GPU experiment on a CPU"
 repetitions = 1
@@ -135,7 +139,10 @@ policy = ["ar", "sync", "tree"]
 
 
 def measure(context: Context) -> None:
-    """Run what is left of it. Raises ValueError: the time was up, or it failed."""
+    """Run the texts of the experiment that are left, and write a row for each arm.
+
+    Raises ValueError: the time was up, or the experiment failed.
+    """
     models = models_in(context)
     name = "texts" if context.which == "gpu" else "texts-mps"
     folder, packed = context.work / name, context.out / f"{name}.tar.gz"
@@ -158,7 +165,7 @@ def measure(context: Context) -> None:
 
 
 def _unpack(packed: Path, folder: Path) -> None:
-    """What an earlier call has kept, where this machine has not. Raises ValueError."""
+    """Unpack the texts that an earlier call kept, if this machine lacks them. Raises ValueError."""
     if packed.exists() and not folder.exists():
         try:
             with tarfile.open(packed) as archive:
@@ -169,19 +176,20 @@ def _unpack(packed: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(context: Context) -> Iterator[Mapping[str, str]]:
+    """Yield the environment of the experiment: with an MPS daemon for `gpu_mps`, else without."""
     if context.which == "gpu_mps":
         with mps(context.work / "mps") as environment:
             yield environment
     else:
-        yield {**os.environ, PIPE: ""}  # or the coordinator would start one where a GPU is shared
+        yield {**os.environ, PIPE: ""}  # empty: keeps the coordinator from starting an MPS daemon
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
-    """What went wrong, in one line; empty: nothing."""
+    """Run the experiment, at most `limit_s` seconds; return what went wrong in one line, or ""."""
     cores = os.sched_getaffinity(0)
     is_wide = cores >= set(range(max(DRAFTER_CORES) + 1))
     own = cores - set(DRAFTER_CORES) if is_wide else cores
-    os.sched_setaffinity(0, own)  # of the children; the drafter pins itself to others
+    os.sched_setaffinity(0, own)  # inherited by the children; the drafter pins itself to its cores
     try:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
     finally:
@@ -201,13 +209,13 @@ def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float)
         process.kill()
         process.communicate()
         return "the time was up, and the experiment had to be killed; the same command goes on"
-    # Every text is there: only its tables and pictures want what this machine need not have.
+    # All texts are there: only the tables and pictures need packages that this machine may lack.
     is_complete = process.returncode == 0 or NO_TABLES in last
     return "" if is_complete else f"the experiment failed: {last}"
 
 
 def _summarise(context: Context, folder: Path) -> None:
-    """A row per arm of what is there."""
+    """Write a row for each arm that has texts."""
     if not (folder / ROWS).exists() or not (folder / FILE).exists():
         return
     header, rows = read_header(folder), read(folder / ROWS)
@@ -219,7 +227,7 @@ def _summarise(context: Context, folder: Path) -> None:
 
 
 def usual_s(experiment: Experiment) -> float:
-    """Seconds that an experiment with the pair in large shapes takes, about."""
+    """Return about how many seconds an experiment takes with the pair in large shapes."""
     arms = experiment.arms
     description = experiment.description
     texts_s = {
@@ -233,13 +241,13 @@ def usual_s(experiment: Experiment) -> float:
 
 
 def called(settings: Mapping[str, object]) -> str:
-    """An arm as the report calls it."""
+    """Return the name of an arm in the report: policy, drafter's device and temperature."""
     device = settings.get("drafter_device") or "default"
     return f"{settings['policy']} {device} T={settings.get('temperature', 0.0)}"
 
 
 def figures(rows: Sequence[Row], ratios: Sequence[float]) -> dict[str, float]:
-    """Of the texts of one arm; `ratios` are those to plain decoding, prompt by prompt."""
+    """Return the figures of an arm's texts; `ratios` are their speed-ups over plain decoding."""
     found = {
         "tokens_s": median(row.tokens_per_second for row in rows),
         "ms_per_token": median(1e3 * (row.wall_s - row.ttft_s) / _later(row) for row in rows),
@@ -253,11 +261,12 @@ def figures(rows: Sequence[Row], ratios: Sequence[float]) -> dict[str, float]:
 
 
 def _later(row: Row) -> int:
-    """Tokens that come after the first pass."""
+    """Return the number of tokens after the first pass, at least 1."""
     return max(1, len(row.tokens) - row.accept_lengths[0])
 
 
 def _ratios(header: Header, rows: Sequence[Row], mine: Sequence[Row]) -> list[float]:
+    """Return the speed-up of each text of an arm over the same text of its baseline."""
     baseline = next(arm.baseline for arm in header.arms if arm.name == mine[0].arm)
     plain = {
         (row.prompt, row.repetition): row.tokens_per_second

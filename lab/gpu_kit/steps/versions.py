@@ -1,4 +1,4 @@
-"""Which machine this is: Python, torch, CUDA, the GPU and its state, all only read.
+"""Reads which machine this is: Python, torch, CUDA, the GPU and its state.
 
     python -m lab.gpu_kit.steps.versions --ask
 
@@ -31,21 +31,21 @@ ASKED = (
 
 
 def why_no_gpu() -> str:
-    """In a few words; empty: torch can use one."""
+    """Return in a few words why torch cannot use a GPU; "" if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     return "" if torch.cuda.is_available() else "no GPU that this torch can use"
 
 
 def why_no_mps() -> str:
-    """In a few words; empty: the daemon can be tried."""
+    """Return in a few words why MPS cannot run; "" if its daemon can be tried."""
     if reason := why_no_gpu():
         return reason
     return "" if shutil.which(MPS_DAEMON) else f"{MPS_DAEMON} is not installed"
 
 
 def name_of(device: str) -> str:
-    """The device and the versions that decide its speed, in one line."""
+    """Return the device and the versions that decide its speed, in one line."""
     if not device.startswith("cuda"):
         return f"{machine()}, torch {torch.__version__}"
     properties = torch.cuda.get_device_properties(torch.device(device))
@@ -53,7 +53,7 @@ def name_of(device: str) -> str:
 
 
 def ask(device: str) -> int:
-    """Print what the driver must know."""
+    """Print what the driver must know of this machine as JSON; return the exit status 0."""
     no_gpu = why_no_gpu()
     name = "" if device.startswith("cuda") and no_gpu else name_of(device)
     said = {"why_no_gpu": no_gpu, "why_no_mps": why_no_mps(), "name": name}
@@ -62,12 +62,13 @@ def ask(device: str) -> int:
 
 
 def measure(context: Context) -> None:
-    """A row per version and state."""
+    """Write a row for each version and each state of the machine."""
     for name, value in {**_software(), **_gpus(), **_state()}.items():
         context.record.measured(name, value=value)
 
 
 def _software() -> Mapping[str, str]:
+    """Return machine, versions, commit and number of cores, by name."""
     found = {
         "machine": machine(),
         "python": platform.python_version(),
@@ -87,6 +88,7 @@ def _software() -> Mapping[str, str]:
 
 
 def _gpus() -> Mapping[str, str]:
+    """Return a description of each GPU, by name."""
     if why_no_gpu():
         return {"GPU": f"none: {why_no_gpu()}"}
     found = {"GPUs": str(torch.cuda.device_count())}
@@ -100,11 +102,11 @@ def _gpus() -> Mapping[str, str]:
 
 
 def _state() -> Mapping[str, str]:
-    """What the driver says of clocks, MIG and compute mode; and whether MPS runs already."""
+    """Return clocks, MIG and compute mode as the driver states them, and whether MPS runs."""
     if why_no_gpu():
         return {}
     found = {}
-    for name in ASKED:  # one by one: a driver that does not know a name refuses all
+    for name in ASKED:  # one by one, since a driver refuses a query with any name that it lacks
         said = _said(["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader"])
         found[name] = said or "not said"
     runs = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
@@ -115,6 +117,7 @@ def _state() -> Mapping[str, str]:
 
 
 def _said(command: list[str]) -> str:
+    """Return what a command prints, in one line; "" if it fails."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
