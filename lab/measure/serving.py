@@ -146,10 +146,10 @@ async def measure(load: Load, num_clients: int, seconds: float) -> None:
             ratios.append(rates[False] / made.rate)
     for is_plain, made in kinds.items():
         kind = "plain" if is_plain else "speculative"
-        first = [1e3 * _percentile(made.first_s, share) for share in (0.5, 0.99)]
+        firsts = [1e3 * _percentile(made.first_s, share) for share in (0.5, 0.99)]
         between = [1e3 * _percentile(made.between_s, share) for share in (0.5, 0.99)]
         print(
-            f"{num_clients:7d}  {kind:11s} {made.rate:9.1f} {first[0]:9.0f} {first[1]:8.0f} "
+            f"{num_clients:7d}  {kind:11s} {made.rate:9.1f} {firsts[0]:9.0f} {firsts[1]:8.0f} "
             f"{between[0]:8.1f} {between[1]:8.1f} {made.num_texts:6d} {made.num_errors:6d}",
             flush=True,
         )
