@@ -54,9 +54,9 @@ class Request:
         self._num_texts = params.n
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self._ids)
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt."""
+        return self._ids
 
     @property
     def num_texts(self) -> int:

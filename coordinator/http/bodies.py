@@ -16,7 +16,6 @@ from proto.policies import PolicyName
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 MAX_PROMPTS = 64
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
-MAX_TOP_LOGPROBS = 20
 
 # Fields of SamplingParams that a request has under the same name.
 SAME = (

@@ -81,8 +81,9 @@ class Routes:
         asked = await asyncio.to_thread(
             self._llm.asking.requests, body.prompts(), params, speculation
         )
+        names = await asyncio.to_thread(self._names_of, asked) if body.echo else []
         job = self._job("cmpl", asked, request)
-        answer = Completions(job, body, self._model, self._names_of)
+        answer = Completions(job, body, self._model, names)
         return await self._respond(answer, body, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
@@ -129,10 +130,12 @@ class Routes:
             raise ConfigurationError(f"there is a request with the id {name} already")
         return Job(self._llm, self._figures, name, asked, client_of(request))
 
-    def _names_of(self, tokens: Sequence[int]) -> list[str]:
-        """The texts of the tokens of a prompt, one by one."""
+    def _names_of(self, requests: Sequence[Asked]) -> list[list[str]]:
+        """The text of each token of each prompt; of token ids, if the target has no tokenizer."""
+        if self._llm.pair.tokenization is None:
+            return [[f"{token} " for token in request.prompt_ids] for request in requests]
         decode = TargetTokenizer(self._llm.pair).decode
-        return [decode(token) for token in tokens]
+        return [[decode(token) for token in request.prompt_ids] for request in requests]
 
     # -- the rest ---------------------------------------------------------------------------------
 
@@ -153,7 +156,9 @@ class Routes:
             ],
         }
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    # These are no coroutines, so that long texts are read in a thread of their own.
+
+    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
@@ -170,7 +175,7 @@ class Routes:
             made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)
         return made
 
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
+    def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
         """The text of token ids."""
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 

@@ -6,9 +6,11 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+import h11
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.http.figures import Figures
@@ -70,6 +72,43 @@ def application(llm: AsyncLLM, model: str, config: ServeConfig, key: str) -> ASG
     return Guard(app, rules)
 
 
+class HurriedProtocol(H11Protocol):
+    """Closes a connection whose client does not send a whole header within `limit_s`.
+
+    uvicorn itself limits only the time between an answer and the next request.
+    """
+
+    limit_s = 30.0
+    _hurry: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The client has connected."""
+        super().connection_made(transport)
+        self._begin()
+
+    def data_received(self, data: bytes) -> None:
+        """The client has sent something: a part of a header, a whole one, or a part of a body."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._end()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._end()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        if self._hurry is None:
+            self._hurry = self.loop.call_later(self.limit_s, self.transport.close)
+
+    def _end(self) -> None:
+        if self._hurry is not None:
+            self._hurry.cancel()
+            self._hurry = None
+
+
 class Server(uvicorn.Server):
     """Ends when the pair has ended, too; then `failure` says why."""
 
@@ -98,23 +137,7 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Answer until a signal comes, which is raised again afterwards. Raises what ended the pair."""
-    # Requests have prompts and keys in them: nothing of theirs is logged.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    settings = uvicorn.Config(
-        application(llm, model, config, key),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.max_connections,
-        timeout_keep_alive=int(config.io_timeout_s) or 1,
-        timeout_graceful_shutdown=GRACE_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-    )
-    server = Server(settings, llm)
+    server = Server(settings_for(application(llm, model, config, key), config), llm)
 
     async def run() -> None:
         watching = asyncio.create_task(server.watch())
@@ -129,3 +152,24 @@ def serve(
     asyncio.run(run())
     if server.failure is not None:
         raise server.failure
+
+
+def settings_for(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
+    """How uvicorn runs the application: with limits, and without a word about requests."""
+    # Requests have prompts and keys in them: nothing of theirs is logged.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    limits = {"limit_s": config.io_timeout_s}
+    return uvicorn.Config(
+        app,
+        http=type("Protocol", (HurriedProtocol,), limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=config.max_connections,
+        timeout_keep_alive=int(config.io_timeout_s) or 1,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )

@@ -17,7 +17,7 @@ class Counts:
     """Tokens of a stream so far."""
 
     def __init__(self, job: Job) -> None:
-        self._num_prompt = sum(request.num_prompt_tokens for request in job.requests)
+        self._num_prompt = sum(len(request.prompt_ids) for request in job.requests)
         self._num_written = 0
 
     def add(self, made: CompletionOutput) -> None:

@@ -15,7 +15,7 @@ import uvicorn
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.http.serving import application, listen, place_of
+from coordinator.http.serving import application, listen, place_of, settings_for
 from coordinator.http.settings import ServeConfig
 
 LIMIT_S = 60.0
@@ -77,8 +77,7 @@ def serving(pair: Pair, *, key: str = "", max_queue: int = 64, **settings: Any) 
     llm = AsyncLLM.of(pair, SpeculationConfig(), max_queue)
     with listen(config) as bound:
         app = application(llm, "embedded", config, key)
-        settings_of = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
-        server = uvicorn.Server(settings_of)
+        server = uvicorn.Server(settings_for(app, config))
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
         )

@@ -1,6 +1,7 @@
 """The HTTP server on real nodes: what it writes, whom it refuses, and what it leaves behind."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -250,3 +251,24 @@ def test_a_slow_reader_slows_nobody_and_its_text_still_ends(server: Served) -> N
         begun.set()
         assert server.complete(PROMPT, max_tokens=20)["usage"]["completion_tokens"] == 20
         assert sum(line.startswith("data: {") for line in lines) > 1
+
+
+def test_echo_with_several_texts_streams(server: Served) -> None:
+    asked = {"prompt": PROMPT, "echo": True, "logprobs": 1, "n": 2, "max_tokens": 6, "seed": 4}
+    whole = server.complete(**asked)
+    texts = ["", ""]
+    for chunk in server.events("/v1/completions", **asked):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert all(text.startswith(PROMPT) for text in texts)
+
+
+def test_a_header_that_does_not_come_closes_the_connection(embedded: Pair) -> None:
+    with serving(embedded, io_timeout_s=0.5) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        for words in (b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"):
+            with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
+                connection.sendall(words)
+                assert connection.recv(1 << 16) == b""
+        served.complete("x", max_tokens=2)
