@@ -249,13 +249,13 @@ def _compared(arms: Sequence[Summary], base: str) -> str:
         return f"{name}{which}: {figures}. It is a single cell: nothing is known of the spread."
     if ratio.low <= 1 <= (ratio.high or 0):
         one = f"{name} and {base}" if len(arms) == 1 else f"{base} and the best of {len(arms)} arms"
-        return f"No difference is shown between {one}. The highest mean is {name}'s: {figures}."
+        return f"No difference is shown between {one}. {name} has the highest mean: {figures}."
     if len(alike) > 1:
         slower = len(arms) - len(alike)
         rest = f" The other {slower} {'is' if slower == 1 else 'are'} slower." if slower else ""
         return (
             f"No difference is shown between {_counted(alike, len(arms))}: their intervals "
-            f"overlap. The highest mean is {name}'s: {figures}.{rest}"
+            f"overlap. {name} has the highest mean: {figures}.{rest}"
         )
     if len(arms) == 1:
         return f"{name}: {figures}."
@@ -360,12 +360,12 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
     )
     yield (
         f"Speed-ups of fewer than {MIN_PROMPTS} cells, with too narrow an interval or none",
-        {arm: f"of {ratio.num_units}" for arm, ratio in ratios.items() if ratio.is_rough},
+        {arm: f"{ratio.num_units} {ratio.unit}" for arm, ratio in ratios.items() if ratio.is_rough},
     )
     yield (
         f"Intervals about these prompts and no others, since they are fewer than {MIN_PROMPTS}",
         {
-            arm: f"of {ratio.num_units}"
+            arm: f"{ratio.num_units} {ratio.unit}"
             for arm, ratio in ratios.items()
             if ratio.unit == "cells" and not ratio.is_rough
         },

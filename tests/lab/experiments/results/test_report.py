@@ -109,7 +109,7 @@ def test_where_intervals_overlap_the_answer_begins_with_no_difference_shown() ->
     said = first_answer(two)
     assert re.match(
         r"No difference is shown between (sync and tree|tree and sync): their intervals overlap\. "
-        r"The highest mean is (sync|tree)'s: 1\.\d\d times plain decoding \(95 % interval ",
+        r"(sync|tree) has the highest mean: 1\.\d\d times plain decoding \(95 % interval ",
         said,
     )
     assert first_answer(two | {"pearl": Truth(1.1, 0.5, 4)}).endswith(" The other 1 is slower.")
@@ -125,11 +125,11 @@ def test_where_intervals_overlap_the_answer_begins_with_no_difference_shown() ->
 def test_an_interval_around_one_is_no_difference_from_the_baseline() -> None:
     alone = {"ar": Truth(1), "sync": Truth(1.001)}
     said = first_answer(alone)
-    assert said.startswith("No difference is shown between sync and plain decoding. The highest ")
+    assert said.startswith("No difference is shown between sync and plain decoding. sync has ")
     said = first_answer(alone | {"tree": Truth(0.5, 0.1, 8)})
     assert said.startswith(
-        "No difference is shown between plain decoding and the best of 2 arms. The highest mean is "
-        "sync's: 1."
+        "No difference is shown between plain decoding and the best of 2 arms. sync has the "
+        "highest mean: 1."
     )
 
 
@@ -193,7 +193,7 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
 def test_few_prompts_are_told_of() -> None:
     rows = measured(TRUTHS, prompts=1)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
-    assert "with too narrow an interval or none: sync (of 2) and tree (of 2)." in found
+    assert "with too narrow an interval or none: sync (2 cells) and tree (2 cells)." in found
     rows = measured(TRUTHS, prompts=3)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
     assert "Intervals about these prompts and no others" in found
@@ -204,8 +204,8 @@ def test_many_arms_with_the_same_flaw_are_counted_in_a_warning() -> None:
     head = header([arm("ar", ""), *(arm(name) for name in truths if name != "ar")])
     rows = measured(truths, prompts=3)
     found = warnings(head, rows, summarize(head, rows))
-    assert any(line.endswith("fewer than 5: all 14 arms (of 6).") for line in found)
+    assert any(line.endswith("fewer than 5: all 14 arms (6 cells).") for line in found)
     rows = [one for one in rows if (one.arm, one.prompt) != ("sync 3", 2)]
     found = warnings(head, rows, summarize(head, rows))
-    assert any(line.endswith(": 13 arms (of 6).") for line in found)
-    assert any("none: sync 3 (of 4)." in line for line in found)
+    assert any(line.endswith(": 13 arms (6 cells).") for line in found)
+    assert any("none: sync 3 (4 cells)." in line for line in found)
