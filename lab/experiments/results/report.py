@@ -249,7 +249,7 @@ def _main(whole: Sequence[Summary], base: str) -> Table:
     waits = ("TTFT ms", "p50 ms", "p99 ms")
     drafts = ("tokens a pass", "accepted", "texts equal")
     return Table(
-        ("arm", f"times {base} (95 %)", "tokens/s", *waits, *drafts),
+        ("arm", f"times {base} (95\N{NO-BREAK SPACE}%)", "tokens/s", *waits, *drafts),
         tuple(
             (
                 shortened(one.arm),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.experiments.folder import FILE, ROWS
+from lab.experiments.results import curves
+from lab.experiments.rows import RowFile
 from lab.pictures import __main__ as program
 from lab.pictures import rounds, screen
 from lab.plan.figure import empty
@@ -16,6 +19,7 @@ from lab.trace.critical_path import Path as PathOfText
 from lab.trace.critical_path import Round
 from lab.trace.reading import Forward, Process, Trace
 from proto.errors import ConfigurationError
+from tests.lab.experiments.results.made_up import Truth, arm, header, measured
 
 GREEN = "\x1b[32mgreen\x1b[0m"
 
@@ -98,3 +102,28 @@ def test_what_is_kept_draws_the_pictures_again(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.png"))) == len(program.EXPERIMENTS) + 1
     with pytest.raises(ConfigurationError, match="NAMES"):
         program.pictures(["demo"], out=tmp_path, redraw=True)
+
+
+def test_the_picture_of_an_experiment_is_drawn_of_data_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms, truths = [arm("ar", "")], {"ar": Truth(1)}
+    for k in (2, 4):
+        arms.append(arm(f"sync {k}", num_speculative_tokens=k))
+        truths[f"sync {k}"] = Truth(1.2, 0.7, k)
+
+    def run(command: list[str], *_: object) -> str:
+        folder = Path(command[-1])
+        made = header(arms, x="num_speculative_tokens")
+        (folder / FILE).write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
+        RowFile(folder / ROWS).append(measured(truths))
+        return ""
+
+    monkeypatch.setattr(screen, "record", run)
+    program.experiment("hop", tmp_path)
+    kept = from_json(curves.Curves, (tmp_path / "hop.json").read_text(encoding="utf-8"))
+    assert [point.x for point in kept.lines[0].points] == [2, 4]
+    assert (tmp_path / "hop.png").read_bytes().startswith(b"\x89PNG")
+    arms[2:] = []
+    with pytest.raises(ConfigurationError, match="drew nothing"):
+        program.experiment("hop", tmp_path)

@@ -147,7 +147,7 @@ def test_the_speed_up_is_the_first_figure_of_an_arm() -> None:
     head = made.split("<thead>")[1].split("</thead>")[0]
     assert re.findall(r'<th scope="col">([^<]*)</th>', head)[:3] == [
         "arm",
-        "times plain decoding (95 %)",
+        "times plain decoding (95\N{NO-BREAK SPACE}%)",
         "tokens/s",
     ]
 
