@@ -160,9 +160,10 @@ NOTHING = "\N{EN DASH}"
 CAPTIONS = {
     "speedup.png": "Speed-up of each arm, in its 95 % interval: tokens per second over those of "
     "its baseline, within the same prompt and repetition.",
-    "along_x.png": "Speed-up over {x}. The bands are the 95 % intervals. A ring is where "
-    "speculation stops paying, or begins to.",
-    "categories.png": "Speed-up by category of prompts, of the fastest arm of each policy.",
+    "along_x.png": "Speed-up over {x}. The whiskers are the 95 % intervals; lines stand a little "
+    "beside each other. A ring is where speculation stops paying, or begins to.",
+    "categories.png": "Speed-up by category of prompts, of the arm of each policy with the "
+    "highest mean.",
     "acceptance.png": "In how many of the passes with drafts the first draft, the second and so on "
     "was accepted.",
     "tokens_per_pass.png": "How many tokens a target pass brought, its own included. Dotted: the "
@@ -250,12 +251,12 @@ def _main(whole: Sequence[Summary], base: str) -> Table:
     waits = ("TTFT ms", "p50 ms", "p99 ms")
     drafts = ("tokens a pass", "accepted", "texts equal")
     return Table(
-        ("arm", "tokens/s", f"times {base} (95 %)", *waits, *drafts),
+        ("arm", f"times {base} (95\N{NO-BREAK SPACE}%)", "tokens/s", *waits, *drafts),
         tuple(
             (
                 shortened(one.arm),
-                "void" if one.tokens_per_second is None else f"{one.tokens_per_second.median:.1f}",
                 NOTHING if one.speedup is None else one.speedup.words,
+                "void" if one.tokens_per_second is None else f"{one.tokens_per_second.median:.1f}",
                 _number(one.ttft_ms, "{:.0f}"),
                 _number(one.itl_p50_ms, "{:.1f}"),
                 _number(one.itl_p99_ms, "{:.1f}"),
@@ -401,7 +402,7 @@ def _settings(arms: Sequence[ArmRecord]) -> Table:
         own = (f"{name} = {value}" for name, value in arm.settings.items() if name not in shared)
         baseline = shortened(arm.baseline) if arm.baseline else NOTHING
         rows.append((arm.name, "; ".join(own) or NOTHING, baseline, arm.swept_from or NOTHING))
-    return Table(("arm", "settings", "compared with", "the fastest of"), tuple(rows))
+    return Table(("arm", "settings", "compared with", "chosen from"), tuple(rows))
 
 
 def _places(whole: Sequence[Summary]) -> Table:
