@@ -166,9 +166,9 @@ class Peer:
             temp=temperature,
             top_k=request["top_k"],
             top_p=request["top_p"],
-            # A pair applies min_p after the temperature T, llama.cpp before it. There min_p**T keeps
-            # the same tokens, because the ratio of two chances before T is that after it to the
-            # power of T.
+            # A pair applies min_p after the temperature T, and llama.cpp before it. There min_p**T
+            # keeps the same tokens: the ratio of two chances before T is that after it to the power
+            # of T.
             min_p=request["min_p"] ** temperature if request["min_p"] else 0.0,
         )
         for token in made:

@@ -138,29 +138,6 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
         ({"peer": "one_process", "mode": "lookup"}, "arm 'one_process': one_process drafts with"),
         ({"peer": "one_process", "drafter": "ngram"}, "arm 'one_process': one_process drafts with"),
         ({"peer": "one_process", "min_tokens": 2}, "arm 'one_process': one_process has no min_"),
-        (
-            {"peer": "huggingface", "repetition_penalty": 1.1},
-            "arm .*: huggingface has no repetition",
-        ),
-        ({"peer": "llamacpp", "logit_bias": "5:1"}, "arm 'llamacpp': llamacpp has no logit_bias"),
-        ({"peer": "vllm", "stop": "x"}, "arm 'vllm': vllm has no stop; a peer always writes max_"),
-        ({"peer": "vllm", "ignore_eos": False}, "arm 'vllm': vllm has no ignore_eos; a peer"),
-        (
-            {"peer": "huggingface", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
-            "arm 'huggingface': huggingface applies top_p before min_p, a pair after it",
-        ),
-        (
-            {"peer": "llamacpp", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
-            "arm 'llamacpp': llamacpp applies top_p before min_p, a pair after it",
-        ),
-        (
-            {"peer": "llamacpp", "temperature": 0.8, "top_p": 0.9},
-            "arm 'llamacpp': llamacpp applies top_p before the temperature",
-        ),
-        (
-            {"peer": "vllm", "mode": "lookup", "temperature": 1, "min_p": 0.1},
-            "arm 'vllm': vllm has no min_p when it drafts",
-        ),
         ({"peer": "vllm", "texts_at_once": 2}, "arm 'vllm': a peer writes one text"),
         ({"sweep": "num_speculative_tokens"}, "`sweep` names settings of which the table has"),
         ({"sweep": 5, "window": [8, 16]}, "`sweep` of an arm is the name of a setting, or a list"),
@@ -193,6 +170,42 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
 )
 def test_a_file_that_cannot_work_is_refused_in_one_line(table: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigurationError, match="^" + line.replace("'", ".")) as caught:
+        arms(table)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            {"peer": "huggingface", "repetition_penalty": 1.1},
+            "arm 'huggingface': huggingface has no repetition",
+        ),
+        ({"peer": "llamacpp", "logit_bias": "5:1"}, "arm 'llamacpp': llamacpp has no logit_bias"),
+        ({"peer": "vllm", "stop": "x"}, "arm 'vllm': vllm has no stop; a peer always writes max_"),
+        ({"peer": "vllm", "ignore_eos": False}, "arm 'vllm': vllm has no ignore_eos; a peer"),
+        (
+            {"peer": "huggingface", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
+            "arm 'huggingface': huggingface applies top_p before min_p, a pair after it",
+        ),
+        (
+            {"peer": "llamacpp", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
+            "arm 'llamacpp': llamacpp applies top_p before min_p, a pair after it",
+        ),
+        (
+            {"peer": "llamacpp", "temperature": 0.8, "top_p": 0.9},
+            "arm 'llamacpp': llamacpp applies top_p before the temperature",
+        ),
+        (
+            {"peer": "vllm", "mode": "lookup", "temperature": 1, "min_p": 0.1},
+            "arm 'vllm': vllm has no min_p when it drafts",
+        ),
+    ],
+)
+def test_a_peer_is_not_asked_for_what_it_would_leave_out_or_apply_differently(
+    table: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="^" + line) as caught:
         arms(table)
     assert "\n" not in str(caught.value)
 
