@@ -32,7 +32,7 @@ from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.errors import ModelError
 from engine.forward import forward
-from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
 from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
 from engine.forward.masks import Masks
@@ -190,12 +190,13 @@ class CompiledBackend(Backend):
             self._pass = _CompiledPass(loaded, self._fused, layers).eval()
             self._program: _Program | None = None  # torch's, of all that are not found
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Keep the programs that are faster than `fused`.
 
         The programs have weights of their own. What they do not run uses the model's, or, where a
         program is given up or there are several lanes, packed ones: as much memory as one program.
         """
+        del say
         if not timed:
             return
         packed = self._fused.packed()

@@ -58,8 +58,10 @@ from engine.forward.forward import (
     Layers,
     Output,
     Recordable,
+    Say,
     Shape,
     Spans,
+    silent,
 )
 from engine.forward.fused import FusedBackend, why_not_fused
 from engine.forward.masks import from_words
@@ -189,7 +191,7 @@ class GraphBackend(Backend):
         self._recorded.clear()
         self._chains.clear()
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self.forget()
         # A pool whose graphs have gone is not used again.
@@ -211,6 +213,7 @@ class GraphBackend(Backend):
                     self._lanes,
                     self._shapes,
                     capacity,
+                    say,
                     self._fused.decide,  # or ranks would meet in different recordings
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
