@@ -32,11 +32,13 @@ from engine.forward.forward import (
     Backend,
     Layers,
     Output,
+    Say,
     Spans,
     check_layers,
     filled,
     filled_prompt,
     rows_of,
+    silent,
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
@@ -259,10 +261,13 @@ class ModelExecutor(Executor):
         """See `Executor`."""
         return 0 if self._backend is None else self._backend.num_late
 
-    def take_over(self) -> None:
-        """Let the backend lay the weights out as it likes; the loaded model may not run again."""
+    def take_over(self, say: Say = silent) -> None:
+        """Let the backend lay the weights out as it likes; the loaded model may not run again.
+
+        say  is told what takes long
+        """
         assert self._backend is not None, "this executor was freed"
-        self._backend.take_over(timed=self.fixed_rows is None)
+        self._backend.take_over(timed=self.fixed_rows is None, say=say)
 
     def set_total(self, total: int | None) -> None:
         """Let every pass cover `total` slots (rounded up to 64) until told otherwise.

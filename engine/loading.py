@@ -22,7 +22,7 @@ from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.forward.compiled import known_slower, verdict_key
-from engine.forward.forward import Layers
+from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
@@ -135,11 +135,10 @@ def load_engine(
     max_len, part  most tokens of a text, or 0, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
-    row_counts  by backend, as for `ModelExecutor`
+    row_counts, layers  as for `ModelExecutor`; the first by backend
     num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
-    layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -166,6 +165,7 @@ def load_engine(
             backend=backend,
             row_counts=made,
             layers=layers,
+            say=say,
         )
         _check_and_fix_shapes(executor)
         pass_s = _warm_up(executor, warm_rows, num_children, chains, say)
@@ -291,10 +291,12 @@ def make_executor(
     backend: str = "auto",
     row_counts: Sequence[int] = (),
     layers: Layers = (),
+    say: Say = silent,
 ) -> ModelExecutor:
     """Make an executor and hold it to the model's own forward.
 
     num_lanes, row_counts, layers  as for `ModelExecutor`
+    say      is told what takes long
     backend  one of `BACKENDS`; auto: the fused forward if it covers the model and agrees with it,
              else the reference; on a GPU either as graphs, if it can be recorded
 
@@ -329,7 +331,7 @@ def make_executor(
             if executor is not None:
                 executor.free()  # the next one needs the memory
         else:
-            executor.take_over()
+            executor.take_over(say)
             check_slot_attention(executor, plain)
             return executor
     executor = ModelExecutor(

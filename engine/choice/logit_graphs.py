@@ -3,7 +3,8 @@
 What a recording reads lies where it always lies: logits that lie where recorded passes leave them
 are read there, others are copied to a place of their own first; the integers that differ from pass
 to pass are sent. So that few are needed, a recording has one of a few numbers of rows; what it
-says of those that nobody asked for is left out. Owns which computations are worth a recording.
+says of those that nobody asked for is left out. What is not recorded has the same numbers of rows:
+by them a GPU's kernels are chosen. Owns which computations are worth a recording.
 Knows neither passes nor choices.
 """
 
@@ -34,10 +35,14 @@ class Captures:
     """The recordings over logits of one device."""
 
     def __init__(
-        self, record: Record, row_counts: Sequence[int] = (), logits: torch.Tensor | None = None
+        self,
+        record: Record | None,
+        row_counts: Sequence[int] = (),
+        logits: torch.Tensor | None = None,
     ) -> None:
         """Record nothing yet.
 
+        record      None: the same is done kernel by kernel
         row_counts  ascending; other numbers of rows are filled up. Empty: each number has
                     a recording of its own
         logits      [n, V] where recorded passes leave theirs
@@ -71,12 +76,12 @@ class Captures:
             filled = integers.new_zeros(count + len(integers) - num_rows)
             filled[start : start + num_rows] = integers[:num_rows]
             filled[count:] = integers[num_rows:]
-        replay = self._replay((name, count, logits.shape[1], in_place), work, place, filled)
-        if replay is None:
-            return work(logits, send(integers, logits.device))
         if not in_place:
             place[:num_rows].copy_(logits)
-        return replay(filled)[start : start + num_rows]
+        replay = self._replay((name, count, logits.shape[1], in_place), work, place, filled)
+        # Without a recording as many rows as with one: kernels are chosen by that, and last bits.
+        made = work(place, send(filled, logits.device)) if replay is None else replay(filled)
+        return made[start : start + num_rows]
 
     def _count_for(self, num_rows: int) -> int | None:
         """How many rows the recording for so many has; None: there is none."""
@@ -113,6 +118,8 @@ class Captures:
         self, key: Key, work: Work, place: torch.Tensor, integers: torch.Tensor
     ) -> Compute | None:
         """The recording of this key, which is made if it has come often enough."""
+        if self._record is None:
+            return None
         made = self._made.get(key)
         if made is not None:
             self._made.move_to_end(key)

@@ -4,7 +4,10 @@ from functools import partial
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
+from engine.choice.coupling_on_gpu import capture_on
+from engine.choice.logit_graphs import Captures
 from engine.errors import ModelError, kind_of
+from engine.forward import graphs
 from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import Backend, HuggingFaceBackend, Layers
 from engine.forward.fused import FusedBackend
@@ -38,6 +41,9 @@ def _make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     assert name in ("compiled", "fused", "graphs", "reference")
+    if loaded.device.type in graphs.RECORDED_DEVICES:
+        # As recordings do it, in as many rows; what a backend has left that was tried before goes.
+        capture_on(loaded.device, Captures(None, row_counts) if row_counts else None)
     try:
         if name == "compiled":
             return CompiledBackend(loaded, lanes, row_counts, layers)

@@ -2,9 +2,9 @@
 
 The whole pass, norms, rotary embedding, attention and all, becomes C++ with the weights packed into
 the blocks of inductor's own kernels. What is saved is the time between operators, and what they
-write for each other to read: half of a pass of a small target. It costs a C++ compiler, up to half
-a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
-for.
+write for each other to read: half of a pass of a small target. It costs a C++ compiler, at the
+first load up to half a minute for each number of rows (later loads find the program:
+`kept_programs.py`), and a copy of the weights for each: so it must be asked for.
 
 All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
 which is timed: on some processors a program of nine rows takes five times one of one. Those that
@@ -31,8 +31,10 @@ import torch.nn.functional as F
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.errors import ModelError
-from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward import forward
+from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
+from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
 from engine.forward.masks import Masks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
@@ -143,6 +145,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 """logits [n, V], and features as in `Output`"""
+_LOOKED_UP = ("embeddings",)  # of `_CompiledPass`: equal to the head's weight, if they are tied
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
@@ -180,15 +183,20 @@ class CompiledBackend(Backend):
         self.row_counts = tuple(row_counts)
         self._layers = layers
         self._made: set[int] = set()  # numbers of rows for which there is a program
+        self._lengths = Lengths(lanes.num_slots)
+        self._direct: dict[int, Program] = {}  # by rows: those that later starts find again
         if self.row_counts:
-            self._program = _compiled(_CompiledPass(loaded, self._fused, layers).eval())
+            self._asked = self._about, lanes, loaded.model.config.to_json_string(), _code()
+            self._pass = _CompiledPass(loaded, self._fused, layers).eval()
+            self._program: _Program | None = None  # torch's, of all that are not found
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Keep the programs that are faster than `fused`.
 
         The programs have weights of their own. What they do not run uses the model's, or, where a
         program is given up or there are several lanes, packed ones: as much memory as one program.
         """
+        del say
         if not timed:
             return
         packed = self._fused.packed()
@@ -221,7 +229,8 @@ class CompiledBackend(Backend):
         layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
-        if keep is not None or not self._has_program(spans) or layers not in ((), self._layers):
+        is_covered = keep is None and layers in ((), self._layers)
+        if not is_covered or not self._has_program(spans, num_visible):
             return self._fused.forward(
                 rows, spans, num_visible=num_visible, keep=keep, layers=layers
             )
@@ -229,18 +238,54 @@ class CompiledBackend(Backend):
         inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            logits, features = self._compile(*inputs)
+            logits, features = self._make(*inputs)
+        elif num_rows in self._direct:
+            logits, features = self._run(self._direct[num_rows], inputs)
         else:
+            assert self._program is not None
             with torch.no_grad():
                 logits, features = self._program(*inputs, self._caches)
         return Output(logits, features if layers else None)
 
-    def _has_program(self, spans: Spans) -> bool:
-        """Programs see the first lane alone."""
+    def _has_program(self, spans: Spans, num_visible: int) -> bool:
+        """Programs see the first lane alone, and not all of its slots."""
+        if num_visible not in self._lengths.all:
+            return False
         return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
+
+    def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Find the program for so many rows, or make it, and run it."""
+        num_rows = len(inputs[0])
+        key = program_key(*self._asked, num_rows)
+        found = kept(key, self._pass)
+        if found is not None:
+            self._direct[num_rows] = found
+            return self._run(found, inputs)
+        with calls() as called:
+            made = self._compile(*inputs)
+        if self._lengths.is_any and len(called) == 1:
+            tensors = *inputs, *self._caches
+            num_visible = inputs[-1].shape[3]
+            found = keep(key, self._pass, called[0], tensors, num_visible, looked_up=_LOOKED_UP)
+            if found is not None and _are_equal(self._run(found, inputs), made):
+                self._direct[num_rows] = found
+            else:
+                forget(key)
+        return made
+
+    def _run(
+        self, program: Program, inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run a program without torch's own questions about its inputs: they are always alike."""
+        mask = inputs[-1]
+        assert mask.is_contiguous()
+        logits, *features = program((*inputs, *self._caches), mask.shape[3])
+        return logits, features[0] if features else None
 
     def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Make the program for so many rows, and run it."""
+        if self._program is None:
+            self._program = _compiled(self._pass, self._lengths)
         # Contexts grow; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)
         try:
@@ -293,7 +338,22 @@ def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
     return best
 
 
-def _compiled(module: torch.nn.Module) -> _Program:
+def _are_equal(
+    one: tuple[torch.Tensor, torch.Tensor | None], other: tuple[torch.Tensor, torch.Tensor | None]
+) -> bool:
+    """Whether two passes said the same, to the bit."""
+    pairs = zip(one, other, strict=True)
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+@functools.cache
+def _code() -> str:
+    """A hash of the files that programs are written in."""
+    files = Path(__file__), Path(forward.__file__)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _compiled(module: torch.nn.Module, compiler: Lengths) -> _Program:
     # They take seconds to import, which only whoever compiles has to pay.
     import torch._dynamo
     import torch._inductor.select_algorithm
@@ -302,7 +362,7 @@ def _compiled(module: torch.nn.Module) -> _Program:
     make_source_repeatable()
     # A process runs one model. What was made for another one, to time it, would count as ours.
     torch._dynamo.reset()
-    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False)
+    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False, backend=compiler)
     return compiled
 
 

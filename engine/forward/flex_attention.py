@@ -13,6 +13,7 @@ the programs; knows no layer and no model.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.forward.forward import Shape, Spans
+from engine.forward.forward import Say, Shape, Spans, silent
 from engine.forward.masks import MASK_BITS, from_words
 from engine.forward.operators import Decide, as_timed, quickest, side_by_side
 from engine.layout.slots import LaneLayout, Span
@@ -270,6 +271,7 @@ def _attend(
 logger = logging.getLogger(__name__)
 
 TIMED_SLOTS = (256, 1024, 4096)  # visible; the last as far as the masked form is captured at load
+_LONG_S = 1.0  # of a program: it was not found where an earlier start has left it
 EVERY_LENGTH = 0  # in place of a number of slots: what is captured serves all of them
 
 Capture = Callable[[Shape, torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]]
@@ -282,6 +284,7 @@ def find_splits(
     lanes: LaneLayout,
     shapes: Iterable[Shape],
     capacity: int,
+    say: Say = silent,
     decide: Decide = as_timed,
 ) -> dict[Shape, int]:
     """Return from how many visible slots on a pass is better split, by its shape.
@@ -289,15 +292,20 @@ def find_splits(
     make      compiles what a shape needs
     shapes    of the passes that are captured
     capacity  slots of a lane that a text may have
+    say       is told of each program that took long which of how many it was
 
     What is missing is better never split, or cannot be: the log says why. Runs passes in all lanes:
     only before a session.
     """
     found: dict[Shape, int] = {}
-    for shape in shapes:
+    shapes = tuple(shapes)
+    for number, shape in enumerate(shapes, 1):
         spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
+        started = time.monotonic()
         try:
             make(shape)
+            if time.monotonic() - started > _LONG_S:
+                say(f"compiling attention: {number} of {len(shapes)}")
             least = _split_from(partial(capture, shape), spans, capacity, decide)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)

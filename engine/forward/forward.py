@@ -5,7 +5,7 @@ compiled or captured. It knows rows and slots, no session and no tree.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,6 +129,14 @@ class Output:
     features: torch.Tensor | None = None
 
 
+Say = Callable[[str], None]
+"""Told what is being done while a node loads"""
+
+
+def silent(_state: str) -> None:
+    """Nobody is told."""
+
+
 class Backend(Protocol):
     """One model with one cache on one device.
 
@@ -204,10 +212,11 @@ class Backend(Protocol):
         layer (`first_not_finite`). None: there are none.
         """
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Lay the weights out as suits this backend; the model itself may not run afterwards.
 
         timed  clocks may decide how: faster, but every process may then have its own last bits
+        say    is told what takes long
         """
 
 
@@ -363,9 +372,9 @@ class HuggingFaceBackend(Recordable):
         with torch.inference_mode():
             return first_not_finite(self.cache.parts(), first, length)
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Nothing to do: it runs the model as it is."""
-        del timed
+        del timed, say
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

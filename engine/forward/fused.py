@@ -32,9 +32,11 @@ from engine.forward.forward import (
     Layers,
     Output,
     Recordable,
+    Say,
     Shape,
     Spans,
     features_of,
+    silent,
 )
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
@@ -188,12 +190,13 @@ class FusedBackend(Recordable):
         twin._choose_forms()
         return twin
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Replace the model's weights by this backend's own; the model cannot be run any more.
 
         One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
         embeddings stay, if the head is packed beside it. `timed` as in `Backend.take_over`.
         """
+        del say
         self._take_over(Packer(timed=timed), leave=False)
         if timed and self._device.type == "cpu":
             self._choose_forms()

@@ -58,8 +58,10 @@ from engine.forward.forward import (
     Layers,
     Output,
     Recordable,
+    Say,
     Shape,
     Spans,
+    silent,
 )
 from engine.forward.fused import FusedBackend, why_not_fused
 from engine.forward.masks import from_words
@@ -150,22 +152,23 @@ class GraphBackend(Backend):
 
         Nothing is captured for that: a capture that fails may leave more behind than a pass.
         """
-        failed: Exception | None = None
-        try:
-            with torch.inference_mode():
-                for shape in {min(self._shapes), max(self._shapes)} if self._shapes else ():
+        for shape in sorted({min(self._shapes), max(self._shapes)} if self._shapes else ()):
+            failed: Exception | None = None
+            try:
+                with torch.inference_mode():
                     rows = send(_first_rows(shape, self._lanes), self._device)
                     num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
                     # The first time libraries may prepare what they need.
                     self._compute(rows, shape, num_visible, self._layers)
                     with refusing_to_wait():
                         self._compute(rows, shape, num_visible, self._layers)
-        except _CANNOT as error:
-            failed = error
-        self.wipe(0, self._lanes.total)
-        if all_agree(failed, self._rank, self._device):
-            return None
-        return "it fails on another rank" if failed is None else one_line(failed)
+            except _CANNOT as error:
+                failed = error
+            self.wipe(0, self._lanes.total)
+            # After each: a rank that fails adds nothing up with those that would go on.
+            if not all_agree(failed, self._rank, self._device):
+                return "it fails on another rank" if failed is None else one_line(failed)
+        return None
 
     def _recorder(self) -> Record:
         """What makes recordings, of choices too; those after load are counted."""
@@ -188,7 +191,7 @@ class GraphBackend(Backend):
         self._recorded.clear()
         self._chains.clear()
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self.forget()
         # A pool whose graphs have gone is not used again.
@@ -210,6 +213,7 @@ class GraphBackend(Backend):
                     self._lanes,
                     self._shapes,
                     capacity,
+                    say,
                     self._fused.decide,  # or ranks would meet in different recordings
                 )
             # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.

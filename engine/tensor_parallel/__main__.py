@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from engine import running
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
 from engine.tensor_parallel.silence import BEAT_S
 
@@ -44,6 +45,14 @@ def main() -> int:
     )
     watch.start()
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    try:
+        return _follow(start, channel)
+    finally:
+        running.finish()
+
+
+def _follow(start: Start, channel: Connection) -> int:
+    """Load, and do what rank 0 tells until it closes the channel; returns the exit status."""
     # What follows takes seconds: by now the lifeline holds.
     from engine.checkpoint.files import one_line
     from engine.errors import EngineError, ModelError, RankError
@@ -76,12 +85,16 @@ def _beat() -> None:
 
 
 def _end_with_parent(pid: int) -> None:
-    """End this process when the other end of the channel closes, also in the middle of a pass."""
+    """End this process when the other end of the channel closes, also in the middle of a pass.
+
+    What its GPU was given ends first, within a limit, as on rank 0 (`engine/running.py`).
+    """
     lifeline = select.poll()
     lifeline.register(0, 0)  # what is told is none of its business: only a hang-up wakes it
     while os.getppid() == pid:
         if lifeline.poll(PARENT_CHECK_S * 1000):
             break
+    running.finish()
     os._exit(0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.choice.coupling_on_gpu import Choice
-from engine.forward.forward import Backend, Layers, Output, Spans
+from engine.forward.forward import Backend, Layers, Output, Say, Spans, silent
 from engine.tensor_parallel.calls import (
     Chain,
     CopySlots,
@@ -111,12 +111,12 @@ class LeadingBackend(Backend):
         with self._followers.together(FindNotFinite(first, length)):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
-    def take_over(self, *, timed: bool = True) -> None:
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all; how
         matrices lie is each rank's own choice, and goes into last bits alone.
         """
         with self._followers.together(TakeOver(timed)):
-            self._inner.take_over(timed=timed)
+            self._inner.take_over(timed=timed, say=say)
 
 
 def lead(model: Any, followers: Followers) -> None:

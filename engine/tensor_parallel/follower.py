@@ -4,6 +4,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from engine import running
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import free_bytes, pin
 from engine.errors import EngineError, ModelError
@@ -71,10 +72,13 @@ class FollowerRank:
 
         Raises EngineError: only this rank has met it.
         """
+        running.begin()
         try:
             self._answer(call)
         except ModelError as error:
             self._why = str(error)
+        finally:
+            running.end()
 
     def _answer(self, call: Call) -> None:
         match call:

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from engine import leftovers
+from engine import leftovers, running
 from engine.checkpoint.files import one_line
 from engine.errors import RankError, without_room
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
@@ -106,6 +106,8 @@ class Followers:
         except (RuntimeError, ValueError) as error:
             raise self.failure(error) from error
         self._limit_s = LIMIT_S
+        if device.type == "cuda":
+            running.wait_at_end(self._let_end)  # behind this rank's own device: a pass needs all
 
     def tell(self, call: Call) -> None:
         """Let every follower do its part of a call. Raises RankError."""
@@ -157,6 +159,17 @@ class Followers:
         self._folder.cleanup()
         leftovers.forget(self._folder.name)
 
+    def _let_end(self) -> None:
+        """Wait until the others have let their devices come to an end, and have ended.
+
+        The kernel would kill them as soon as this process is gone, in the middle of a kernel.
+        """
+        self._is_ending.set()
+        for follower in self._followers:
+            follower.channel.close()
+        for follower in self._followers:
+            follower.process.wait()
+
     def _watch(self, follower: _Follower) -> None:
         """In a thread: wait for its end, and end this process too, unless that was wanted."""
         last = self._last_words(follower)
@@ -190,7 +203,10 @@ class Followers:
         return None
 
     def _leave(self, status: int) -> None:
-        """End this process and the others, from any thread."""
+        """End this process and the others, from any thread.
+
+        One of them has gone or hangs, and what the others compute with it never ends.
+        """
         for follower in list(self._followers):
             follower.process.kill()
         self._folder.cleanup()

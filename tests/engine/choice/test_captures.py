@@ -10,7 +10,14 @@ import torch
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import chain_choice, rank_scored, row_keys
-from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there, rank_there
+from engine.choice.coupling_on_gpu import (
+    Choice,
+    _captures,
+    capture_on,
+    choose_there,
+    chosen_there,
+    rank_there,
+)
 from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
@@ -242,3 +249,64 @@ def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:
     with pytest.raises(RuntimeError, match="when stream is capturing"):
         record(lambda there: there + int(there.sum()), torch.ones(4, dtype=torch.int64))
     assert device.current is device.usual
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "kernel by kernel"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_choice_has_as_many_rows_whether_it_is_recorded_or_not(
+    *, is_recorded: bool, in_place: bool
+) -> None:
+    # A GPU's kernels, and so the last bits of a sum, are chosen by the number of rows.
+    num_rows: list[int] = []
+
+    def work(logits: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
+        num_rows.append(len(logits))
+        return logits + integers[: len(logits), None]
+
+    place = torch.zeros(4, 5)
+    captures = Captures(Recorder() if is_recorded else None, (1, 4), place)
+    for _ in range(USES_BEFORE + 2):
+        logits = place[1:3] if in_place else torch.empty(2, 5)
+        logits.copy_(torch.randn(2, 5))
+        found = captures.run("work", work, logits, torch.tensor([7, 8, 9]))
+        assert torch.equal(found, logits + torch.tensor([[7], [8]]))
+    assert set(num_rows) == {4}
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize("fixed_rows", [None, 4])
+def test_a_backend_without_recordings_records_no_choice_also_behind_one_with_them(
+    backend: str, fixed_rows: int | None, device: StandIn, tmp_path: Path
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    ModelExecutor(loaded, NUM_SLOTS, backend="graphs", row_counts=(1,))
+    other = ModelExecutor(loaded, NUM_SLOTS, backend=backend, fixed_rows=fixed_rows)
+    num_captures = device.num_captures
+    found = []
+    for num_rows in (4, 1, 2) * (USES_BEFORE + 2):
+        logits = some_logits(4, 199, 0)[:num_rows]
+        found.append(choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows))))
+    assert device.num_captures == num_captures
+    assert found[3:] == found[:-3]
+    assert other.backend == backend
+    captures = _captures.get(CPU)
+    assert (captures is None) is (fixed_rows is None), "left by the backend that was there before"
+
+
+def test_reproducible_choices_have_the_rows_of_a_pass(
+    device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    ModelExecutor(loaded, NUM_SLOTS, backend="fused", fixed_rows=4)
+    seen: list[int] = []
+    of = Choice.of
+
+    def spied(choice: Choice, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(len(logits))
+        return of(choice, logits, inputs)
+
+    monkeypatch.setattr(Choice, "of", spied)
+    for num_rows in (1, 2, 4):
+        logits = some_logits(4, 199, 0)[:num_rows]
+        choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows)))
+    assert seen == [4, 4, 4]

@@ -7,6 +7,7 @@ test_flex_programs.py.
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
 from engine.forward.flex_attention import EVERY_LENGTH, TIMED_SLOTS, FlexAttention, sees
+from engine.forward.forward import Shape
+from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.masks import as_words, from_words
 from engine.forward.operators import quickest
@@ -289,3 +292,22 @@ def test_more_rows_than_are_split_keep_their_mask(
     assert set(graphs_of(executor)._split_from) == {(1, 4)}
     with pytest.raises(ModelError, match="no pass of so many rows"):
         graphs_of(executor)._fused.make_split((1, 64))
+
+
+def test_a_program_that_takes_long_to_compile_is_said_and_which_of_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: list[int]
+) -> None:
+    now = [0.0]
+    make = FusedBackend.make_split
+
+    def slow(fused: FusedBackend, shape: Shape) -> None:
+        make(fused, shape)
+        now[0] += 30.0 if shape == (1, 4) else 0.1
+
+    monkeypatch.setattr(FusedBackend, "make_split", slow)
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(engine.forward.flex_attention, "time", clock)
+    said: list[str] = []
+    loaded = load_model(str(make_model("llama", tmp_path)))
+    make_executor(loaded, 300, backend="graphs", row_counts=(1, 4, 8), say=said.append)
+    assert said == ["compiling attention: 2 of 3"]
