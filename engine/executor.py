@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices
+from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices, try_choices
 from engine.choice.sampling import Sampling
 from engine.device import send
 from engine.forward.backends import make_backend
@@ -426,6 +426,7 @@ class ModelExecutor(Executor):
         row_counts: Iterable[int],
         *,
         choices: Sequence[Choice] = (),
+        rare: Sequence[Choice] = (),
         chains: Sequence[int] = (),
         chained: Sequence[Choice] = (),
     ) -> dict[int, float]:
@@ -433,7 +434,7 @@ class ModelExecutor(Executor):
 
         A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots, and records
 
-        choices  made of the logits of passes
+        choices  made of the logits of passes; those that are `rare` are made once
         chains   of so many steps, with each of the choices `chained`
 
         Overwrites the first slots: only before a session. Returns the seconds of a pass by its
@@ -456,7 +457,7 @@ class ModelExecutor(Executor):
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
         if self.is_captured and row_counts:
-            self._warm_up_choices(choices)
+            self._warm_up_choices(choices, rare)
         if self.pads_prompts:
             self._warm_up_prompts(total)
         self._total = total
@@ -478,7 +479,7 @@ class ModelExecutor(Executor):
         for layers in {(), self.layers}:  # a recording each
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
-    def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
+    def _warm_up_choices(self, choices: Sequence[Choice], rare: Iterable[Choice]) -> None:
         """Of logits where passes leave them, and of those that are copied from elsewhere.
 
         Those are of prompts and of several lanes, or biases and penalties have changed them.
@@ -487,6 +488,7 @@ class ModelExecutor(Executor):
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
         record_choices(choices, logits.clone(), self.row_counts)
+        try_choices(rare, logits)
 
     def _warm_up_prompts(self, total: int | None) -> None:
         """Chunks of all numbers of rows that there are, last: a recording gives memory back.

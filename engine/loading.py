@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line, refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.choice.coupling import usual_chains, usual_choices
+from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
@@ -269,8 +269,13 @@ def _warm_up(
 ) -> Mapping[int, float]:
     """What is recorded at load is what a target needs, or if it has children a drafter."""
     say("warming up")
-    choices, chained = usual_choices(num_children), usual_chains()
-    return executor.warm_up(row_counts, choices=choices, chains=chains, chained=chained)
+    return executor.warm_up(
+        row_counts,
+        choices=usual_choices(num_children),
+        rare=rare_choices(num_children),
+        chains=chains,
+        chained=usual_chains(),
+    )
 
 
 def _check_and_fix_shapes(executor: ModelExecutor) -> None:

@@ -172,8 +172,10 @@ class GraphBackend(Backend):
         make = recorder(self._device)
         ours = weakref.ref(self)  # what keeps the recorder for choices does not keep the weights
 
-        def record(compute: Compute, rows: torch.Tensor) -> Compute:
-            recorded = make(compute, rows)
+        def record(
+            compute: Compute, rows: torch.Tensor, *, is_warm: bool = False
+        ) -> Compute:
+            recorded = make(compute, rows, is_warm=is_warm)
             backend = ours()
             if backend is not None and not backend.is_loading:
                 backend.num_late += 1
@@ -433,7 +435,7 @@ def recorder(device: torch.device) -> Record:
     # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
         inbox = Inbox(rows, device)
         there = inbox.there
         graph = torch.cuda.CUDAGraph()
@@ -441,7 +443,7 @@ def recorder(device: torch.device) -> Record:
         try:
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                for _ in range(_NUM_WARM):
+                for _ in range(0 if is_warm else _NUM_WARM):
                     compute(there)
             # Other threads of the process may do what a capture of this one must not.
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):

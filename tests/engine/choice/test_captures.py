@@ -10,8 +10,15 @@ import torch
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import chain_choice, rank_scored, row_keys
-from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there, rank_there
-from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
+from engine.choice.coupling_on_gpu import (
+    capture_on,
+    choice_of,
+    choose_there,
+    chosen_there,
+    rank_there,
+    record_choices,
+)
+from engine.choice.logit_graphs import Captures, Compute
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
 from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
@@ -33,7 +40,9 @@ class Recorder:
         self.num_recorded = self.num_replayed = 0
         self.is_broken = False
 
-    def __call__(self, compute: Compute, integers: torch.Tensor) -> Compute:
+    def __call__(
+        self, compute: Compute, integers: torch.Tensor, *, is_warm: bool = False
+    ) -> Compute:
         if self.is_broken:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.num_recorded += 1
@@ -56,6 +65,12 @@ def recorder() -> Iterator[Recorder]:
     capture_on(CPU, None)
 
 
+def record(sampling: Sampling) -> None:
+    """As at load: what `choices` makes of one setting."""
+    kinds = (choice_of(sampling, 1.0, None), choice_of(sampling, 1.0, None, 3))
+    record_choices(kinds, some_logits(4, 500), (4,))
+
+
 def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
     found: list[object] = []
     for seed in seeds:
@@ -69,30 +84,26 @@ def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_recorded_choices_are_those_that_are_not(sampling: Sampling) -> None:
-    seeds = range(USES_BEFORE + 3)
+def test_recorded_choices_are_those_that_are_not(sampling: Sampling, recorder: Recorder) -> None:
+    seeds = range(5)
     wanted = choices(sampling, seeds)
-    made = Recorder()
-    capture_on(CPU, Captures(made))
-    try:
-        assert choices(sampling, seeds) == wanted
-    finally:
-        capture_on(CPU, None)
+    assert (recorder.num_recorded, recorder.num_replayed) == (0, 0), "nothing is unless it is asked"
+    record(sampling)
+    record(sampling)
+    assert choices(sampling, seeds) == wanted
     # One for each of the two, whatever the keys and the temperature.
-    assert (made.num_recorded, made.num_replayed) == (2, 2 * 3)
+    assert (recorder.num_recorded, recorder.num_replayed) == (2, 2 * len(seeds))
 
 
 def test_choices_that_cannot_be_recorded_are_made_all_the_same(recorder: Recorder) -> None:
     recorder.is_broken = True
-    found = choices(Sampling(0.8), range(6))
+    record(Sampling(0.8))
+    found = choices(Sampling(0.8), range(3))
     recorder.is_broken = False
-    assert choices(Sampling(0.8), range(6)) == found  # and not tried again
-    assert recorder.num_recorded == 0
-    others = choices(Sampling(1.0, top_k=20), range(6))
-    assert recorder.num_recorded == 2
+    assert choices(Sampling(0.8), range(3)) == found
+    assert (recorder.num_recorded, recorder.num_replayed) == (0, 0)
     capture_on(CPU, None)
-    assert found == choices(Sampling(0.8), range(6))
-    assert others == choices(Sampling(1.0, top_k=20), range(6))
+    assert found == choices(Sampling(0.8), range(3))
 
 
 def executor(folder: Path) -> ModelExecutor:
@@ -146,7 +157,7 @@ def test_a_chain_that_cannot_be_recorded_is_not_offered(
     assert isinstance(backend, engine.forward.graphs.GraphBackend)
     backend._chains.clear()
 
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(backend, "_record", fails)

@@ -184,7 +184,7 @@ def test_a_recording_that_fails_in_a_text_hands_them_out_all_the_same(
     load: Load,
     recordings: list[int],  # noqa: F811
 ) -> None:
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError("out of memory")
 
     loaded = load("llama")

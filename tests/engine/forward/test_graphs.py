@@ -35,7 +35,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     outputs: list[torch.Tensor] = []
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
         made.append(rows.shape[1])
         there = rows.clone()
         # A recording knows no inference mode, in which its constants would have to be made.
@@ -117,7 +117,7 @@ def test_what_is_not_recorded_at_load_is_counted_and_may_fail(
     backend = graphs._backend
     assert isinstance(backend, GraphBackend)
 
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError("out of memory")
 
     where = tuple(range(300))
@@ -147,7 +147,7 @@ def test_a_recording_that_fails_at_load_is_one_line(
     tmp_path: Path,
     recordings: list[int],
 ) -> None:
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError(words)
 
     _, graphs = pair(make_model("llama", tmp_path))
