@@ -125,6 +125,7 @@ def load_engine(
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
     num_children: Sequence[int] = (),
+    head_children: Sequence[int] = (),
     chains: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     layers: Layers = (),
@@ -137,6 +138,7 @@ def load_engine(
     warm_rows  numbers of rows that passes often have, ascending
     row_counts  by backend, as for `ModelExecutor`
     num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
+    head_children  of a target whose heads draft in this process: how many they choose of a node
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
     layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
@@ -168,7 +170,7 @@ def load_engine(
             layers=layers,
         )
         _check_and_fix_shapes(executor)
-        pass_s = _warm_up(executor, warm_rows, num_children, chains, say)
+        pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
         executor=executor,
@@ -264,6 +266,7 @@ def _warm_up(
     executor: ModelExecutor,
     row_counts: Sequence[int],
     num_children: Sequence[int],
+    head_children: Sequence[int],
     chains: Sequence[int],
     say: Callable[[str], None],
 ) -> Mapping[int, float]:
@@ -272,9 +275,11 @@ def _warm_up(
     return executor.warm_up(
         row_counts,
         choices=usual_choices(num_children),
+        beside=usual_choices(head_children) if head_children else (),
         rare=rare_choices(num_children),
         chains=chains,
         chained=usual_chains(),
+        say=say,
     )
 
 

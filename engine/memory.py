@@ -28,8 +28,9 @@ _SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
 _LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
 _USUAL = 4096  # tokens; fewer are not for care's sake
-# The tree, at most as many for rows that fill up, and on a GPU the rest of a block (`executor.py`).
-_SPARE_SLOTS = {"cuda": 2 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
+# The tree, at most as many for rows that fill up, and on a GPU the rest of a step of slots and of a
+# block (`executor.py`).
+_SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 

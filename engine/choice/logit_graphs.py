@@ -27,7 +27,7 @@ class Record(Protocol):
     """What makes recordings."""
 
     def __call__(
-        self, compute: Compute, integers: torch.Tensor, *, is_warm: bool = False
+        self, compute: Compute, integers: torch.Tensor, /, *, is_warm: bool = False
     ) -> Compute:
         """Record `compute`; the result takes integers on the CPU, as many as these.
 

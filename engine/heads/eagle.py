@@ -15,14 +15,14 @@ import torch
 from engine.checkpoint.files import one_line
 from engine.device import send
 from engine.errors import kind_of
-from engine.executor import Executor, in_steps
+from engine.executor import Executor
 from engine.forward.forward import Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
 
 # -- waves -----------------------------------------------------------------------------------------
 
