@@ -23,7 +23,7 @@ import torch
 from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices, try_choices
 from engine.choice.sampling import Sampling
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
@@ -515,7 +515,9 @@ class ModelExecutor(Executor):
             where = tuple(range(min(num_rows, most)))
             feed = Feed((0,) * len(where), where, where, 0, None)
             for layers in {(), self.layers}:
-                self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                out = self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                if out.features is not None and num_rows >= most:
+                    pin_ahead(out.features.nbytes, out.features)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
         for num_steps in chains:

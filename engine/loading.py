@@ -136,12 +136,11 @@ def load_engine(
     max_len, part  most tokens of a text, or 0, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
-    row_counts  by backend, as for `ModelExecutor`
+    row_counts, layers  as for `ModelExecutor`, the first by backend
     num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
-    head_children  of a target whose heads draft in this process: how many they choose of a node
+    head_children  the first of heads that draft in this process
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
-    layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -161,8 +160,7 @@ def load_engine(
         num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
         made = _rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say)
         executor = make_executor(
-            loaded,
-            max_len + NUM_TREE_SLOTS,
+            *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,

@@ -16,6 +16,7 @@ class Known:
                 text's cache is used
     earlier  texts that others may be copied from, where that is asked for
     chunk       most tokens of a prompt that are read at once
+    scored_chunk  most of one whose log-probabilities are wanted, and so all its logits
     """
 
     fixed_rows: int | None = None
@@ -24,3 +25,4 @@ class Known:
     courses: Courses = field(default_factory=Courses)
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK
+    scored_chunk: int = PREFILL_CHUNK

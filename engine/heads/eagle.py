@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from engine.checkpoint.files import one_line
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.errors import kind_of
 from engine.executor import Executor
-from engine.forward.forward import Layers, Output, rows_of
+from engine.forward.forward import PROMPT_ROWS, Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
@@ -394,6 +394,7 @@ class EagleExecutor(Executor):
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
             seconds[num_rows] = self.seconds_of(feed)
+        pin_ahead(PROMPT_ROWS * self.loaded.feature_bytes, self._states)
         self.forget()
         return seconds
 

@@ -24,6 +24,7 @@ from engine.choice.coupling import (
 from engine.choice.coupling_on_gpu import chosen_there
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling
+from engine.device import fetch
 from engine.executor import ModelExecutor
 from engine.layout.slots import Feed
 from engine.loading import make_executor
@@ -198,6 +199,26 @@ def test_log_probabilities_are_a_download_and_no_row(device: StandIn, tmp_path: 
     with device.watch() as noted:
         report(logits, (5, 6, 7, 8), 3)
     assert [what for what in noted if what != KERNEL] == [DOWNLOAD, WAIT]
+
+
+def test_memory_for_features_is_pinned_before_a_text_comes(device: StandIn, tmp_path: Path) -> None:
+    target = make_executor(
+        load_model(str(make_model("llama", tmp_path)), dtype="float32"),
+        CAPACITY,
+        backend="graphs",
+        row_counts=(1,),
+        layers=(1, 0),
+    )
+    target.pads_prompts = True
+    target.warm_up(())
+    locked = list(device.locked)
+    for length in (CAPACITY, 1, 3, 70, 300):
+        where = tuple(range(length))
+        feed = Feed((5,) * length, where, where, 0, None)
+        features = target.forward(target.lay_out([feed], [()]), (1, 0)).features
+        assert features is not None
+        assert fetch(features).shape == (length, 2 * 64)
+    assert device.locked == locked
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
