@@ -193,6 +193,21 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
 
 
+def test_what_heads_beside_a_target_choose_is_recorded_at_load(
+    device: StandIn, tmp_path: Path
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    target = make_executor(loaded, CAPACITY, backend="graphs", row_counts=ROW_COUNTS)
+    target.warm_up((1,), choices=usual_choices(()), beside=usual_choices((3,)))
+    num_captures = device.num_captures
+    with device.watch() as noted:
+        logits = target.run(a_step(3, 4), range(4))  # a copy, as those of a head are elsewhere
+        rank_scored(logits, Sampling(0.8), 7, 0, range(4), 3, num_valid=150)
+    assert noted.count(LAUNCH) == 2, "of the pass, and of the choice"
+    assert noted.count(KERNEL) < 10
+    assert (device.num_captures, target.num_late) == (num_captures, 0)
+
+
 def test_log_probabilities_are_a_download_and_no_row(device: StandIn, tmp_path: Path) -> None:
     target = ready(make_model("llama", tmp_path), num_lanes=1, children=())
     logits = target.forward(target.lay_out([a_step(3, 4)], [range(4)])).logits

@@ -248,6 +248,28 @@ def test_recordings_share_a_stream_which_is_left_whatever_happens(device: StandI
     assert device.current is device.usual
 
 
+@pytest.mark.parametrize(
+    ("options", "num_failing", "num_runs"),
+    [({}, 0, 3), ({"is_warm": True}, 0, 1), ({"is_warm": True}, 1, 1 + 3)],
+)
+def test_what_is_warm_is_recorded_at_once_and_if_that_fails_once_more(
+    options: dict[str, bool], num_failing: int, num_runs: int, device: StandIn
+) -> None:
+    ran: list[int] = []
+
+    def compute(there: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ran))
+        if len(ran) <= num_failing:
+            raise RuntimeError("a library prepares a kernel")
+        return there + 1
+
+    rows = torch.zeros(5, 1, dtype=torch.int64)
+    replay = engine.forward.graphs.recorder(CPU)(compute, rows, **options)
+    assert torch.equal(replay(rows + 4), rows + 5)
+    assert len(ran) == num_runs
+    assert device.current is device.usual
+
+
 def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:
     record = engine.forward.graphs.recorder(CPU)
     with pytest.raises(RuntimeError, match="when stream is capturing"):

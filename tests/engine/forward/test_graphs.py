@@ -122,6 +122,19 @@ def test_the_longest_is_recorded_first_and_people_are_told_how_far_it_is(
     assert said[:9] == [f"recording passes: {number} of 9" for number in range(9)]
 
 
+def test_lengths_of_many_thousands_of_slots_are_recorded_at_load_too(
+    tmp_path: Path, recordings: list[int]
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    graphs = make_executor(loaded, 5000, backend="graphs", row_counts=(1,))
+    graphs.warm_up(())
+    before = len(recordings), graphs.num_uncaptured
+    for slot in (3, 700, 1500, 4095, 4097, 4999):
+        graphs.run(Feed((5,), (3,), (slot,), slot, (1,)), (0,))
+    assert (len(recordings), graphs.num_uncaptured) == before
+    assert graphs.num_late == 0
+
+
 def test_what_is_not_recorded_at_load_is_never_recorded_and_counted(
     tmp_path: Path, recordings: list[int]
 ) -> None:
