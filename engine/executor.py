@@ -12,18 +12,18 @@ message. Two modes:
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices
+from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices, try_choices
 from engine.choice.sampling import Sampling
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
@@ -42,13 +42,9 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, lane_counts
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
-SLOT_STEP = 64
 _NUM_TIMED = 3  # passes of a shape; the quickest counts
-# Slots; longer passes with a mask are captured when they first come, those whose attention is split
-# over the keys need no other recording.
-CAPTURED_AT_LOAD = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +222,11 @@ class ModelExecutor(Executor):
         row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
         # Kernels of a GPU are chosen, and its memory is divided, anew for every number of rows.
         self.pads_prompts = loaded.device.type == "cuda"
-        # Rows that fill a pass up write to slots of their own.
-        num_slots = capacity + max(row_counts, default=int(self.pads_prompts))
+        # A GPU's attention copies a mask whose width is no multiple of 8, in every layer.
+        is_on_gpu = self.pads_prompts or backend == "graphs"
+        self._most_visible = in_steps(capacity) if is_on_gpu else capacity
+        # Rows that fill a pass up write to slots of their own, which no pass covers.
+        num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
         if backend == "graphs":  # whose attention reads blocks of slots, of one lane each
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)
@@ -431,15 +430,22 @@ class ModelExecutor(Executor):
         row_counts: Iterable[int],
         *,
         choices: Sequence[Choice] = (),
+        beside: Sequence[Choice] = (),
+        rare: Sequence[Choice] = (),
         chains: Sequence[int] = (),
         chained: Sequence[Choice] = (),
+        say: Callable[[str], None] = lambda _: None,
     ) -> dict[int, float]:
         """Run passes of each number of rows, so that no session pays for a first time.
 
-        A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots, and records
+        A captured backend records passes of each shape at each length, so that none is recorded
+        once it is loaded, and
 
         choices  made of the logits of passes
+        beside   made of logits that others compute on this device, as many of a row
+        rare     made once, and not recorded
         chains   of so many steps, with each of the choices `chained`
+        say      is told how many recordings of how many there are
 
         Overwrites the first slots: only before a session. Returns the seconds of a pass by its
         rows, over few slots.
@@ -449,19 +455,25 @@ class ModelExecutor(Executor):
         totals, lanes = [total or self._round_up(1)], self._lanes_of_passes()
         if self.is_captured:
             row_counts = tuple(self.row_counts)
-            while total is None and totals[-1] < min(self.capacity, CAPTURED_AT_LOAD):
+            while total is None and totals[-1] < self._most_visible:
                 totals.append(self._round_up(totals[-1] + 1))
-        for self._total in totals:
-            for num_rows in row_counts:
-                for num_lanes in lanes:
-                    self._warm_up(num_lanes, num_rows)
-                took_s = self.seconds_of(_chain(0, num_rows))
-                seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
-            if self.is_captured and self.fixed_rows is None:
+        # The largest first: all others find their memory within what that has taken.
+        shapes = list(product(reversed(totals), reversed(lanes), reversed(row_counts)))
+        for number, (self._total, num_lanes, num_rows) in enumerate(shapes):
+            if self.is_captured:
+                say(f"recording passes: {number} of {len(shapes)}")
+            self._warm_up(num_lanes, num_rows)
+        if self.is_captured and self.fixed_rows is None:
+            say("recording chains and choices")
+            for self._total in reversed(totals):
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
+        for num_rows in row_counts:
+            seconds[num_rows] = self.seconds_of(_chain(0, num_rows))
         if self.is_captured and row_counts:
-            self._warm_up_choices(choices)
+            logits = self._warm_up_choices(choices)
+            record_choices((*choices, *beside), logits.clone(), self.row_counts)
+            try_choices((*rare, *beside), logits)
         if self.pads_prompts:
             self._warm_up_prompts(total)
         self._total = total
@@ -480,18 +492,19 @@ class ModelExecutor(Executor):
 
     def _warm_up(self, num_lanes: int, num_rows: int) -> None:
         feeds = [_chain(lane, num_rows) for lane in range(num_lanes)]
-        for layers in {(), self.layers}:  # a recording each
+        for layers in {(), self.layers}:
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
-    def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
-        """Of logits where passes leave them, and of those that are copied from elsewhere.
+    def _warm_up_choices(self, choices: Iterable[Choice]) -> torch.Tensor:
+        """Of logits where passes leave them, which are returned.
 
-        Those are of prompts and of several lanes, or biases and penalties have changed them.
+        Those that are copied from elsewhere are of prompts and of several lanes, or biases and
+        penalties have changed them.
         """
         rows = _chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
-        record_choices(choices, logits.clone(), self.row_counts)
+        return logits
 
     def _warm_up_prompts(self, total: int | None) -> None:
         """Chunks of all numbers of rows that there are, last: a recording gives memory back.
@@ -507,7 +520,9 @@ class ModelExecutor(Executor):
             where = tuple(range(min(num_rows, most)))
             feed = Feed((0,) * len(where), where, where, 0, None)
             for layers in {(), self.layers}:
-                self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                out = self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                if out.features is not None and num_rows >= most:
+                    pin_ahead(out.features.nbytes, out.features)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
         for num_steps in chains:
@@ -527,7 +542,7 @@ class ModelExecutor(Executor):
 
     def _round_up(self, total: int) -> int:
         rounded = captured_len(total) if self.is_captured else in_steps(total)
-        return min(rounded, self.capacity)
+        return min(rounded, self._most_visible)
 
     def _num_visible(self, feed: Feed) -> int:
         needed = feed.total
@@ -566,7 +581,7 @@ class ModelExecutor(Executor):
         return (*fed, *islice(others, count - len(fed)))
 
     def _scratch(self, lane: int) -> int:
-        return self.lanes.first_slot(lane) + self.capacity
+        return self.lanes.first_slot(lane) + self._most_visible
 
 
 def _chain(lane: int, num_rows: int) -> Feed:
@@ -577,8 +592,3 @@ def _chain(lane: int, num_rows: int) -> Feed:
 
 def _are_consecutive(ask: Sequence[int]) -> bool:
     return not ask or tuple(ask) == tuple(range(ask[0], ask[0] + len(ask)))
-
-
-def in_steps(num_slots: int) -> int:
-    """A number of slots rounded up to a multiple of `SLOT_STEP`."""
-    return -(-num_slots // SLOT_STEP) * SLOT_STEP

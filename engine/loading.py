@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line, refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.choice.coupling import usual_chains, usual_choices
+from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
@@ -125,6 +125,7 @@ def load_engine(
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
     num_children: Sequence[int] = (),
+    head_children: Sequence[int] = (),
     chains: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     layers: Layers = (),
@@ -137,6 +138,7 @@ def load_engine(
     warm_rows  numbers of rows that passes often have, ascending
     row_counts, layers  as for `ModelExecutor`; the first by backend
     num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
+    head_children  the first of heads that draft in this process
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
@@ -158,8 +160,7 @@ def load_engine(
         num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
         made = _rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say)
         executor = make_executor(
-            loaded,
-            max_len + NUM_TREE_SLOTS,
+            *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
@@ -168,7 +169,7 @@ def load_engine(
             say=say,
         )
         _check_and_fix_shapes(executor)
-        pass_s = _warm_up(executor, warm_rows, num_children, chains, say)
+        pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
         executor=executor,
@@ -264,13 +265,21 @@ def _warm_up(
     executor: ModelExecutor,
     row_counts: Sequence[int],
     num_children: Sequence[int],
+    head_children: Sequence[int],
     chains: Sequence[int],
     say: Callable[[str], None],
 ) -> Mapping[int, float]:
     """What is recorded at load is what a target needs, or if it has children a drafter."""
     say("warming up")
-    choices, chained = usual_choices(num_children), usual_chains()
-    return executor.warm_up(row_counts, choices=choices, chains=chains, chained=chained)
+    return executor.warm_up(
+        row_counts,
+        choices=usual_choices(num_children),
+        beside=usual_choices(head_children) if head_children else (),
+        rare=rare_choices(num_children),
+        chains=chains,
+        chained=usual_chains(),
+        say=say,
+    )
 
 
 def _check_and_fix_shapes(executor: ModelExecutor) -> None:

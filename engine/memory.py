@@ -6,10 +6,11 @@ an allocator after a minute of reading. Knows sizes; no layer, no text.
 
 import logging
 
+from engine.choice.logprobs import MOST_BYTES
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
 from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS
+from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
@@ -28,8 +29,9 @@ _SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
 _LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
 _USUAL = 4096  # tokens; fewer are not for care's sake
-# The tree, at most as many for rows that fill up, and on a GPU the rest of a block (`executor.py`).
-_SPARE_SLOTS = {"cuda": 2 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
+# The tree, at most as many for rows that fill up, and on a GPU the rest of a step of slots and of a
+# block (`executor.py`).
+_SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
 _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
@@ -44,10 +46,10 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
         OutOfMemory: a cache for that many does not fit beside the weights.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    each, once = _slot_bytes(loaded), _mask_bytes(loaded)
+    each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
     kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
     all_free = _free_bytes(loaded)
-    free = int(part * _SHARES[kind] * all_free)
+    free = max(0, int(part * _SHARES[kind] * all_free) - scored)
     fitting = free // (each + once) - _SPARE_SLOTS[kind]
     if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
@@ -76,6 +78,7 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float
         return 1
     slots = max_len + _SPARE_SLOTS.get(loaded.device.type, _SPARE_SLOTS["cpu"])
     free = int(part * _SHARE_OF_SEVERAL * _free_bytes(loaded)) - slots * _mask_bytes(loaded)
+    free = max(0, free - _scored_bytes(loaded))
     fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
@@ -108,6 +111,14 @@ def _mask_bytes(loaded: Loaded) -> int:
         num_heads = getattr(config, "num_attention_heads", 1)
         group = num_heads // (getattr(config, "num_key_value_heads", None) or num_heads)
     return PROMPT_ROWS * loaded.dtype.itemsize * (1 + (group if group > 1 else 0))
+
+
+def _scored_bytes(loaded: Loaded) -> int:
+    """Bytes of all logits of a chunk of a prompt, in two types, and of what ranks them."""
+    if loaded.device.type != "cuda" or isinstance(loaded, LoadedHead):
+        return 0  # a head scores nothing
+    vocab = loaded.vocab_size
+    return scored_rows(vocab) * vocab * (4 + loaded.dtype.itemsize) + MOST_BYTES
 
 
 def _free_bytes(loaded: Loaded) -> int:

@@ -184,16 +184,30 @@ USUAL = (
     Sampling(1.0, top_k=20),
     Sampling(1.0, top_k=20, top_p=0.9),
 )
+# Of what else may be asked for: every kernel that a choice can have is in one of these.
+RARE = (Sampling(1.0, min_p=0.1), Sampling(1.0, top_k=1000, top_p=0.9, min_p=0.1))
 
 
 def usual_choices(num_children: Sequence[int]) -> list[Choice]:
-    """The choices that are recorded at load: those of `rank_scored`, or if () those of `choose`."""
+    """The choices that are recorded at load: those of `rank_scored`, or if () those of `choose`.
+
+    Others are made kernel by kernel (`rare_choices`).
+    """
+    return _choices(USUAL, num_children)
+
+
+def rare_choices(num_children: Sequence[int]) -> list[Choice]:
+    """The choices that are tried at load, and not recorded."""
+    return _choices(RARE, num_children)
+
+
+def _choices(samplings: Sequence[Sampling], num_children: Sequence[int]) -> list[Choice]:
     if not num_children:
-        return [choice_of(sampling, 1.0, None) for sampling in USUAL]
+        return [choice_of(sampling, 1.0, None) for sampling in samplings]
     return [
         choice_of(sampling, _sharpness(sampling), _SOME, count)
         for count in sorted(set(num_children))
-        for sampling in USUAL
+        for sampling in samplings
     ]
 
 

@@ -3,8 +3,8 @@
 It computes what `coupling.py` computes, operator by operator: the same hash in the same integers
 (torch has no unsigned multiplication, but two's complement wraps alike), the noise in float64, one
 rounding to float32, equal scores to the lowest id. Everything of a pass crosses at once, in one
-small tensor, so that the host waits for the device once. Where passes are CUDA graphs, a choice
-is one as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
+small tensor, so that the host waits for the device once. Where passes are CUDA graphs, the usual
+choices are as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.choice.logit_graphs import USES_BEFORE, Captures
+from engine.choice.logit_graphs import Captures
 from engine.choice.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
 from engine.device import fetch, send
 from engine.errors import NotFinite
@@ -197,12 +197,30 @@ class Choice:
 def record_choices(
     choices: Iterable[Choice], logits: torch.Tensor, row_counts: Sequence[int]
 ) -> None:
-    """Make choices of the first rows of logits [n, V] until they are recorded."""
-    for choice in choices:
-        for num_rows in row_counts:
-            inputs = choice_inputs(Sampling(1.0), [0] * num_rows, logits.shape[1])
-            for _ in range(USES_BEFORE + 1):
-                _run(choice, logits[:num_rows], inputs)
+    """Record choices of the first rows of logits [n, V], if choices on their device are recorded.
+
+    Only at load.
+    """
+    captures = _captures.get(logits.device)
+    if captures is None:
+        return
+    with torch.inference_mode():
+        for choice in choices:
+            for num_rows in row_counts:
+                inputs = choice_inputs(Sampling(1.0), [0] * num_rows, logits.shape[1])
+                captures.record(choice, choice.of, logits[:num_rows], inputs)
+
+
+def try_choices(choices: Iterable[Choice], logits: torch.Tensor) -> None:
+    """Make choices of logits [n, V] kernel by kernel: a device loads a kernel when it first runs.
+
+    Of one row and of all, for which libraries may have kernels of their own.
+    """
+    with torch.inference_mode():
+        for choice in choices:
+            for rows in (logits[:1], logits):
+                inputs = choice_inputs(Sampling(1.0), [0] * len(rows), logits.shape[1])
+                choice.of(rows, send(inputs, logits.device))
 
 
 def choice_inputs(

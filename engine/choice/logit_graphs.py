@@ -4,29 +4,42 @@ What a recording reads lies where it always lies: logits that lie where recorded
 are read there, others are copied to a place of their own first; the integers that differ from pass
 to pass are sent. So that few are needed, a recording has one of a few numbers of rows; what it
 says of those that nobody asked for is left out. What is not recorded has the same numbers of rows:
-by them a GPU's kernels are chosen. Owns which computations are worth a recording.
+by them a GPU's kernels are chosen. Recordings are made at load alone: to make one stops the device
+for longer than some fifty small kernels take one by one, and that is how whatever has none is run.
 Knows neither passes nor choices.
 """
 
-from collections import OrderedDict
+import logging
 from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 import torch
 
+from engine.checkpoint.files import one_line
 from engine.device import send
+
+logger = logging.getLogger(__name__)
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
 """Integers on the device -> result"""
-Record = Callable[[Compute, torch.Tensor], Compute]
-"""(what to record, its integers on the CPU) -> the same, for integers on the CPU"""
+
+
+class Record(Protocol):
+    """What makes recordings."""
+
+    def __call__(
+        self, compute: Compute, integers: torch.Tensor, /, *, is_warm: bool = False
+    ) -> Compute:
+        """Record `compute`; the result takes integers on the CPU, as many as these.
+
+        is_warm  the same kernels have run for this recorder: they are not run before they are
+                 recorded
+        """
+
+
 Work = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits [n, V], integers [k] on the same device) -> result"""
 
-# A recording costs some passes' time: what comes once or twice is run kernel by kernel.
-USES_BEFORE = 2
-_NEVER = -(1 << 60)  # uses so far of what cannot be recorded
-_MOST_KEPT = 512
-_MOST_PLACES = 4  # for logits that are copied: of all tokens, and of those that a target knows
 Key = tuple[Hashable, int, int, bool]
 """Of a recording: what it does, rows, tokens, whether it reads logits where passes leave them"""
 
@@ -52,8 +65,24 @@ class Captures:
         self._logits = logits
         # For logits that are copied, by rows and tokens.
         self._places: dict[tuple[int, int], torch.Tensor] = {}
-        self._uses: OrderedDict[Key, int] = OrderedDict()
-        self._made: OrderedDict[Key, Compute] = OrderedDict()
+        self._made: dict[Key, Compute] = {}
+
+    def record(
+        self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
+    ) -> None:
+        """Record `work` for logits that lie as these do, of so many rows or a few less.
+
+        Only at load; the arguments are those of `run`. What cannot be recorded has no recording.
+        """
+        start, count, key = self._find(name, logits)
+        if self._record is None or count is None or key in self._made:
+            return
+        place = self._place(logits, count, in_place=key[3])
+        filled = _filled(integers, len(logits), start, count)
+        try:
+            self._made[key] = self._record(lambda there: work(place, there), filled)
+        except RuntimeError as error:  # a kernel of it cannot be captured, or memory lacked
+            logger.info("%s is not recorded: %s", name, one_line(error))
 
     def run(
         self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
@@ -64,24 +93,25 @@ class Captures:
         name      of the work: another name for other numbers in it
         integers  [n + k] int64 on the CPU
         """
-        num_rows, first = len(logits), self._first_row(logits)
-        in_place = first is not None
-        start = first or 0
-        count = self._count_for(start + num_rows)
-        place = None if count is None else self._place(logits, count, in_place=in_place)
-        if count is None or place is None:
+        start, count, key = self._find(name, logits)
+        if count is None:
             return work(logits, send(integers, logits.device))
-        filled = integers
-        if count > num_rows:
-            filled = integers.new_zeros(count + len(integers) - num_rows)
-            filled[start : start + num_rows] = integers[:num_rows]
-            filled[count:] = integers[num_rows:]
-        if not in_place:
+        num_rows = len(logits)
+        place = self._place(logits, count, in_place=key[3])
+        if not key[3]:
             place[:num_rows].copy_(logits)
-        replay = self._replay((name, count, logits.shape[1], in_place), work, place, filled)
+        filled = _filled(integers, num_rows, start, count)
+        replay = self._made.get(key)
         # Without a recording as many rows as with one: kernels are chosen by that, and last bits.
         made = work(place, send(filled, logits.device)) if replay is None else replay(filled)
         return made[start : start + num_rows]
+
+    def _find(self, name: Hashable, logits: torch.Tensor) -> tuple[int, int | None, Key]:
+        """Where logits begin in what a recording reads, how many rows that has, and which it is."""
+        first = self._first_row(logits)
+        start = first or 0
+        count = self._count_for(start + len(logits))
+        return start, count, (name, count or 0, logits.shape[1], first is not None)
 
     def _count_for(self, num_rows: int) -> int | None:
         """How many rows the recording for so many has; None: there is none."""
@@ -101,41 +131,22 @@ class Captures:
         is_near = first >= 0 and self._count_for(first + len(logits)) is not None
         return first if is_near and logits.stride() == there.stride() else None
 
-    def _place(self, logits: torch.Tensor, count: int, *, in_place: bool) -> torch.Tensor | None:
-        """Where a recording of `count` rows reads [count, V]; None: there is no place for it."""
+    def _place(self, logits: torch.Tensor, count: int, *, in_place: bool) -> torch.Tensor:
+        """Where a recording of `count` rows reads [count, V]."""
         if in_place:
             assert self._logits is not None
-            return self._logits[:count] if len(self._logits) >= count else None
+            return self._logits[:count]
         key = max(self._row_counts, default=count), logits.shape[1]
-        place = self._places.get(key)
-        if place is None:
-            if len(self._places) >= _MOST_PLACES:
-                return None
-            place = self._places[key] = logits.new_zeros(key)
-        return place[:count]
+        if key not in self._places:
+            self._places[key] = logits.new_zeros(key)
+        return self._places[key][:count]
 
-    def _replay(
-        self, key: Key, work: Work, place: torch.Tensor, integers: torch.Tensor
-    ) -> Compute | None:
-        """The recording of this key, which is made if it has come often enough."""
-        if self._record is None:
-            return None
-        made = self._made.get(key)
-        if made is not None:
-            self._made.move_to_end(key)
-            return made
-        uses = self._uses[key] = self._uses.pop(key, 0) + 1
-        if len(self._uses) > _MOST_KEPT:
-            self._uses.popitem(last=False)
-        if uses <= USES_BEFORE:
-            return None
-        try:
-            made = self._record(lambda there: work(place, there), integers)
-        except RuntimeError:
-            self._uses[key] = _NEVER  # a kernel of this one cannot be captured, or memory lacked
-            return None
-        self._made[key] = made
-        if len(self._made) > _MOST_KEPT:
-            # Nothing runs it: a device has ended all that it was given before it records.
-            self._made.popitem(last=False)
-        return made
+
+def _filled(integers: torch.Tensor, num_rows: int, start: int, count: int) -> torch.Tensor:
+    """Integers [num_rows + k] as `count` rows have them, of which `start` are others before."""
+    if count == num_rows:
+        return integers
+    filled = integers.new_zeros(count + len(integers) - num_rows)
+    filled[start : start + num_rows] = integers[:num_rows]
+    filled[count:] = integers[num_rows:]
+    return filled

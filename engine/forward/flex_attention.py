@@ -270,7 +270,7 @@ def _attend(
 
 logger = logging.getLogger(__name__)
 
-TIMED_SLOTS = (256, 1024, 4096)  # visible; the last as far as the masked form is captured at load
+TIMED_SLOTS = (256, 1024, 4096)  # visible
 _LONG_S = 1.0  # of a program: it was not found where an earlier start has left it
 EVERY_LENGTH = 0  # in place of a number of slots: what is captured serves all of them
 

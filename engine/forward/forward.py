@@ -29,6 +29,7 @@ from engine.layout.slots import Feed, LaneLayout, Span
 
 FEWEST_PROMPT_ROWS = 64
 PROMPT_ROWS = 2048  # of a chunk on a GPU, at most
+_SCORED_BYTES = 256 << 20  # of float32 logits, where those of all rows of a chunk are wanted
 
 
 def rows_of(feed: Feed, first_slot: int) -> Any:
@@ -65,6 +66,12 @@ def filled_prompt(rows: Any, scratch: int) -> Any:
     made = rows[:, np.minimum(np.arange(count), num_rows - 1)]
     made[2, num_rows:] = scratch
     return made
+
+
+def scored_rows(vocab_size: int) -> int:
+    """Most rows of a chunk of which all logits are wanted: 64, 128, 256, ... as chunks have."""
+    fitting = max(1, _SCORED_BYTES // (4 * vocab_size))
+    return min(PROMPT_ROWS, max(FEWEST_PROMPT_ROWS, 1 << (fitting.bit_length() - 1)))
 
 
 # -- features --------------------------------------------------------------------------------------

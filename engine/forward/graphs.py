@@ -7,11 +7,11 @@ integers are copied to where the recording reads them, and the mask is made of t
 what the host does and sends does not grow with the context. Where its lanes begin is found there
 too, from the slots that its rows are written to: a recording serves any lanes.
 
-A shape is recorded when it first comes, at load for all that are common, and once more for passes
-that hand out the hidden states that are said at load. Passes of other shapes, or for other hidden
-states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted,
-and so is every recording that is made after load: a text waits for it. Chains of steps are recorded
-at load alone.
+All is recorded at load: passes of each shape at each length, and chains of steps. They hand out
+the hidden states that are said at load, whether somebody wants them or not. Nothing is recorded
+later, because a text would wait for it; should it happen all the same, it is counted and logged.
+Passes of other shapes, or for other hidden states, run kernel by kernel, prefills among them; what
+a decode pass loses in that way is counted.
 
 With a mask, each length needs a recording of its own, and where there are several lanes the keys
 and values of those of a pass are copied together first. Where attention is split over the keys
@@ -34,7 +34,7 @@ the next pass, so that a choice can be a recording that reads them where they ar
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import torch
@@ -44,7 +44,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import Inbox, refusing_to_wait, send
-from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.errors import ModelError, OutOfMemory, kind_of, lacks_memory
 from engine.forward.flex_attention import (
     EVERY_LENGTH,
     SPLIT_DEVICES,
@@ -67,7 +67,7 @@ from engine.forward.fused import FusedBackend, why_not_fused
 from engine.forward.masks import from_words
 from engine.forward.operators import quickest
 from engine.forward.small_operators import MERGED_DEVICES
-from engine.layout.slots import LaneLayout, Span, lane_counts
+from engine.layout.slots import SLOT_STEP, LaneLayout, Span, lane_counts
 from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
 
@@ -79,7 +79,10 @@ COMPILING_DEVICES = ("cuda",)  # where programs of torch.compile run within reco
 _OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
 # What torch, transformers and libraries of kernels raise where a pass cannot be recorded.
 _CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
-_NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
+# Runs before the first recording of a shape: libraries allocate their workspaces, and kernels are
+# loaded or compiled. At other lengths they are the same.
+_NUM_WARM = 2
+_LAST_NEAR = 1024  # slots: up to here lengths are near each other
 
 
 class GraphBackend(Backend):
@@ -119,8 +122,9 @@ class GraphBackend(Backend):
         with torch.inference_mode(self._device.type in COMPILING_DEVICES):
             self._inner.make_rooms(self._shapes)
         # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
-        # there are shapes and lengths (`captured_len`); twice, with hidden states and without.
-        self._recorded: dict[tuple[Shape, int, Layers], Compute] = {}
+        # there are shapes and lengths (`captured_len`).
+        self._recorded: dict[tuple[Shape, int], Compute] = {}
+        self._warm: set[Hashable] = set()  # of what something is recorded (`_is_warm`)
         self._layers = layers
         # Where all recordings leave them: no recording uses it as scratch.
         most_rows = lanes.count * max(self.row_counts, default=0)
@@ -175,8 +179,8 @@ class GraphBackend(Backend):
         make = recorder(self._device)
         ours = weakref.ref(self)  # what keeps the recorder for choices does not keep the weights
 
-        def record(compute: Compute, rows: torch.Tensor) -> Compute:
-            recorded = make(compute, rows)
+        def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+            recorded = make(compute, rows, is_warm=is_warm)
             backend = ours()
             if backend is not None and not backend.is_loading:
                 backend.num_late += 1
@@ -190,6 +194,7 @@ class GraphBackend(Backend):
         """Drop all recordings."""
         self._recorded.clear()
         self._chains.clear()
+        self._warm.clear()
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
@@ -205,7 +210,7 @@ class GraphBackend(Backend):
         # How keys are shared out depends on how many there are, and so do a row's last bits.
         can_split = timed and self.row_counts and self._device.type in SPLIT_DEVICES
         if self._fused is not None and can_split:
-            capacity = self._lanes.num_slots - max(self.row_counts)
+            capacity = (self._lanes.num_slots - max(self.row_counts)) // SLOT_STEP * SLOT_STEP
             with torch.inference_mode():
                 self._split_from = find_splits(
                     self._make_split,
@@ -221,7 +226,7 @@ class GraphBackend(Backend):
                 key: recorded
                 for key, recorded in self._recorded.items()
                 if (key[1] == EVERY_LENGTH and key[0] in self._split_from)
-                or (key in kept and self._length(*key[:2]) == key[1])
+                or (key in kept and self._length(*key) == key[1])
             }
 
     def _choose_operators(self, fused: FusedBackend) -> None:
@@ -238,7 +243,7 @@ class GraphBackend(Backend):
         def record(name: str) -> None:
             fused.is_merged = name == _MERGED
             with torch.inference_mode():
-                made[name] = self._recording(rows, shape, num_visible, ())
+                made[name] = self._recording(rows, shape, num_visible)
 
         for step in (partial(fused.make_merged, self._shapes), partial(record, _MERGED)):
             why = None
@@ -255,7 +260,7 @@ class GraphBackend(Backend):
         forms = {name: partial(run_to_end, made[name]) for name in _OPERATORS}
         name = fused.decide(quickest(forms, rows), _OPERATORS)
         fused.is_merged = name == _MERGED
-        self._recorded[shape, num_visible, ()] = made[name]
+        self._recorded[shape, num_visible] = made[name]
         logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
@@ -282,13 +287,14 @@ class GraphBackend(Backend):
         with torch.inference_mode():
             shape = len(spans), spans[0].num_rows
             is_shape = keep is None and shape in self._shapes and _are_alike(spans)
-            if not is_shape or layers not in ((), self._layers):
+            length = self._length(shape, num_visible)
+            is_recorded = self.is_loading or (shape, length) in self._recorded
+            if not (is_shape and is_recorded and layers in ((), self._layers)):
                 self.num_uncaptured += is_shape and not self.is_loading
                 return self._inner.forward(
                     rows, spans, num_visible=num_visible, keep=keep, layers=layers
                 )
-            length = self._length(shape, num_visible)
-            logits = self._captured(shape, rows, length, layers)(rows)
+            logits = self._captured(shape, rows, length)(rows)
             return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
     def _length(self, shape: Shape, num_visible: int) -> int:
@@ -296,11 +302,9 @@ class GraphBackend(Backend):
         is_split = num_visible >= self._split_from.get(shape, math.inf)
         return EVERY_LENGTH if is_split else num_visible
 
-    def _captured(
-        self, shape: Shape, rows: torch.Tensor, num_visible: int, layers: Layers = ()
-    ) -> Compute:
+    def _captured(self, shape: Shape, rows: torch.Tensor, num_visible: int) -> Compute:
         """Return the recording of passes of this shape, which is made if there is none."""
-        key = shape, num_visible, layers
+        key = shape, num_visible
         if key not in self._recorded:
             self._recorded[key] = self._recording(rows, *key)
         return self._recorded[key]
@@ -320,8 +324,9 @@ class GraphBackend(Backend):
                 def compute(there: torch.Tensor) -> torch.Tensor:
                     return self._steps(there, length, choice)
 
+                is_warm = self._is_warm((choice, length == EVERY_LENGTH))
                 try:
-                    self._chains[key] = self._record(compute, steps)
+                    self._chains[key] = self._record(compute, steps, is_warm=is_warm)
                 except RuntimeError as error:
                     logger.info("%s: a chain is not recorded: %s", self._name, one_line(error))
                     return compute(send(steps, self._device))
@@ -339,23 +344,20 @@ class GraphBackend(Backend):
             ids = found[-1][:, :1].long()
         return torch.cat(found)
 
-    def _recording(
-        self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers
-    ) -> Compute:
-        self.num_uncaptured += not self.is_loading
+    def _recording(self, rows: torch.Tensor, shape: Shape, num_visible: int) -> Compute:
         logits, features = self._logits[: rows.shape[1]], self._features[: rows.shape[1]]
 
         def compute(there: torch.Tensor) -> torch.Tensor:
-            out = self._compute(there, shape, num_visible, layers)
+            out = self._compute(there, shape, num_visible, self._layers)
             if out.features is not None:
                 features.copy_(out.features)
             return logits.copy_(out.logits)
 
+        is_merged = self._fused is not None and self._fused.is_merged
+        is_warm = self._is_warm((shape, num_visible == EVERY_LENGTH, is_merged))
         try:
-            return self._record(compute, rows)
+            return self._record(compute, rows, is_warm=is_warm)
         except RuntimeError as error:
-            if not self.is_loading:
-                return self._unrecorded(compute)
             if kind_of(error) is OutOfMemory:
                 raise OutOfMemory(
                     f"{self._name}: no memory to capture passes as CUDA graphs "
@@ -366,14 +368,11 @@ class GraphBackend(Backend):
                 f"({one_line(error)}); use the backend {self._inner.name}"
             ) from error
 
-    def _unrecorded(self, compute: Compute) -> Compute:
-        """What takes the place of a recording that failed in the middle of a text."""
-
-        def run(rows: torch.Tensor) -> torch.Tensor:
-            self.num_uncaptured += 1
-            return compute(send(rows, self._device))
-
-        return run
+    def _is_warm(self, kernels: Hashable) -> bool:
+        """Whether this was asked of these kernels before, and so they have run."""
+        was_asked = kernels in self._warm
+        self._warm.add(kernels)
+        return was_asked
 
     def _compute(
         self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
@@ -414,14 +413,18 @@ def _are_alike(spans: Spans) -> bool:
 
 
 def captured_len(needed: int) -> int:
-    """Return how many slots a pass covers that needs so many: 256, 384, 512, 768, 1024, ...
+    """Return how many slots a pass covers that needs so many: 256, 384, 512, 768, 1024, 2048, ...
 
-    At most a third of them for nothing, and a text of 32,000 tokens sees fifteen sizes.
+    A text of 32,000 tokens sees ten sizes. At most half of the slots are covered for nothing, where
+    attention is not split over the keys; up to 1,024, where it mostly is not, a third.
     """
     size = FEWEST_SLOTS
     while size < needed:
         is_power = size & (size - 1) == 0
-        size = size * 3 // 2 if is_power else size * 4 // 3
+        if size >= _LAST_NEAR:
+            size *= 2
+        else:
+            size = size * 3 // 2 if is_power else size * 4 // 3
     return size
 
 
@@ -437,7 +440,7 @@ def recorder(device: torch.device) -> Record:
     # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def capture(compute: Compute, rows: torch.Tensor, num_warm: int) -> Compute:
         inbox = Inbox(rows, device)
         there = inbox.there
         graph = torch.cuda.CUDAGraph()
@@ -445,7 +448,7 @@ def recorder(device: torch.device) -> Record:
         try:
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                for _ in range(_NUM_WARM):
+                for _ in range(num_warm):
                     compute(there)
             # Other threads of the process may do what a capture of this one must not.
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
@@ -461,5 +464,16 @@ def recorder(device: torch.device) -> Record:
             return result
 
         return replay
+
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+        if is_warm:
+            try:
+                return capture(compute, rows, 0)
+            except RuntimeError as error:
+                if lacks_memory(error):
+                    raise
+                # A library may have chosen another kernel, which it must prepare.
+                logger.info("recorded at the second try: %s", one_line(error))
+        return capture(compute, rows, _NUM_WARM)
 
     return record

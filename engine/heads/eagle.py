@@ -13,16 +13,16 @@ import numpy.typing as npt
 import torch
 
 from engine.checkpoint.files import one_line
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.errors import kind_of
-from engine.executor import Executor, in_steps
-from engine.forward.forward import Layers, Output, rows_of
+from engine.executor import Executor
+from engine.forward.forward import PROMPT_ROWS, Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
 
 # -- waves -----------------------------------------------------------------------------------------
 
@@ -394,6 +394,7 @@ class EagleExecutor(Executor):
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
             seconds[num_rows] = self.seconds_of(feed)
+        pin_ahead(PROMPT_ROWS * self.loaded.feature_bytes, self._states)
         self.forget()
         return seconds
 

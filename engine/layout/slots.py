@@ -37,6 +37,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 NUM_TREE_SLOTS = 64
+SLOT_STEP = 64  # how many slots passes cover goes up by so many
 # Fewer missing committed tokens than this share a pass with tree nodes; more are prefilled first.
 MAX_MISSING = 16
 
@@ -317,6 +318,11 @@ def is_grid(spans: Sequence[Span]) -> bool:
     if len({span.num_rows for span in spans}) > 1:
         return False
     return len({after.first_slot - before.first_slot for before, after in pairwise(spans)}) <= 1
+
+
+def in_steps(num_slots: int) -> int:
+    """A number of slots rounded up to a multiple of `SLOT_STEP`."""
+    return -(-num_slots // SLOT_STEP) * SLOT_STEP
 
 
 def lane_counts(num_lanes: int) -> tuple[int, ...]:
