@@ -137,8 +137,8 @@ def load_engine(
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     row_counts, layers  as for `ModelExecutor`; the first by backend
-    num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
-    head_children  the first of heads that draft in this process
+    num_children, chains, head_children  how many are chosen of a node, or steps made at once, by a
+             drafter; how many are chosen by heads in this process
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
@@ -146,8 +146,7 @@ def load_engine(
         ModelError: one line that says what is wrong and what to do.
         RankError: a process that shares the model has ended.
     """
-    started = time.monotonic()
-    devices = rank_devices(device, tensor_parallel_size)
+    started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:

@@ -292,9 +292,12 @@ def test_a_choice_has_as_many_rows_whether_it_is_recorded_or_not(
         return logits + integers[: len(logits), None]
 
     place = torch.zeros(4, 5)
-    captures = Captures(Recorder() if is_recorded else None, (1, 4), place)
+    recorder = Recorder()
+    captures = Captures(recorder if is_recorded else None, (1, 4), place)
+    logits = place[1:3] if in_place else torch.empty(2, 5)
+    captures.record("work", work, logits, torch.tensor([7, 8, 9]))
+    assert recorder.num_recorded == is_recorded
     for _ in range(4):
-        logits = place[1:3] if in_place else torch.empty(2, 5)
         logits.copy_(torch.randn(2, 5))
         found = captures.run("work", work, logits, torch.tensor([7, 8, 9]))
         assert torch.equal(found, logits + torch.tensor([[7], [8]]))

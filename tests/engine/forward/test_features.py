@@ -195,10 +195,10 @@ def spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are not compiled."""
 
     def run(backend: CompiledBackend, *inputs: torch.Tensor) -> object:
-        return backend._program(*inputs, backend._caches)
+        backend._program = backend._pass
+        return backend._pass(*inputs, backend._caches)
 
     monkeypatch.setattr("engine.forward.compiled.shutil.which", lambda _: "g++")
-    monkeypatch.setattr("engine.forward.compiled._compiled", lambda module: module)
     monkeypatch.setattr(CompiledBackend, "_compile", run)
 
 

@@ -42,7 +42,7 @@ def recorder(_: torch.device) -> Record:
     """In place of `graphs.recorder`: a recording runs the operators that the thread has seen."""
     played = StandIn()
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
         graph, there = Graph(played), rows.clone()
         compute(there)
         with _Capture(graph), _FromHost():
