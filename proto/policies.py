@@ -118,7 +118,7 @@ TABLE = (
     # draft at all. The numbers below are the most of each.
     PolicyRow(
         "auto",
-        "tree, with everything chosen by what it measures",
+        "like tree; how much and how long is decided by measured costs",
         "cf. SwiftSpec, 2506.11309",
         k=15,  # with the committed token as many rows as `--reproducible` has
         window=32,
@@ -130,11 +130,11 @@ TABLE = (
         min_score=UNLIKELY,
         rest_after=REST_AFTER,
     ),
-    PolicyRow("ar", "target alone", most=0),
+    PolicyRow("ar", "no drafts; the target writes alone (plain decoding)", most=0),
     # Accepted, partly or not at all: the drafter waits, and then drafts K below what was said.
     PolicyRow(
         "sync",
-        "draft K, wait for the verdict",
+        "draft K tokens, then wait until the target has verified them",
         "Leviathan et al., 2211.17192; Chen et al., 2302.01318",
     ),
     # All accepted: the next block is there, drafted meanwhile, and is verified whole (the paper's
@@ -144,7 +144,7 @@ TABLE = (
     # steps.
     PolicyRow(
         "pearl",
-        "verify a block while the next one is drafted",
+        "draft the next block while the target verifies this one",
         "Liu et al., 2408.11850",
         launch_min=1,
         launch_hit=MAX_WINDOW,
@@ -155,7 +155,7 @@ TABLE = (
     # any time, as here; it verifies what it has, we at most K.
     PolicyRow(
         "amusd",
-        "both models run on, and verify what there is",
+        "neither waits; the target verifies the drafts that are there",
         "McDanel, 2410.17375",
         launch_min=0,
         runs_ahead=True,
@@ -164,7 +164,7 @@ TABLE = (
     # Two, and e^-3, were measured best (docs/LOG.md).
     PolicyRow(
         "pipelined",
-        "draft a chain on while the target verifies",
+        "continue a chain of drafts while the target verifies",
         "PEARL, 2408.11850; AMUSD, 2410.17375",
         launch_min=2,
         runs_ahead=True,
@@ -178,7 +178,7 @@ TABLE = (
     # two steps.
     PolicyRow(
         "ssd",
-        "draft behind every verdict that is likely, while the target verifies",
+        "while the target verifies, draft for each likely verdict",
         "Kumar et al. (Saguaro), 2603.03251",
         runs_ahead=True,
         width=8,
@@ -189,7 +189,7 @@ TABLE = (
     # a subtree. Whatever is said, what was drafted below it is kept.
     PolicyRow(
         "tree",
-        "draft a tree on while the target verifies its likeliest nodes",
+        "continue a tree of drafts; the target verifies its likeliest nodes",
         "cf. SwiftSpec, 2506.11309",
         k=8,
         window=32,

@@ -48,33 +48,50 @@ LINE_S = 15.0  # between two lines where there is no terminal
 
 def experiment(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Experiment file, or the name of one that ships.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Experiment file, or the name of one that ships.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the results. Default: results/NAME. An experiment that was "
-            "interrupted goes on there."
+            metavar="DIR",
+            help="Folder for the results. If an experiment was interrupted there, it continues. "
+            "Default: results/NAME.",
         ),
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Other prompts than the file's.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts.")] = None,
-    repetitions: Annotated[int | None, typer.Option(min=1, help="In place of the file's.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only this many prompts, the first ones.")
+    ] = None,
+    repetitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="How often each prompt is run. Default: as the experiment says."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all arms, as in the file."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set this for all arms, as in the file. May be given several times.",
+        ),
     ] = None,
     models: Annotated[
-        Path, typer.Option(help="Where models are made that the file asks for.")
+        Path, typer.Option(metavar="DIR", help="Folder for the models that the experiment makes.")
     ] = Path("results/models"),
     with_predictions: Annotated[
-        bool, typer.Option("--predict", help="Put what `plan` would have said beside the figures.")
+        bool,
+        typer.Option("--predict", help="Show the speed that `plan` predicts beside each figure."),
     ] = False,
     with_traces: Annotated[
-        bool, typer.Option("--trace", help="Trace one more text of each arm, in OUT/traces.")
+        bool,
+        typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
     ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write report.html as well.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html, too.")] = False,
 ) -> None:
-    """Run an experiment: every arm on every prompt, in an order drawn anew, and compare them."""
+    """Compare settings (arms): run each on every prompt, in random order."""
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])

@@ -34,11 +34,13 @@ EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
 CARELESS = {Role.TARGET: "lab.lossless.careless_target"}
 TextPrompt = Annotated[
-    list[str] | None, typer.Option(help="A text to continue; may be given several times.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A text to continue. May be given several times."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON object, no table.")]
 Texts = Annotated[
-    int, typer.Option(help="Sampled texts for each policy and rule.", min=200, max=1_000_000)
+    int,
+    typer.Option(help="How many texts to sample for each policy and rule.", min=200, max=1_000_000),
 ]
 
 
@@ -55,7 +57,11 @@ def verify_lossless(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="May be given several times. Default: sync and auto.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A policy to check. May be given several times. Default: sync and auto.",
+        ),
     ] = None,
     prompt: TextPrompt = None,
     num_texts: Texts = 600,

@@ -52,7 +52,9 @@ def profile(
     ],
     request: Annotated[SamplingParams, Flags("temperature", "max_tokens", max_tokens=256)],
     prompt: TextPrompt = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object, no table.")
+    ] = False,
 ) -> None:
     """Say where the time of each process goes while texts are written."""
     speculation.check(pair)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,7 +27,18 @@ BESIDES_BYTES = 10**9  # torch itself
 LOADING_COPIES = 3  # of the weights on a CPU, measured: as read, packed, and for the check
 MEMORY = Path("/proc/meminfo")
 
-Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
+
+def _size(what: str) -> Any:
+    """A flag that sets this size of the target."""
+    return typer.Option(min=1, max=1 << 17, help=f"{what} of the target. Default: --like's.")
+
+
+HiddenSize = Annotated[int | None, _size("Width")]
+NumLayers = Annotated[int | None, _size("Number of layers")]
+IntermediateSize = Annotated[int | None, _size("Width of the feed-forward blocks")]
+NumHeads = Annotated[int | None, _size("Number of attention heads")]
+NumKvHeads = Annotated[int | None, _size("Number of key and value heads")]
+HeadDim = Annotated[int | None, _size("Width of an attention head")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,36 +111,47 @@ def layer_parameters(shape: "Shape") -> int:
 
 def testbed(
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the models: a new or an empty one.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the models. It is new, or empty.")
+    ],
     like: Annotated[
         Like | None,
         typer.Option(
             metavar="NAME",
-            help=f"The target's shape: {', '.join(LIKE)}. Sizes that are given replace its.",
+            help=f"The target gets the shape of this model.\n{', '.join(LIKE)}.\n"
+            "The flags for sizes change single numbers of it.",
         ),
     ] = None,
     drafter_like: Annotated[
         Like | None,
         typer.Option(
             metavar="NAME",
-            help="Make a drafter of this shape too. Default: none, the small one drafts.",
+            help="Make a drafter with the shape of this model, too. Default: no drafter is made.",
         ),
     ] = None,
-    target: Annotated[Path, typer.Option(help="What the target is made of.")] = MODELS / "target",
-    drafter: Annotated[Path, typer.Option(help="And the drafter.")] = MODELS / "drafter",
-    hidden_size: Size = None,
-    num_hidden_layers: Size = None,
-    intermediate_size: Size = None,
-    num_attention_heads: Size = None,
-    num_key_value_heads: Size = None,
-    head_dim: Size = None,
+    target: Annotated[
+        Path, typer.Option(metavar="DIR", help="The small model that becomes the target.")
+    ] = MODELS / "target",
+    drafter: Annotated[
+        Path, typer.Option(metavar="DIR", help="The small model that becomes the drafter.")
+    ] = MODELS / "drafter",
+    hidden_size: HiddenSize = None,
+    num_hidden_layers: NumLayers = None,
+    intermediate_size: IntermediateSize = None,
+    num_attention_heads: NumHeads = None,
+    num_key_value_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights. Default: the source's; float32 changes no text."),
+        typer.Option(
+            metavar="NAME",
+            help="Number type of the weights: float32, bfloat16 or float16. In float32 the model "
+            "writes exactly the small model's texts. Default: that of the small model.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights that do nothing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights that have no effect.", min=0)] = 0,
 ) -> None:
-    """Make a model that costs what a large one costs, and says what a small one says."""
+    """Make a model that takes as long as a large one and writes what a small one writes."""
     given = Sizes(
         hidden_size,
         num_hidden_layers,

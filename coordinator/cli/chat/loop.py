@@ -282,13 +282,13 @@ MAX_TOKENS = 4096
 NEXT_QUESTION = "\nUser:"
 OF_THE_CONVERSATION = ("messages", "add_generation_prompt")
 
-System = Annotated[str, typer.Option("--system", help="The system message.")]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="The system message.")]
 TemplateArguments = Annotated[
     str | None,
     typer.Option(
         "--chat-template-kwargs",
         metavar="JSON",
-        help="Arguments of the chat template: '{\"enable_thinking\": false}'.",
+        help="Arguments of the chat template. For example '{\"enable_thinking\": false}'.",
     ),
 ]
 DropOldest = Annotated[
