@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.api.refusals import one_of
+from coordinator.cli.help import Command
 from lab.pictures import rounds, screen
 from lab.plan.figure import empty, save
 from lab.trace.reading import Trace, parse
@@ -77,11 +78,17 @@ def experiment(name: str, out: Path) -> None:
 
 def pictures(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Some of {', '.join(NAMES)}. Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help=f"Some of {', '.join(NAMES)}. Default: all."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = ROOT / "docs" / "pictures",
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to write to. Default: docs/pictures.")
+    ] = ROOT / "docs" / "pictures",
 ) -> None:
-    """Make the pictures anew. All together take a quarter of an hour on two cores."""
+    """Make the pictures of the documentation again.
+
+    All of them together take a quarter of an hour on two cores.
+    """
     for name in names or NAMES:
         if name not in NAMES:
             raise ConfigurationError(one_of("NAMES", NAMES, name))
@@ -99,7 +106,9 @@ def pictures(
 def main() -> int:
     """Run it; an error is one line. Returns the exit status."""
     try:
-        typer.run(pictures)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(cls=Command)(pictures)
+        app(prog_name="python -m lab.pictures")
     except (SlipstreamError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         return 1
