@@ -191,7 +191,9 @@ def _show(
     if more:
         console.print(Padding(Text(" ".join(more.split()), style="dim"), (0, 1, 1, 1)))
     flag_width = FLAG_WIDTH if console.width >= NARROW else 0
-    tables = [(title, rows, flag_width) for title, rows in panels]
+    tables: list[tuple[str, Sequence[Row], int]] = [
+        (title, rows, flag_width) for title, rows in panels
+    ]
     if commands:
         tables.append(("Commands", commands, 1 + max(len(name) for name, *_ in commands)))
     for title, rows, width in tables:
@@ -212,6 +214,12 @@ def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
         if not getattr(one, "hidden", False):
             panels[getattr(one, "rich_help_panel", None) or ""].append(_row(one, ctx))
     return [(title or "Options", panels[title]) for title in sorted(panels, key=_place_of)]
+
+
+def rows_of(command: Any, ctx: Any) -> list[Row]:
+    """The flags of a command, each with what stands for its value, its help and its default."""
+    panels = _panels(command.get_params(ctx), ctx)
+    return [row for _, rows in panels for row in rows]
 
 
 def _row(parameter: Any, ctx: Any) -> Row:

@@ -1,8 +1,12 @@
 """Lines that fit a terminal: text breaks between words, a command behind a `\\`."""
 
 import re
+import shutil
+import sys
 
-WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")  # of a command; quotes hold spaces together
+# Of a command: quotes hold spaces together, and a flag its value.
+WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
+PART = re.compile(rf"--{WORD} (?!-){WORD}|{WORD}")
 CONTINUED = " \\"  # so a line of a command ends that goes on in the next
 INDENT = "    "  # of the next
 
@@ -13,7 +17,7 @@ def continued(command: str, width: int) -> list[str]:
     A single word that is longer than that stays whole.
     """
     indent = command[: len(command) - len(command.lstrip())]
-    first, *words = WORD.findall(command)
+    first, *words = PART.findall(command)
     lines, line = [], indent + first
     for number, word in enumerate(words, start=1):
         room = width - (len(CONTINUED) if number < len(words) else 0)
@@ -39,3 +43,16 @@ def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+def fitted(text: str, width: int) -> str:
+    """The text with every longer line wrapped."""
+    lines = (wrapped(line, width) if len(line) > width else [line] for line in text.split("\n"))
+    return "\n".join(part for parts in lines for part in parts)
+
+
+def for_stderr(text: str) -> str:
+    """The text as it is written to stderr: wrapped on a terminal, unchanged elsewhere."""
+    if not sys.stderr.isatty():
+        return text
+    return fitted(text, shutil.get_terminal_size().columns)

@@ -45,51 +45,60 @@ SUFFIX = ".toml"
 NO_TABLES = "install it, and the same command writes the tables and pictures"
 LINE_S = 15.0  # between two lines where there is no terminal
 
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Experiment file, or the name of one that ships.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the results. If an experiment was interrupted there, it continues. "
+        "Default: results/NAME.",
+    ),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Use only this many prompts, the first ones.")
+]
+Repetitions = Annotated[
+    int | None,
+    typer.Option(min=1, help="How often each prompt is run. Default: as the experiment says."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set this for all arms, as in the file. May be given several times.",
+    ),
+]
+Models = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder for the models that the experiment makes.")
+]
+WithPredictions = Annotated[
+    bool, typer.Option("--predict", help="Show the speed that `plan` predicts beside each figure.")
+]
+WithTraces = Annotated[
+    bool,
+    typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
+]
+Report = Annotated[bool, typer.Option("--report", help="Write report.html, too.")]
+
 
 def experiment(
     context: typer.Context,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Experiment file, or the name of one that ships.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for the results. If an experiment was interrupted there, it continues. "
-            "Default: results/NAME.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only this many prompts, the first ones.")
-    ] = None,
-    repetitions: Annotated[
-        int | None,
-        typer.Option(min=1, help="How often each prompt is run. Default: as the experiment says."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Set this for all arms, as in the file. May be given several times.",
-        ),
-    ] = None,
-    models: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the models that the experiment makes.")
-    ] = Path("results/models"),
-    with_predictions: Annotated[
-        bool,
-        typer.Option("--predict", help="Show the speed that `plan` predicts beside each figure."),
-    ] = False,
-    with_traces: Annotated[
-        bool,
-        typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write report.html, too.")] = False,
+    file: File,
+    out: Out = None,
+    prompts: Prompts = None,
+    limit: Limit = None,
+    repetitions: Repetitions = None,
+    settings: Settings = None,
+    models: Models = Path("results/models"),
+    with_predictions: WithPredictions = False,
+    with_traces: WithTraces = False,
+    report: Report = False,
 ) -> None:
     """Compare settings (arms): run each on every prompt, in random order."""
     path = _path_of(file)

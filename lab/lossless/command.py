@@ -16,7 +16,8 @@ from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
-from coordinator.cli.writers import Progress
+from coordinator.cli.wrapping import wrapped
+from coordinator.cli.writers import WIDTH, Progress
 from coordinator.launching.launcher import Launcher
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text
@@ -159,14 +160,14 @@ def how_long(seconds: float) -> str:
 
 def explained(num_texts: int, power: float) -> str:
     """What a line `sampled` tests, in at most 80 columns."""
-    return (
+    words = (
         f"sampled: a chi-square test of {num_texts} texts of {lossless.LENGTH} tokens against the "
-        "target's own\n"
-        f"  probabilities. A line fails if p is below {lossless.LEVEL:g}. A distribution that is "
-        "wrong\n"
-        f"  by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 large) is found in 95 % of\n"
-        "  runs.\n"
+        "target's own probabilities. p is the chance of differences that are this large if both "
+        f"distributions are equal. A line fails if p is below the level, {lossless.LEVEL:g}. A "
+        f"distribution that is wrong by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 "
+        "large) is found in 95 % of runs."
     )
+    return "\n".join(wrapped(words, WIDTH)) + "\n"
 
 
 def line_of(check: Check) -> str:
@@ -179,7 +180,8 @@ def line_of(check: Check) -> str:
         outcome = "FAILED"
     else:
         outcome = near_ties(check.num_near_ties) if check.num_near_ties else "ok"
-    before = f"{check.kind:8} {check.what:15} {outcome:11} "
+    what = check.what if check.expected else f"{check.what}:"
+    before = f"{check.kind:8} {what:16} {outcome:11} "
     return before + check.detail.replace("; ", "\n" + " " * len(before))
 
 

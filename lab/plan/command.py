@@ -48,6 +48,8 @@ def plan(
         if plot is not None:
             figure.draw(drawn, case, say)
             figure.save(drawn, plot)
+    if plot is not None:
+        typer.echo(f"picture: {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_record(case, made)))
     else:

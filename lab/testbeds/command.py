@@ -5,6 +5,7 @@ whose weights are not at hand. Its vocabulary stays; where a shape goes by the n
 many layers are added as the head of that model's vocabulary costs.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from coordinator.api.config import MODELS
+from coordinator.cli.wrapping import continued
+from coordinator.cli.writers import WIDTH
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
 
@@ -97,7 +100,7 @@ class Plan:
             f"{self.folder}: {_short(self.num_parameters)} parameters in {self.dtype}\n"
             f"  {layers},\n"
             f"  {shape.hidden_size} wide, {shape.num_heads} heads of {shape.head_dim}, "
-            f"{shape.num_kv_heads} of them with keys\n"
+            f"{shape.num_kv_heads} key and value heads\n"
             f"  {_gb(self.num_bytes)} on disk; takes up to {_gb(self.making_bytes)} of memory "
             f"to make,\n  and about {_gb(self.loading_bytes)} to load in a node on a CPU"
         )
@@ -173,10 +176,9 @@ def testbed(
         started = monotonic()
         make(plan, seed)
         typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
-    folders = [f"--{plan.folder.name} {plan.folder}" for plan in plans]
-    typer.echo(
-        " \\\n  ".join(["python -m coordinator generate", *folders, '"class Codec(codecs.Codec):"'])
-    )
+    folders = " ".join(f"--{plan.folder.name} {shlex.quote(str(plan.folder))}" for plan in plans)
+    command = f'python -m coordinator generate {folders} "class Codec(codecs.Codec):"'
+    typer.echo("\n".join(continued(command, WIDTH)))
 
 
 def _check_folder(out: Path) -> None:

@@ -52,6 +52,7 @@ def trace_summary(
     if plot is not None:
         figure.draw(picture, trace, paths[0], shown or figure.interesting(paths[0]))
         save(picture, plot)
+        typer.echo(f"picture: {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_record(trace, paths, overlap(trace))))
     else:

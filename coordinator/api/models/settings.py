@@ -65,7 +65,7 @@ class ModelsConfig(Frozen):
         str,
         AfterValidator(_located),
         Field(
-            description=f"A head ({KINDS}) that drafts beside the drafter. A folder or a name on "
+            description=f"A head that drafts beside the drafter ({KINDS}). A folder or a name on "
             "the hub. It runs in the target's process."
         ),
     ] = ""

@@ -35,6 +35,7 @@ from coordinator.cli.chat.conversation import (
 from coordinator.cli.chat.screen import TWICE, Pipe, Screen, Terminal, typed
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress, engines
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
@@ -324,7 +325,7 @@ def chat(
         request = request.model_copy(update={"stop": (*request.stop, NEXT_QUESTION)})
     settings = Settings(speculation, request, drop_oldest, arguments)
     console = Console(stderr=True)
-    with Progress(console) as progress:
+    with Progress(console, models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
