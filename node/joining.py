@@ -175,6 +175,11 @@ SimulateMsPerRow = Annotated[
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     """The main of such a node: returns its exit status; an error becomes a line."""
+    return _status_of(command_line(role, load_serve), f"python -m {role}_node")
+
+
+def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
+    """The one command of such a node."""
 
     def join(
         endpoint: Endpoint,
@@ -224,7 +229,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(join)
-    return _status_of(app, f"python -m {role}_node")
+    return app
 
 
 def _checked(name: str, role: Role) -> str:

@@ -7,6 +7,7 @@ import sys
 # Of a command: quotes hold spaces together, and a flag its value.
 WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
 PART = re.compile(rf"--{WORD} (?!-){WORD}|{WORD}")
+WIDTH = 80  # of what fits every terminal
 CONTINUED = " \\"  # so a line of a command ends that goes on in the next
 INDENT = "    "  # of the next
 
@@ -14,10 +15,13 @@ INDENT = "    "  # of the next
 def continued(command: str, width: int) -> list[str]:
     """The lines of a command, each at most `width` long, that can be copied as they are.
 
-    A single word that is longer than that stays whole.
+    A single word that is longer than that stays whole, and so does what is no command: a quote in
+    it has no end.
     """
     indent = command[: len(command) - len(command.lstrip())]
-    first, *words = PART.findall(command)
+    first, *words = PART.findall(command) or [command]
+    if " ".join((first, *words)) != command.strip():
+        return [command]
     lines, line = [], indent + first
     for number, word in enumerate(words, start=1):
         room = width - (len(CONTINUED) if number < len(words) else 0)

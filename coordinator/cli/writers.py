@@ -21,6 +21,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import Progress as Progress
 from coordinator.cli.speculation_view import SpeculationView, legend
+from coordinator.cli.wrapping import WIDTH as WIDTH
 from coordinator.cli.wrapping import for_stderr
 from coordinator.cluster.registry import Node
 from coordinator.text.detokenization import Decoder
@@ -32,8 +33,6 @@ from proto.system import cannot_write
 # -- display ---------------------------------------------------------------------------------------
 
 # What a person sees behind the text, on stderr: its figures. docs/screens.md has every word.
-
-WIDTH = 80
 
 
 def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:

@@ -83,14 +83,14 @@ class Costs(Frozen):
     target_bandwidth: Annotated[
         Amount | None,
         Field(
-            description="Memory bandwidth of the target's device. In bytes a second, such as "
+            description="Memory bandwidth of the target's device, bytes a second. For example "
             "3.35e12."
         ),
     ] = None
     target_flops: Annotated[
         Amount | None,
         Field(
-            description="Peak speed of the target's device. In FLOPs a second, such as 9.9e14. "
+            description="Peak speed of the target's device, FLOPs a second. For example 9.9e14. "
             "Default: no limit."
         ),
     ] = None
@@ -108,14 +108,14 @@ class Costs(Frozen):
     draft_bandwidth: Annotated[
         Amount | None,
         Field(
-            description="Memory bandwidth of the drafter's device. In bytes a second, such as "
+            description="Memory bandwidth of the drafter's device, bytes a second. For example "
             "3.35e12."
         ),
     ] = None
     draft_flops: Annotated[
         Amount | None,
         Field(
-            description="Peak speed of the drafter's device. In FLOPs a second, such as 9.9e14. "
+            description="Peak speed of the drafter's device, FLOPs a second. For example 9.9e14. "
             "Default: no limit."
         ),
     ] = None

@@ -65,8 +65,8 @@ class ModelsConfig(Frozen):
         str,
         AfterValidator(_located),
         Field(
-            description=f"A head that drafts beside the drafter ({KINDS}). A folder or a name on "
-            "the hub. It runs in the target's process."
+            description="A head that drafts beside the drafter. A folder or a name on the hub "
+            f"({KINDS}). It runs in the target's process."
         ),
     ] = ""
     heads_revision: Annotated[
