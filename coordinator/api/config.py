@@ -419,8 +419,8 @@ class SpeculationConfig(Frozen):
             )
         if self.remember and self.verify != "coupled":
             raise ConfigurationError(
-                f"remember needs coupled verification, not {self.verify}: an earlier text of the "
-                "same seed had the luck that its copies would be judged by"
+                f"remember needs coupled verification, not {self.verify}: copies of earlier texts "
+                "would bias the text"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(
@@ -428,8 +428,8 @@ class SpeculationConfig(Frozen):
             )
         if self.reference and not self.uses_ngrams(pair):
             raise ConfigurationError(
-                "reference is a text for n-gram drafts; choose the drafter ngram, or also_ngram, "
-                "and another policy than ar"
+                "reference is a text for n-gram drafts; choose the drafter ngram or also_ngram, "
+                "and not the policy ar"
             )
 
     def make(self, pair: PairConfig) -> Policy:

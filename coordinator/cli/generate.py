@@ -240,8 +240,8 @@ def launcher_for(
             if getattr(pair, name) != PairConfig.model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag} is for nodes that are started here; `.venv/bin/python -m target_node "
-                    "--help` says what one can be told that is started by hand"
+                    f"{flag} is for nodes that are started here; for others see "
+                    "`python -m target_node --help`"
                 )
         told = partial(invite, launch.keys)
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)

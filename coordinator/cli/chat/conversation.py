@@ -236,6 +236,6 @@ class Conversation:
             self._turns = turns
             raise TooLongError(
                 f"this message has {len(rendered.ids)} tokens without anything that was said "
-                f"before, but the target takes {max_len} with the answer"
+                f"before; the target takes {max_len} with the answer"
             )
         return rendered, len(turns) - len(self._turns)
