@@ -310,8 +310,8 @@ def _check_reachable(address: str) -> None:
         return
     if "uthentication" in done.stderr:
         raise TransportError(
-            f"the Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to its own"
+            f"the cluster at {address} wants a token: set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         )
     words = done.stderr.strip().splitlines()[-1:] or ["it does not say why"]
     raise TransportError(f"cannot reach a Ray cluster at {address}: {words[0][:300]}")
@@ -349,8 +349,8 @@ def _bundles(wanted: Wanted) -> list[dict[str, float]]:
         offers = [node for node in nodes if node.get(str(role), 0) >= 1]
         if not offers:
             raise ConfigurationError(
-                f"the Ray cluster has no node with the resource `{role}`; start one with "
-                f"`ray start --resources='{{\"{role}\": 1}}' ...` (docs/cluster.md)"
+                f"the Ray cluster has no node with the resource `{role}`; docs/cluster.md says how "
+                "to start one"
             )
         bundle = {str(role): 1.0}
         num_gpus = max(node.get("GPU", 0) for node in offers)

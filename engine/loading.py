@@ -56,7 +56,7 @@ class TokenizerPrint:
         if self.num_trained > logits_size:
             raise ModelError(
                 f"{self.path}: it has {self.num_trained} tokens, but the model {logits_size} "
-                "(vocab_size in config.json); one of the two is of another model"
+                "(vocab_size in config.json); they are of two models"
             )
 
 

@@ -94,8 +94,8 @@ def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = No
         executor.set_total(None)
     if not error <= TOLERANCES[loaded.dtype]:
         raise ModelError(
-            f"{loaded.name}: {loaded.architecture} gives other logits under a tree mask than in a "
-            f"plain forward (relative error {error:.1e}); use another architecture"
+            f"{loaded.name}: {loaded.architecture} gives other logits under a tree mask than "
+            f"without (relative error {error:.1e}); use another model"
         )
 
 

@@ -21,6 +21,7 @@ from coordinator.cli.help import Program, examples
 from coordinator.cli.keys import keys
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
 from coordinator.cli.status import status
+from coordinator.cli.wrapping import for_stderr
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.system import unexplained
@@ -145,12 +146,12 @@ class _Line(logging.Formatter):
     """Formats a log line without control characters, because it may quote other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
+        return for_stderr(harmless(super().format(record)))
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal is gone; a signal ends us because of that
-        typer.echo(harmless(line), err=True)
+    with suppress(OSError):  # a terminal that is gone: the signal that said so is why we end
+        typer.echo(for_stderr(harmless(line)), err=True)
 
 
 def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:

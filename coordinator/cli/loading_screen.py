@@ -22,6 +22,7 @@ from rich.text import Text
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models.settings import MODELS
+from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
@@ -79,7 +80,11 @@ class Invitations:
         whose = "its host" if len(configs) == 1 else "their hosts"
         lines = [
             f"waiting for {names}; type on {whose}:",
-            *(f"  {' '.join(map(_quoted, self.command(config)))}" for config in configs),
+            *(
+                line
+                for config in configs
+                for line in continued(f"  {' '.join(map(_quoted, self.command(config)))}", WIDTH)
+            ),
         ]
         if self.keys is not None:
             lines.append("(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)")

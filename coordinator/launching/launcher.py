@@ -290,7 +290,7 @@ class Launcher:
             except OSError as error:
                 logger.warning(
                     "programs are compiled anew at each start: they cannot be kept (%s); "
-                    "set XDG_CACHE_HOME to a folder that can be written to",
+                    "set XDG_CACHE_HOME",
                     error,
                 )
                 self._compilers = {

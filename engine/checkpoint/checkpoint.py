@@ -62,7 +62,7 @@ def refuse_no_safetensors(name: str, folder: Path) -> None:
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
-            "the model (save_pretrained writes them)"
+            "it (save_pretrained)"
         )
 
 
@@ -92,7 +92,7 @@ def find_folder(
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder / 'adapter_config.json'}: the folder holds an adapter; merge it into its "
-            "base model (merge_and_unload, save_pretrained) and use that"
+            "base model (merge_and_unload, save_pretrained)"
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json in {folder}; is it the folder of a model?")

@@ -124,8 +124,8 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
     kind = stated.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ModelError(
-            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it the "
-            "folder of a model for transformers?"
+            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it a "
+            "model for transformers?"
         )
     if _has_encoder(kind, stated):
         raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
@@ -133,7 +133,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         near = get_close_matches(kind, sorted(CAUSAL), n=1)
         raise ModelError(
             f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
-            f"model; use one that it has{f'; did you mean {near[0]}?' if near else ''}"
+            f"model; use another{f'; did you mean {near[0]}?' if near else ''}"
         )
     if text is None:
         *_, text = parts(dict(stated))

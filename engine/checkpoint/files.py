@@ -264,8 +264,8 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
             continue
         if kind not in wanted:
             raise ModelError(
-                f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get the "
-                "checkpoint again, or one with plain weights"
+                f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get a "
+                "checkpoint with plain weights"
             )
 
 

@@ -46,7 +46,7 @@ def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None
     if needed > 2 * there:
         raise ModelError(
             f"{path}: it describes a model of {needed} weights, the checkpoint has {there}; one of "
-            "the two is incomplete or of another model"
+            "them is incomplete"
         )
 
 
@@ -68,7 +68,7 @@ def refuse_missing(path: Path, missing: Iterable[str]) -> None:
     if names:
         raise ModelError(
             f"{path}: the checkpoint lacks {len(names)} tensors of this model, {names[0]} first; "
-            "it is incomplete, or of another architecture: get it again"
+            "it is incomplete: get it again"
         )
 
 
@@ -97,7 +97,7 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
     if names:
         raise ModelError(
             f"{path}: it leaves out {len(names)} tensors of the checkpoint, {names[0]} first; "
-            "it has fewer layers, or is of another architecture: get it again"
+            "they are of two models"
         )
 
 
@@ -111,7 +111,7 @@ def refuse_not_finite(folder: Path, model: Any) -> None:
         if not torch.isfinite(weight).all():  # the sum itself may have overflowed
             raise ModelError(
                 f"{folder}: the weight {name} holds NaN or infinity in {weight.dtype}; get the "
-                "checkpoint again, or use a dtype with its range (bfloat16, float32)"
+                "checkpoint again, or use bfloat16 or float32"
             )
 
 

@@ -93,8 +93,8 @@ def check_layers(name: str, num_layers: int, layers: Layers) -> None:
     for layer in layers:
         if not LAST <= layer < num_layers:
             raise ModelError(
-                f"{name}: hidden states of layer {layer} are asked for, but it has 0 to "
-                f"{num_layers - 1}, and {LAST} after the last norm; use a head made for this model"
+                f"{name}: there is no layer {layer}, only 0 to {num_layers - 1} and {LAST} (after "
+                "the last norm); use a head made for this model"
             )
 
 

@@ -71,9 +71,8 @@ def check_outputs(executor: EagleExecutor | MedusaExecutor) -> None:
     executor.forget()
     if not is_finite:
         raise ModelError(
-            f"{loaded.name}: what the head computes is not finite: float16 overflows in some "
-            "heads, use bfloat16 or float32; else its weights are damaged, or settings in "
-            "config.json are wrong"
+            f"{loaded.name}: what the head computes is not finite; use bfloat16 or float32, or "
+            "get the head again"
         )
 
 

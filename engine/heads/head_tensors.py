@@ -81,8 +81,8 @@ class HeadTensors:
     def _refuse_type(self, name: str, tensor: torch.Tensor, wanted: str) -> NoReturn:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(
-            f"{self.path}: {name} holds numbers of type {kind}, and they must be {wanted}; get the "
-            "checkpoint again, or one with plain weights"
+            f"{self.path}: {name} holds numbers of type {kind}, and they must be {wanted}; get a "
+            "head with plain weights"
         )
 
     def _taken_as(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -95,8 +95,8 @@ class HeadTensors:
             )
         if tuple(tensor.shape) != shape:
             raise ModelError(
-                f"{self.path}: {name} is {list(tensor.shape)}, but by config.json and for the "
-                f"target {self._target} it must be {list(shape)}; use a head made for this target"
+                f"{self.path}: {name} is {list(tensor.shape)}, but for the target {self._target} "
+                f"it must be {list(shape)}; use a head made for this target"
             )
         self._taken.add(name)
         return tensor

@@ -203,7 +203,7 @@ class PackedCheckpoint:
             file = self._heads[next(iter(layer.parts.values()))].file
             raise ModelError(
                 f"{file}: {name} is packed, and belongs to a {type(module).__name__}; only linear "
-                "layers and embeddings are covered: use a plain checkpoint"
+                "layers and embeddings are read: use a plain one"
             )
 
     def _drop_empty_bias(self, found: dict[str, Lazy], bias: str) -> None:

@@ -29,7 +29,7 @@ def rank_devices(name: str, num_ranks: int = 1) -> tuple[str, ...]:
     if num_ranks not in (1, len(devices)):
         raise ModelError(
             f"device {name} is {len(devices)} ranks, but {num_ranks} are asked for "
-            "(tensor_parallel_size); name as many, or leave one of the two out"
+            "(tensor_parallel_size); name as many, or leave one out"
         )
     if len(devices) == 1:
         return tuple(devices)

@@ -230,12 +230,33 @@ def _tree() -> Iterator[Path]:
 def main() -> int:
     """Make the kit; return the exit status."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / KIT)
-    parser.add_argument("--prompts", type=Path, default=SHIPPED)
-    parser.add_argument("--python", action="append", choices=PYTHONS, help="default: both")
-    parser.add_argument("--also", nargs="*", default=[], choices=LEFT_OUT, metavar="NAME")
-    parser.add_argument("--tree", type=Path, help="a new folder: what travels, kit and all")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.gpu_kit.pack", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / KIT, metavar="DIR", help=f"the kit (default: {KIT})"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        default=SHIPPED,
+        metavar="FILE",
+        help="prompts to bring (default: the project's own)",
+    )
+    parser.add_argument(
+        "--python", action="append", choices=PYTHONS, help="version of Python (default: both)"
+    )
+    parser.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        choices=LEFT_OUT,
+        metavar="NAME",
+        help=f"bring these, too: {', '.join(LEFT_OUT)}",
+    )
+    parser.add_argument(
+        "--tree", type=Path, metavar="DIR", help="new folder for all that travels, with the kit"
+    )
     options = parser.parse_args()
     try:
         pythons = options.python or PYTHONS

@@ -16,7 +16,8 @@ from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
-from coordinator.cli.writers import Progress
+from coordinator.cli.wrapping import wrapped
+from coordinator.cli.writers import WIDTH, Progress
 from coordinator.launching.launcher import Launcher
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text
@@ -34,11 +35,13 @@ EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
 CARELESS = {Role.TARGET: "lab.lossless.careless_target"}
 TextPrompt = Annotated[
-    list[str] | None, typer.Option(help="A text to continue; may be given several times.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A text to continue. May be given several times."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON object, no table.")]
 Texts = Annotated[
-    int, typer.Option(help="Sampled texts for each policy and rule.", min=200, max=1_000_000)
+    int,
+    typer.Option(help="How many texts to sample for each policy and rule.", min=200, max=1_000_000),
 ]
 
 
@@ -55,7 +58,11 @@ def verify_lossless(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="May be given several times. Default: sync and auto.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A policy to check. May be given several times. Default: sync and auto.",
+        ),
     ] = None,
     prompt: TextPrompt = None,
     num_texts: Texts = 600,
@@ -156,14 +163,14 @@ def how_long(seconds: float) -> str:
 
 def explained(num_texts: int, power: float) -> str:
     """Return an explanation of the `sampled` lines, in at most 80 columns."""
-    return (
+    words = (
         f"sampled: a chi-square test of {num_texts} texts of {lossless.LENGTH} tokens against the "
-        "target's own\n"
-        f"  probabilities. A line fails if p is below {lossless.LEVEL:g}. A distribution that is "
-        "wrong\n"
-        f"  by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 large) is found in 95 % of\n"
-        "  runs.\n"
+        "target's own probabilities. p is the chance of differences that are this large if both "
+        f"distributions are equal. A line fails if p is below the level, {lossless.LEVEL:g}. A "
+        f"distribution that is wrong by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 "
+        "large) is found in 95 % of runs."
     )
+    return "\n".join(wrapped(words, WIDTH)) + "\n"
 
 
 def line_of(check: Check) -> str:
@@ -176,7 +183,8 @@ def line_of(check: Check) -> str:
         outcome = "FAILED"
     else:
         outcome = near_ties(check.num_near_ties) if check.num_near_ties else "ok"
-    before = f"{check.kind:8} {check.what:15} {outcome:11} "
+    what = check.what if check.expected else f"{check.what}:"
+    before = f"{check.kind:8} {what:16} {outcome:11} "
     return before + check.detail.replace("; ", "\n" + " " * len(before))
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from coordinator.api.refusals import one_of
+from coordinator.cli.help import Command
 from lab.experiments.folder import ROWS, read_header
 from lab.experiments.results import curves
 from lab.experiments.results.lateness import with_void_arms
@@ -122,15 +123,21 @@ def _write(path: Path, data: curves.Curves | rounds.Rounds) -> None:
 
 def pictures(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Some of {', '.join(NAMES)}. Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help=f"Some of {', '.join(NAMES)}. Default: all."),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = ROOT / "docs" / "pictures",
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to write to. Default: docs/pictures.")
+    ] = ROOT / "docs" / "pictures",
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Run nothing: draw from the data of the last run.")
     ] = False,
 ) -> None:
-    """Make the pictures anew. All together take a quarter of an hour on two cores."""
+    """Make the pictures of the documentation again.
+
+    All of them together take a quarter of an hour on two cores.
+    """
     every = (*EXPERIMENTS, "rounds") if redraw else NAMES
     for name in names or every:
         if name not in every:
@@ -149,7 +156,9 @@ def pictures(
 def main() -> int:
     """Make the pictures; return the exit status. An error is printed as one line."""
     try:
-        typer.run(pictures)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(cls=Command)(pictures)
+        app(prog_name="python -m lab.pictures")
     except (SlipstreamError, OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         return 1

@@ -45,7 +45,7 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
     if num_trained > size:
         raise ModelError(
             f"{model.folder / TOKENIZER}: it has {num_trained} tokens, but the model {size} "
-            "(vocab_size in config.json); one of the two is of another model"
+            "(vocab_size in config.json); they are of two models"
         )
 
 
@@ -69,8 +69,7 @@ def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
     if drafter.folder.resolve() == OUR_DRAFTER and target.folder.resolve() != OUR_TARGET:
         raise IncompatibleError(
             f"the drafter that comes with Slipstream is for its own target, not for {target.name} "
-            f"({difference}); give a small model with that one's tokenizer (--drafter NAME), or "
-            "draft without a model (--drafter ngram)"
+            f"({difference}); {FIX}"
         )
     raise IncompatibleError(f"{difference}; {FIX}")
 

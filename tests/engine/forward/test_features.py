@@ -270,7 +270,7 @@ def test_layers_that_a_model_has_not_are_refused_with_a_line(
     layers: Layers, wrong: int, load: Load
 ) -> None:
     loaded = load("llama")
-    words = rf"hidden states of layer {wrong} are asked for, but it has 0 to 2, and -1 after"
+    words = rf"there is no layer {wrong}, only 0 to 2 and -1 \(after"
     for make in (ModelExecutor, make_executor):
         with pytest.raises(ModelError, match=words):
             make(loaded, 64, layers=layers)
