@@ -105,8 +105,8 @@ def _slot_bytes(loaded: Loaded) -> int:
 def _mask_bytes(loaded: Loaded) -> int:
     """Return the bytes that one slot takes in the attention mask of a prefill chunk.
 
-    On a GPU the mask covers all slots, once for each row of the chunk, and with grouped query heads
-    once more for each row of each of them. One text is prefilled at a time. Returns 0 on a CPU,
+    On a GPU the mask covers all slots for each row of the chunk, and where g query heads share a
+    key head there are g more copies of it. One text is prefilled at a time. Returns 0 on a CPU,
     where chunks are short and half of the memory is left free.
     """
     if loaded.device.type != "cuda":
