@@ -1,10 +1,10 @@
-"""Small computations over logits as recordings, replayed behind the pass that made the logits.
+"""Record small computations over logits as CUDA graphs, and replay them after a forward pass.
 
-What a recording reads lies where it always lies: logits that lie where recorded passes leave them
-are read there, others are copied to a place of their own first; the integers that differ from pass
-to pass are sent. So that few are needed, a recording has one of a few numbers of rows; what it
-says of those that nobody asked for is left out. Owns which computations are worth a recording.
-Knows neither passes nor choices.
+A recording (CUDA graph) reads fixed addresses. Logits that lie where recorded passes write theirs
+are read there; other logits are first copied to a fixed buffer. The integers that differ from pass
+to pass are sent. So that few recordings are needed, they exist for only a few numbers of rows; a
+computation of fewer rows is padded and the results of the padding are dropped. Owns the decision
+which computations are worth a recording. Knows neither passes nor choices.
 """
 
 from collections import OrderedDict
@@ -15,37 +15,39 @@ import torch
 from engine.device import send
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
-"""Integers on the device -> result"""
+"""Function: integers on the device -> result tensor"""
 Record = Callable[[Compute, torch.Tensor], Compute]
-"""(what to record, its integers on the CPU) -> the same, for integers on the CPU"""
+"""Function: (computation, example integers on the CPU) -> its recording for such integers"""
 Work = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logits [n, V], integers [k] on the same device) -> result"""
+"""Function: (logits [n, V], integers [k] on the same device) -> result tensor"""
 
-# A recording costs some passes' time: what comes once or twice is run kernel by kernel.
+# Recording costs the time of some passes: the first uses of a computation run kernel by kernel.
 USES_BEFORE = 2
-_NEVER = -(1 << 60)  # uses so far of what cannot be recorded
+_NEVER = -(1 << 60)  # count of uses of a computation that cannot be recorded
 _MOST_KEPT = 512
-_MOST_PLACES = 4  # for logits that are copied: of all tokens, and of those that a target knows
+_MOST_PLACES = 4  # most buffers for copied logits
 Key = tuple[Hashable, int, int, bool]
-"""Of a recording: what it does, rows, tokens, whether it reads logits where passes leave them"""
+"""Of a recording: computation's name, rows, V, whether it reads logits where passes write them"""
 
 
 class Captures:
-    """The recordings over logits of one device."""
+    """The recorded computations over logits of one device."""
 
     def __init__(
         self, record: Record, row_counts: Sequence[int] = (), logits: torch.Tensor | None = None
     ) -> None:
         """Record nothing yet.
 
-        row_counts  ascending; other numbers of rows are filled up. Empty: each number has
-                    a recording of its own
-        logits      [n, V] where recorded passes leave theirs
+        record      function that records a computation
+        row_counts  the numbers of rows that recordings have, ascending; a computation of fewer rows
+                    is padded to the next. (): each number of rows has its own recording
+        logits      [n, V] the buffer into which recorded passes write their logits; None: there is
+                    none
         """
         self._record = record
         self._row_counts = tuple(row_counts)
         self._logits = logits
-        # For logits that are copied, by rows and tokens.
+        # (rows, V) -> the buffer into which other logits are copied.
         self._places: dict[tuple[int, int], torch.Tensor] = {}
         self._uses: OrderedDict[Key, int] = OrderedDict()
         self._made: OrderedDict[Key, Compute] = OrderedDict()
@@ -53,11 +55,14 @@ class Captures:
     def run(
         self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
     ) -> torch.Tensor:
-        """Return work(logits, integers), valid until the next call.
+        """Return work(logits, integers), replayed from a recording if there is one.
 
-        work      says of each row one row; the first integers are the rows', one each
-        name      of the work: another name for other numbers in it
-        integers  [n + k] int64 on the CPU
+        The result is valid until the next call.
+
+        name      identifies the computation, including any constants in it
+        work      the computation; it returns one row for each row of logits
+        logits    [n, V] on the device
+        integers  [n + k] int64 on the CPU: one for each row, then k others
         """
         num_rows, first = len(logits), self._first_row(logits)
         in_place = first is not None
@@ -79,15 +84,16 @@ class Captures:
         return replay(filled)[start : start + num_rows]
 
     def _count_for(self, num_rows: int) -> int | None:
-        """How many rows the recording for so many has; None: there is none."""
+        """Return the number of rows to which `num_rows` is padded; None: it exceeds all of them."""
         if not self._row_counts:
             return num_rows
         return next((count for count in self._row_counts if count >= num_rows), None)
 
     def _first_row(self, logits: torch.Tensor) -> int | None:
-        """Which row, of where recorded passes leave their logits, is the first of these.
+        """Return the index, in the buffer of recorded passes, of the first row of `logits`, or None.
 
-        None: they lie elsewhere, or too far behind for a recording to begin at the first of all.
+        None: the logits lie elsewhere, or so far behind the buffer's beginning, where recordings
+        start to read, that no recording has enough rows.
         """
         there = self._logits
         if there is None or logits.shape[1:] != there.shape[1:]:
@@ -97,7 +103,10 @@ class Captures:
         return first if is_near and logits.stride() == there.stride() else None
 
     def _place(self, logits: torch.Tensor, count: int, *, in_place: bool) -> torch.Tensor | None:
-        """Where a recording of `count` rows reads [count, V]; None: there is no place for it."""
+        """Return the buffer [count, V] that a recording of `count` rows reads; None: there is none.
+
+        in_place  True: the buffer of recorded passes; False: one for copied logits
+        """
         if in_place:
             assert self._logits is not None
             return self._logits[:count] if len(self._logits) >= count else None
@@ -112,7 +121,7 @@ class Captures:
     def _replay(
         self, key: Key, work: Work, place: torch.Tensor, integers: torch.Tensor
     ) -> Compute | None:
-        """The recording of this key, which is made if it has come often enough."""
+        """Return the recording for `key`, made now if it was used often enough; else None."""
         made = self._made.get(key)
         if made is not None:
             self._made.move_to_end(key)
@@ -129,6 +138,6 @@ class Captures:
             return None
         self._made[key] = made
         if len(self._made) > _MOST_KEPT:
-            # Nothing runs it: a device has ended all that it was given before it records.
+            # It is not running: the device is idle when something is recorded.
             self._made.popitem(last=False)
         return made
