@@ -90,7 +90,7 @@ class Captures:
         return next((count for count in self._row_counts if count >= num_rows), None)
 
     def _first_row(self, logits: torch.Tensor) -> int | None:
-        """Return the index, in the buffer of recorded passes, of the first row of `logits`, or None.
+        """Return the row of the recorded passes' buffer at which `logits` begins, or None.
 
         None: the logits lie elsewhere, or so far behind the buffer's beginning, where recordings
         start to read, that no recording has enough rows.
