@@ -353,7 +353,7 @@ class EagleExecutor(Executor):
         return states
 
     def _states_before(self, wave: Wave) -> torch.Tensor:
-        """Return the state that each row starts from, [n, width]: of a feature, or the row before."""
+        """Return the states [n, width] that rows start from: of features, or of rows before."""
         given = self._given(wave) if wave.given else None
         if given is not None and len(wave.given) == len(wave.before):
             return given

@@ -1,6 +1,6 @@
-"""`python -m engine.tensor_parallel`: started by rank 0, with what to do on standard input.
+"""`python -m engine.tensor_parallel`: a follower, started by rank 0, with calls on its stdin.
 
-An error becomes one line on standard output, which rank 0 reads.
+An error is printed as one line on standard output, which rank 0 reads.
 """
 
 import signal
@@ -62,13 +62,14 @@ def main() -> int:
 
 
 def _say(line: str, status: int) -> int:
+    """Print a line for rank 0, and return `status`."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return status
 
 
 def _beat() -> None:
-    """Say empty lines for ever: rank 0 takes a follower that does not for one that was stopped."""
+    """Write an empty line every BEAT_S seconds for ever: the heartbeat that rank 0 waits for."""
     with suppress(OSError):  # rank 0 has gone
         while True:
             os.write(1, b"\n")
@@ -78,7 +79,7 @@ def _beat() -> None:
 def _end_with_parent(pid: int) -> None:
     """End this process when the other end of the channel closes, also in the middle of a pass."""
     lifeline = select.poll()
-    lifeline.register(0, 0)  # what is told is none of its business: only a hang-up wakes it
+    lifeline.register(0, 0)  # no input events: only a hang-up wakes the poll
     while os.getppid() == pid:
         if lifeline.poll(PARENT_CHECK_S * 1000):
             break
