@@ -107,7 +107,7 @@ class Executor(Protocol):
         return False
 
     def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots from now on; None (for heads always): as it needs."""
+        """Let every pass cover `total` slots from now on; None: as needed (heads: None only)."""
         assert total is None, f"{self.backend} has no reproducible mode"
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Any:
@@ -144,7 +144,7 @@ class Executor(Protocol):
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Run n draft steps of one row each, each with the token chosen before; if `can_chain`.
+        """Run n draft steps of one row, each with the token chosen before; needs `can_chain`.
 
         feeds   n feeds of one row of the same lane; only the first one's token is used
         choice  how one token is chosen after each step
@@ -528,7 +528,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Return the number of rows to which each lane (rows [5, n]) is padded; None: not."""
+        """Return the number of rows to which each lane (rows [5, n]) is padded; None: no padding."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:

@@ -289,7 +289,7 @@ class LoadedModel:
 
     @property
     def architecture(self) -> str:
-        """The model type as transformers names it, for messages."""
+        """Return the model type as transformers names it, for messages."""
         return str(self.model.config.model_type)
 
 

@@ -332,14 +332,14 @@ def _best(ids: Ids, scores: Floats) -> int:
 
 
 def row_keys(seed: int, sample_index: int, positions: Sequence[int]) -> list[int]:
-    """Return the 64-bit key of the noise at each position: `row` in the format above."""
+    """Return the 64-bit key of the noise at each position (`row` of the noise format)."""
     stream = _stream(seed & _MASK, sample_index & _MASK)
     return [_mix_one((stream ^ position) + GOLDEN) for position in positions]
 
 
 @lru_cache(maxsize=1024)
 def _stream(seed: int, sample_index: int) -> int:
-    """Return `stream` in the format above."""
+    """Return `stream` of the noise format: a hash of seed and sample index, 64 bits."""
     return _mix_one((_mix_one(seed + GOLDEN) ^ sample_index) + GOLDEN)
 
 
@@ -358,7 +358,7 @@ def _offsets(vocab_size: int) -> Words:
 
 
 def _mix(words: Words) -> Words:
-    """Apply `mix` of the format to every word, in place; return `words`."""
+    """Apply the hash `mix` of the noise format to every uint64 word, in place; return `words`."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(FACTORS[0])
     words ^= words >> np.uint64(27)
@@ -368,7 +368,7 @@ def _mix(words: Words) -> Words:
 
 
 def _mix_one(word: int) -> int:
-    """Return `mix` of the format of one integer."""
+    """Return the hash `mix` of the noise format, for one 64-bit integer."""
     word &= _MASK
     word = (word ^ word >> 30) * FACTORS[0] & _MASK
     word = (word ^ word >> 27) * FACTORS[1] & _MASK
@@ -376,7 +376,7 @@ def _mix_one(word: int) -> int:
 
 
 def _gumbel(bits: Words) -> Floats:
-    """Return the Gumbel noise, float32, of words of 52 hash bits: `g` in the format above."""
+    """Return the Gumbel noise, float32, computed from words of 52 hash bits each."""
     v: Any = (bits + 0.5) * 2.0**-52
     np.negative(v, out=v)
     np.log1p(v, out=v)

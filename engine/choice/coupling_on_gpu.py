@@ -370,6 +370,6 @@ def _signed(word: int) -> int:
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
-    """Return the Gumbel noise, float32, of 52 hash bits each: `g` in `coupling.py`'s format."""
+    """Return the Gumbel noise, float32, computed from words of 52 hash bits each."""
     v = (bits.double() + 0.5) * 2.0**-52
     return -(-(-v).log1p()).log().float()

@@ -36,7 +36,7 @@ class Captures:
     def __init__(
         self, record: Record, row_counts: Sequence[int] = (), logits: torch.Tensor | None = None
     ) -> None:
-        """Record nothing yet.
+        """Prepare to record computations, without recording any yet.
 
         record      function that records a computation
         row_counts  the numbers of rows that recordings have, ascending; a computation of fewer rows

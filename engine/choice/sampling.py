@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled: temperature, min-p, top-k, top-p, in this order.
+"""Turn logits into the sampling distribution: temperature, min-p, top-k, top-p, in this order.
 
 Theory of operation
 -------------------

@@ -166,7 +166,7 @@ class Trial:
 def token_trial(
     targets: Sequence[Distribution], drafts: Sequence[int], proposals: Sequence[Distribution]
 ) -> Trial:
-    """Return the tests of token verification (rejection sampling) of n drafts.
+    """Return the acceptance tests of token verification (rejection sampling) of n drafts.
 
     Source: arXiv 2211.17192, algorithm 1. `targets` and `proposals` as in `Trial`; drafts [n] are
     token ids.
@@ -181,7 +181,7 @@ def token_trial(
 def block_trial(
     targets: Sequence[Distribution], drafts: Sequence[int], proposals: Sequence[Distribution]
 ) -> Trial:
-    """Return the tests of block verification of n drafts.
+    """Return the acceptance tests of block verification of n drafts.
 
     Source: arXiv 2403.10444, algorithm 2. `targets` and `proposals` as in `Trial`; drafts [n] are
     token ids.

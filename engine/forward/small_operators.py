@@ -78,7 +78,7 @@ class Trial:
 
 
 class SmallOperators:
-    """Compiled programs of the three functions, for a model whose norms have one epsilon.
+    """Compiled `add_and_norm`, `turn_and_write` and `gate`, for norms with one epsilon.
 
     made  shapes of passes for which the programs were compiled and checked
     """

@@ -124,7 +124,7 @@ class Slots:
         return made, written[changed & hold], written[changed & ~hold]
 
     def _only_row(self, feed: Feed, num_asked: int) -> tuple[list[Wave], Integers, Integers]:
-        """Return what `waves` returns, for a pass of one row: a shortcut, for host time matters."""
+        """Return what `waves` returns, for a pass of one row: a shortcut that saves host time."""
         first_slot, (slot,), (before,) = self._lanes.first_slot(feed.lane), feed.slots, feed.before
         given = feed.features[0] if feed.features else b""
         is_known = bool(given) or (given is not None and bool(self.are_held[first_slot + before]))
@@ -241,7 +241,7 @@ class EagleExecutor(Executor):
     backend = "eagle"
 
     def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
-        """Allocate the cache.
+        """Allocate the cache for texts of at most `capacity` slots.
 
         Raises:
             ModelError: it does not fit into memory.
