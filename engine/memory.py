@@ -1,7 +1,7 @@
-"""What fits into the memory of a device beside the weights: the longest text, and how many at once.
+"""How long a text, and how many texts at once, fit into a device's memory beside the weights.
 
-Asked before memory is taken, so that what does not fit is said in one line and at once, and not by
-an allocator after a minute of reading. Knows sizes; no layer, no text.
+Called before the cache is allocated, so that the user learns at once and in one line what does not
+fit, instead of from a failed allocation a minute later. Knows sizes, but no layer and no text.
 """
 
 import logging
@@ -19,13 +19,13 @@ from engine.tensor_parallel.split import lowest
 
 logger = logging.getLogger(__name__)
 
-# Of the memory that is free once the weights are there, for the cache. A GPU's rest is for what a
-# pass computes and for graphs; a CPU's also for the weights, which are a mapped file until they are
-# laid out anew, and for everybody else.
+# Share for the cache of the memory that is free once the weights are loaded. On a GPU the rest is
+# for activations and CUDA graphs; on a CPU also for the weights, which are a mapped file until they
+# are laid out anew, and for other processes.
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
-_SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
-# Of the same memory, for the texts of a length that nobody has asked for: the other model may be on
-# this device too, and its weights not be there yet.
+_SHARE_OF_SEVERAL = 0.5  # share for the cache when there are several lanes (texts at once)
+# Share of the same memory if the user asked for no maximum length: the other model may be on this
+# device too, with its weights not loaded yet.
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
 _LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
 _USUAL = 4096  # tokens; fewer are not for care's sake
@@ -36,14 +36,17 @@ _SHORTEST = 256  # tokens; a text of fewer is of no use
 
 
 def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
-    """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
+    """Return the maximum length of a text in tokens: `asked`, or if that is 0, what fits in memory.
 
-    num_lanes  texts at once that there should be room for, if nothing is asked for
-    part       of the memory for a cache, for this model: a drafter leaves the rest to its target,
-               also when a length is asked for
+    The result is never more than the model's `max_model_len`.
+
+    num_lanes  number of texts at once that should fit, if `asked` is 0
+    part       share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its
+               target, also when a length is asked for
 
     Raises:
-        OutOfMemory: a cache for that many does not fit beside the weights.
+        OutOfMemory: the cache of one text of `asked` tokens does not fit beside the weights, or
+            if `asked` is 0, not even a short one.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
     each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
@@ -73,7 +76,11 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
 
 
 def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float = 1.0) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least. `part` as above."""
+    """Return `wanted`, or the number of lanes (texts at once) that fit if lower; at least 1.
+
+    max_len  maximum length of a text in tokens
+    part     share (0 to 1) of the cache memory for this model, as in `longest_text`
+    """
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS.get(loaded.device.type, _SPARE_SLOTS["cpu"])
@@ -91,17 +98,18 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float
 
 
 def _slot_bytes(loaded: Loaded) -> int:
-    """Bytes of one token in the cache."""
+    """Return the bytes that one token takes in the KV cache."""
     if isinstance(loaded, LoadedHead):
         return loaded.slot_bytes
     return slot_bytes(loaded.model, loaded.device)
 
 
 def _mask_bytes(loaded: Loaded) -> int:
-    """Bytes of one slot in the mask of a chunk of a prompt: one text is read at a time.
+    """Return the bytes that one slot takes in the attention mask of a prefill chunk.
 
-    On a GPU it is over all slots, once for each row of the chunk and once more for each row of its
-    query heads. (On a CPU a chunk is short, and half of the memory is left.)
+    On a GPU the mask covers all slots for each row of the chunk, and where g query heads share a
+    key head there are g more copies of it. One text is prefilled at a time. Returns 0 on a CPU,
+    where chunks are short and half of the memory is left free.
     """
     if loaded.device.type != "cuda":
         return 0
@@ -122,10 +130,10 @@ def _scored_bytes(loaded: Loaded) -> int:
 
 
 def _free_bytes(loaded: Loaded) -> int:
-    """What this process may take of the memory of its device.
+    """Return the bytes of device memory that this process may use.
 
-    Of several ranks all take as much, so the one with the least decides: the GPU of one may be a
-    drafter's as well. Those on CPUs share one memory.
+    Ranks (processes that share a model) all use the same amount, so the rank with the least free
+    memory decides: its GPU may serve a drafter as well. Ranks on CPUs share one memory equally.
     """
     free, rank = free_bytes(loaded.device), loaded.rank
     if rank is None:

@@ -1,4 +1,4 @@
-"""Small computations over logits as recordings, replayed behind the pass that made the logits.
+"""Record small computations over logits as CUDA graphs, and replay them after a forward pass.
 
 What a recording reads lies where it always lies: logits that lie where recorded passes leave them
 are read there, others are copied to a place of their own first; the integers that differ from pass
@@ -38,14 +38,14 @@ class Record(Protocol):
 
 
 Work = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logits [n, V], integers [k] on the same device) -> result"""
+"""Function: (logits [n, V], integers [k] on the same device) -> result tensor"""
 
 Key = tuple[Hashable, int, int, bool]
-"""Of a recording: what it does, rows, tokens, whether it reads logits where passes leave them"""
+"""Of a recording: computation's name, rows, V, whether it reads logits where passes write them"""
 
 
 class Captures:
-    """The recordings over logits of one device."""
+    """The recorded computations over logits of one device."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Captures:
         row_counts: Sequence[int] = (),
         logits: torch.Tensor | None = None,
     ) -> None:
-        """Record nothing yet.
+        """Prepare to record computations, without recording any yet.
 
         record      None: the same is done kernel by kernel
         row_counts  ascending; other numbers of rows are filled up. Empty: each number has
@@ -63,7 +63,7 @@ class Captures:
         self._record = record
         self._row_counts = tuple(row_counts)
         self._logits = logits
-        # For logits that are copied, by rows and tokens.
+        # (rows, V) -> the buffer into which other logits are copied.
         self._places: dict[tuple[int, int], torch.Tensor] = {}
         self._made: dict[Key, Compute] = {}
 
@@ -87,11 +87,14 @@ class Captures:
     def run(
         self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
     ) -> torch.Tensor:
-        """Return work(logits, integers), valid until the next call.
+        """Return work(logits, integers), replayed from a recording if there is one.
 
-        work      says of each row one row; the first integers are the rows', one each
-        name      of the work: another name for other numbers in it
-        integers  [n + k] int64 on the CPU
+        The result is valid until the next call.
+
+        name      identifies the computation, including any constants in it
+        work      the computation; it returns one row for each row of logits
+        logits    [n, V] on the device
+        integers  [n + k] int64 on the CPU: one for each row, then k others
         """
         start, count, key = self._find(name, logits)
         if count is None:
@@ -114,15 +117,16 @@ class Captures:
         return start, count, (name, count or 0, logits.shape[1], first is not None)
 
     def _count_for(self, num_rows: int) -> int | None:
-        """How many rows the recording for so many has; None: there is none."""
+        """Return the number of rows to which `num_rows` is padded; None: it exceeds all of them."""
         if not self._row_counts:
             return num_rows
         return next((count for count in self._row_counts if count >= num_rows), None)
 
     def _first_row(self, logits: torch.Tensor) -> int | None:
-        """Which row, of where recorded passes leave their logits, is the first of these.
+        """Return the row of the recorded passes' buffer at which `logits` begins, or None.
 
-        None: they lie elsewhere, or too far behind for a recording to begin at the first of all.
+        None: the logits lie elsewhere, or so far behind the buffer's beginning, where recordings
+        start to read, that no recording has enough rows.
         """
         there = self._logits
         if there is None or logits.shape[1:] != there.shape[1:]:

@@ -1,11 +1,12 @@
-"""The backend for GPUs: passes of another backend, captured as CUDA graphs of a few shapes.
+"""The backend for GPUs: passes of another backend, recorded as CUDA graphs of a few shapes.
 
-A decode pass of a small model is a few hundred kernels of some microseconds each, and to launch one
-takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
-the same addresses. So a pass is filled up to one of a few numbers of lanes, rows and slots, its
-integers are copied to where the recording reads them, and the mask is made of them on the device;
-what the host does and sends does not grow with the context. Where its lanes begin is found there
-too, from the slots that its rows are written to: a recording serves any lanes.
+A decode pass of a small model is a few hundred kernels of some microseconds each, and launching one
+takes the host as long. A CUDA graph launches all of them at once. It is a recording: the same
+kernels on the same addresses. So a pass is padded to one of a few numbers of lanes, rows and slots,
+its integers are copied to the address where the recording reads them, and the mask is computed from
+them on the device. What the host does and sends does not grow with the context. Where the lanes
+begin is computed on the device too, from the slots that the rows are written to, so a recording
+serves any lanes.
 
 All is recorded at load: passes of each shape at each length, and chains of steps. They hand out
 the hidden states that are said at load, whether somebody wants them or not. Nothing is recorded
@@ -13,22 +14,22 @@ later, because a text would wait for it; should it happen all the same, it is co
 Passes of other shapes, or for other hidden states, run kernel by kernel, prefills among them; what
 a decode pass loses in that way is counted.
 
-With a mask, each length needs a recording of its own, and where there are several lanes the keys
-and values of those of a pass are copied together first. Where attention is split over the keys
-(`flex_attention.py`), one recording serves all lengths, and nothing is copied: from how many slots
-on it does so is timed at load.
+With a mask, each length needs its own recording, and if there are several lanes, the keys and
+values of a pass's lanes are first copied together. If attention is split over the keys
+(`flex_attention.py`), one recording serves all lengths, and nothing is copied; from how many slots
+on that is faster is timed at load.
 
-The small operators of a layer are merged into few kernels (`small_operators.py`) where a recording
+The small operators of a layer are merged into few kernels (`small_operators.py`) if a recording
 with them is right and faster, which is tried at load.
 
-Recorded is the fused forward where it covers the model, else transformers' own over the slot cache.
-That one always has a mask, and lanes are its batch. Whether a family's modules can be recorded is
-tried first: whatever makes the host wait for a number, as a loop over the experts that were hit,
-raises there, before anything is captured.
+The backend that is recorded is the fused forward if it can run the model, else transformers' own
+over the slot cache. The latter always uses a mask, and lanes are its batch dimension. Whether a
+family's modules can be recorded is tested before anything is recorded: code that makes the host
+wait for a number (such as a loop over the experts that were chosen) raises an error in that test.
 
-What a recording writes to is never given back as long as it lives: rooms (`lane_attention.py`), one
-memory for the logits of all passes, one for their features. Logits are float32 and lie there until
-the next pass, so that a choice can be a recording that reads them where they are.
+The memory that a recording writes to is never freed as long as it exists: rooms
+(`lane_attention.py`), one buffer for the logits of all passes, and one for their features. Logits
+are float32 and stay there until the next pass, so that a recorded choice can read them in place.
 """
 
 import logging
@@ -75,9 +76,9 @@ logger = logging.getLogger(__name__)
 
 FEWEST_SLOTS = 256
 RECORDED_DEVICES = ("cuda",)
-COMPILING_DEVICES = ("cuda",)  # where programs of torch.compile run within recordings
-_OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
-# What torch, transformers and libraries of kernels raise where a pass cannot be recorded.
+COMPILING_DEVICES = ("cuda",)  # devices on which recordings contain programs of torch.compile
+_OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # forms of the small operators
+# Errors of torch, transformers and libraries of kernels if a pass cannot be recorded.
 _CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 # Runs before the first recording of a shape: libraries allocate their workspaces, and kernels are
 # loaded or compiled. At other lengths they are the same.
@@ -86,7 +87,7 @@ _LAST_NEAR = 1024  # slots: up to here lengths are near each other
 
 
 class GraphBackend(Backend):
-    """See `Backend`."""
+    """Backend for GPUs that replays decode passes from CUDA graphs; see `Backend`."""
 
     name = "graphs"
     is_captured = True
@@ -98,11 +99,13 @@ class GraphBackend(Backend):
         row_counts: Sequence[int],
         layers: Layers = (),
     ) -> None:
-        """Record nothing yet.
+        """Allocate cache and buffers, without recording anything yet.
 
-        layers  whose hidden states recordings hand out
+        row_counts  numbers of rows per lane for which passes are recorded, ascending
+        layers  layers whose hidden states recordings return
 
-        Raises ModelError if passes of the model cannot be recorded on its device.
+        Raises:
+            ModelError: passes of the model cannot be recorded on its device.
         """
         check_recordable(loaded.device)
         is_fused = why_not_fused(loaded.model) is None
@@ -117,8 +120,8 @@ class GraphBackend(Backend):
         self._lanes = lanes
         counts = lane_counts(lanes.count)
         self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
-        # In inference mode, as passes are. Other tensors are another kind to a compiler: it would
-        # make every program of `make_split` once more when a recording first runs it.
+        # In inference mode, like passes. To a compiler other tensors are of another kind: every
+        # program of `make_split` would be compiled again when a recording first runs it.
         with torch.inference_mode(self._device.type in COMPILING_DEVICES):
             self._inner.make_rooms(self._shapes)
         # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
@@ -126,13 +129,14 @@ class GraphBackend(Backend):
         self._recorded: dict[tuple[Shape, int], Compute] = {}
         self._warm: set[Hashable] = set()  # of what something is recorded (`_is_warm`)
         self._layers = layers
-        # Where all recordings leave them: no recording uses it as scratch.
+        # Buffers that all recordings write their results to; none uses them for anything else.
         most_rows = lanes.count * max(self.row_counts, default=0)
         self._features = self._inner.empty_features(most_rows, layers)
         self._logits = torch.empty(most_rows, loaded.vocab_size, device=loaded.device)
-        # By steps, visible slots as above, and what is chosen after each; made at load alone.
+        # (number of steps, visible slots as above, choice after each) -> chain; made only at load.
         self._chains: dict[tuple[int, int, Choice], Compute] = {}
-        self._split_from: dict[Shape, int] = {}  # visible slots
+        # Shape -> the number of visible slots from which on attention is split over the keys.
+        self._split_from: dict[Shape, int] = {}
         self._record = self._recorder()
         if self._rank is not None:
             before_parting(self.forget)
@@ -140,7 +144,10 @@ class GraphBackend(Backend):
             self._try_out(self._inner)
 
     def _try_out(self, inner: HuggingFaceBackend) -> None:
-        """Raise ModelError if passes make the host wait; experts may get another form for that."""
+        """Raise ModelError if passes make the host wait for the GPU, and so cannot be recorded.
+
+        If the usual experts do, the ones for recordings (`experts.py`) are tried.
+        """
         why = self._why_it_waits()
         if why is not None and inner.experts:
             inner.experts.is_used = True
@@ -152,9 +159,10 @@ class GraphBackend(Backend):
             )
 
     def _why_it_waits(self) -> str | None:
-        """What keeps the smallest or the largest pass from being recorded, on this or any rank.
+        """Return why the smallest or the largest pass cannot be recorded, on any rank; else None.
 
-        Nothing is captured for that: a capture that fails may leave more behind than a pass.
+        Nothing is recorded for the test, because a failed capture may leave the process in a worse
+        state than a failed pass.
         """
         for shape in sorted({min(self._shapes), max(self._shapes)} if self._shapes else ()):
             failed: Exception | None = None
@@ -162,7 +170,7 @@ class GraphBackend(Backend):
                 with torch.inference_mode():
                     rows = send(_first_rows(shape, self._lanes), self._device)
                     num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
-                    # The first time libraries may prepare what they need.
+                    # Libraries may allocate and wait in the first run.
                     self._compute(rows, shape, num_visible, self._layers)
                     with refusing_to_wait():
                         self._compute(rows, shape, num_visible, self._layers)
@@ -175,9 +183,12 @@ class GraphBackend(Backend):
         return None
 
     def _recorder(self) -> Record:
-        """What makes recordings, of choices too; those after load are counted."""
+        """Return a function that makes recordings, and register it for recording choices.
+
+        Recordings made after load are counted.
+        """
         make = recorder(self._device)
-        ours = weakref.ref(self)  # what keeps the recorder for choices does not keep the weights
+        ours = weakref.ref(self)  # so that the registered function does not keep the weights alive
 
         def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
             recorded = make(compute, rows, is_warm=is_warm)
@@ -199,15 +210,15 @@ class GraphBackend(Backend):
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """See `Backend.take_over`. What was recorded reads weights that are no more."""
         self.forget()
-        # A pool whose graphs have gone is not used again.
+        # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
         self._inner.take_over(timed=timed)
-        # A pass without a recording has the small operators one by one, and other last bits.
+        # Only if `timed`: a pass without a recording uses single operators, with other last bits.
         can_merge = timed and self._shapes and self._device.type in MERGED_DEVICES
         if self._fused is not None and can_merge:
             self._choose_operators(self._fused)
         kept = set(self._recorded)
-        # How keys are shared out depends on how many there are, and so do a row's last bits.
+        # Only if `timed`: the split of the keys, and so a row's last bits, depends on their number.
         can_split = timed and self.row_counts and self._device.type in SPLIT_DEVICES
         if self._fused is not None and can_split:
             capacity = (self._lanes.num_slots - max(self.row_counts)) // SLOT_STEP * SLOT_STEP
@@ -221,7 +232,8 @@ class GraphBackend(Backend):
                     say,
                     self._fused.decide,  # or ranks would meet in different recordings
                 )
-            # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
+            # Drop the masked recordings made for timing; the executor's `warm_up` makes those that
+            # are needed.
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()
@@ -230,10 +242,7 @@ class GraphBackend(Backend):
             }
 
     def _choose_operators(self, fused: FusedBackend) -> None:
-        """Merge the small operators of a layer if that is right, and faster: timed for one shape.
-
-        What one of several ranks cannot do none does.
-        """
+        """Use merged small operators if they are right on all ranks and faster for one shape."""
         shape = min(self._shapes)
         spans = tuple(Span(self._lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
@@ -264,7 +273,7 @@ class GraphBackend(Backend):
         logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
-        """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""
+        """See `LaneAttention.make_split`. Raises ModelError on all ranks if one rank cannot."""
         assert self._fused is not None
         why = None
         try:
@@ -298,7 +307,7 @@ class GraphBackend(Backend):
             return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
     def _length(self, shape: Shape, num_visible: int) -> int:
-        """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
+        """Return EVERY_LENGTH if attention is split over the keys, else the visible slots."""
         is_split = num_visible >= self._split_from.get(shape, math.inf)
         return EVERY_LENGTH if is_split else num_visible
 
@@ -314,7 +323,7 @@ class GraphBackend(Backend):
         return (num_steps, self._length((1, 1), num_visible), choice) in self._chains
 
     def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
-        """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
+        """See `Backend.chain`: all steps are one recording, so the host waits for no token."""
         with torch.inference_mode():
             length = self._length((1, 1), num_visible)
             key = steps.shape[1] - NUM_SETTINGS, length, choice
@@ -333,6 +342,7 @@ class GraphBackend(Backend):
             return self._chains[key](steps)
 
     def _steps(self, steps: torch.Tensor, num_visible: int, choice: Choice) -> torch.Tensor:
+        """Compute a chain of steps on the device; arguments and result as in `Backend.chain`."""
         num_steps = steps.shape[1] - NUM_SETTINGS
         ids, rest, inputs = steps[:1, :1], steps[1:5], steps[5]
         found = []
@@ -377,6 +387,7 @@ class GraphBackend(Backend):
     def _compute(
         self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
     ) -> Output:
+        """Compute a pass on the device, in the form that is recorded."""
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
         return self._inner.compute_recorded(rows, shape, mask, layers)
@@ -399,7 +410,7 @@ class GraphBackend(Backend):
 
 
 def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
-    """A chain at the start of each of the first lanes, as in `Backend.forward`."""
+    """Return the rows [5, lanes * n] of a chain at the start of each of the first lanes."""
     num_lanes, num_rows = shape
     where = torch.arange(num_rows)
     zeros, bits = torch.zeros_like(where), (2 << where) - 1
@@ -409,6 +420,7 @@ def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
 
 
 def _are_alike(spans: Spans) -> bool:
+    """True if all lanes have equally many rows."""
     return all(span.num_rows == spans[0].num_rows for span in spans)
 
 
@@ -435,9 +447,9 @@ def check_recordable(device: torch.device) -> None:
 
 
 def recorder(device: torch.device) -> Record:
-    """Return what records CUDA graphs on `device`, all in one pool of memory."""
+    """Return a function that records CUDA graphs on `device`, all in one memory pool."""
     pool = torch.cuda.graph_pool_handle()
-    # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
+    # One stream for all: libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(compute: Compute, rows: torch.Tensor, num_warm: int) -> Compute:
@@ -450,7 +462,7 @@ def recorder(device: torch.device) -> Record:
             with torch.cuda.stream(side):
                 for _ in range(num_warm):
                     compute(there)
-            # Other threads of the process may do what a capture of this one must not.
+            # "thread_local": other threads may make calls that are forbidden during a capture.
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 result = compute(there)
         finally:

@@ -1,6 +1,6 @@
-"""`python -m engine.tensor_parallel`: started by rank 0, with what to do on standard input.
+"""`python -m engine.tensor_parallel`: a follower, started by rank 0, with calls on its stdin.
 
-An error becomes one line on standard output, which rank 0 reads.
+An error is printed as one line on standard output, which rank 0 reads.
 """
 
 import signal
@@ -71,13 +71,14 @@ def _follow(start: Start, channel: Connection) -> int:
 
 
 def _say(line: str, status: int) -> int:
+    """Print a line for rank 0, and return `status`."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return status
 
 
 def _beat() -> None:
-    """Say empty lines for ever: rank 0 takes a follower that does not for one that was stopped."""
+    """Write an empty line every BEAT_S seconds for ever: the heartbeat that rank 0 waits for."""
     with suppress(OSError):  # rank 0 has gone
         while True:
             os.write(1, b"\n")
@@ -90,7 +91,7 @@ def _end_with_parent(pid: int) -> None:
     What its GPU was given ends first, within a limit, as on rank 0 (`engine/running.py`).
     """
     lifeline = select.poll()
-    lifeline.register(0, 0)  # what is told is none of its business: only a hang-up wakes it
+    lifeline.register(0, 0)  # no input events: only a hang-up wakes the poll
     while os.getppid() == pid:
         if lifeline.poll(PARENT_CHECK_S * 1000):
             break
