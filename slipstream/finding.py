@@ -1,4 +1,4 @@
-"""How a program in any folder finds the packages of the repository that it needs, and no others.
+"""Where the rest of Slipstream lies, and how a program in any folder finds the packages it needs.
 
 `sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
 would be ours, and with the root at the end our `proto` would be that of the distribution
@@ -11,8 +11,20 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[1]  # `make setup` puts a link to this package elsewhere
 NAMES = ("coordinator", "proto")  # what the Python API consists of
+
+
+def _root() -> Path:
+    """The folder that holds `proto`, `engine`, `models` and the others.
+
+    A wheel has them in a folder of this package (`setup.py`); in a checkout they lie beside it.
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "_root"
+    return installed if installed.is_dir() else package.parent
+
+
+ROOT = _root()
 
 
 class Finder:

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from coordinator.api.models.settings import MODELS, ModelsConfig
+from coordinator.api.models.settings import ModelsConfig
+from proto.installation import MODELS
 
 # -- panels ----------------------------------------------------------------------------------------
 

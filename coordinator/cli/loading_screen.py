@@ -21,10 +21,10 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.settings import MODELS
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of

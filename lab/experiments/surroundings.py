@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from coordinator.launching.launcher import ROOT
+from proto.installation import IS_CHECKOUT, ROOT
 
 PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "llama-cpp-python", "vllm")
 GIT_LIMIT_S, GPU_LIMIT_S = 5.0, 10.0
@@ -38,7 +38,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the code, with a mark if files differ from it; empty: not known."""
+    """The commit of the code, with a mark if files differ from it; empty: not known.
+
+    What was installed may lie in somebody else's repository, whose commit says nothing.
+    """
+    if not IS_CHECKOUT:
+        return ""
     name = _said(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], GIT_LIMIT_S)
     changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], GIT_LIMIT_S)
     return f"{name} with changes" if changed else name

@@ -6,8 +6,8 @@
 The embedded pair and the tests travel as they are, in a tree without what no measurement there
 needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
 `MOST_MIB`: `--tree` writes such a tree, with the kit in it. The wheels are of the versions that are
-installed here, which are the pinned ones. Left to the machine is torch with all that comes with it,
-numpy included; left out is what only Ray and pictures need.
+installed here, which are those of requirements/lock.txt. Left to the machine is torch with all that
+comes with it, numpy included; left out is what only Ray and pictures need.
 """
 
 import argparse
@@ -25,14 +25,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from coordinator.launching.launcher import ROOT
 from lab.experiments.prompt_sets import read
 from lab.gpu_kit.__main__ import KIT, SHIPPED
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.installation import ROOT
 
 PYTHONS = ("3.12", "3.11")
 # With torch, or for Ray, downloads and pictures only.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
+EXTRAS = ("ray", "experiments")
 # What installs the others where there is no pip, and what runs the tests.
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
@@ -84,10 +85,11 @@ def _applying(
 
 
 def roots() -> list[str]:
-    """What the project depends on, and what its tests need besides."""
+    """What the project and its extras `EXTRAS` depend on, and what its tests need besides."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    return [*project["dependencies"], *ALSO]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(one for name in EXTRAS for one in extras[name]), *ALSO]
 
 
 def download(versions: dict[str, str], python: str, folder: Path) -> None:

@@ -13,8 +13,8 @@ from lab.pictures import rounds, screen
 from lab.plan.figure import empty, save
 from lab.trace.reading import Trace, parse
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.installation import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = (sys.executable, "-m", "coordinator")
 PROMPT = 'def read_lines(path, encoding="utf-8"):'
 # Experiments and the picture of each that is kept.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coordinator.api.config import MODELS
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
+from proto.installation import MODELS
 
 if TYPE_CHECKING:  # torch is loaded when the command runs, and for no other command
     from lab.testbeds.inflate import Shape

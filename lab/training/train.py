@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lab.training.corpus import library_texts, package_texts
+from proto.installation import MODELS
 
-HERE = Path(__file__).resolve().parents[2] / "models"
-WORK = HERE / "work"
+WORK = MODELS / "work"
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 4096
 CONTEXT = 512  # tokens in a training window
@@ -372,7 +372,7 @@ def main() -> None:
             command.add_argument("--name", choices=DRAFTERS, default=DRAFTER.name)
         command.set_defaults(run=run)
     command = commands.add_parser("export")
-    command.add_argument("--folder", type=Path, default=HERE)
+    command.add_argument("--folder", type=Path, default=MODELS)
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
     arguments.pop("run")(**arguments)
