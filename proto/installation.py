@@ -69,6 +69,15 @@ def missing(package: str, extra: str) -> str:
     return f"the package `{package}`, which comes with the extra `{extra}`; {how}"
 
 
+def another_package(name: str) -> str:
+    """Where a loaded module of that name comes from, if it is not ours; else empty."""
+    loaded = sys.modules.get(name)
+    folders = [Path(folder).resolve() for folder in getattr(loaded, "__path__", ())]
+    if loaded is None or ROOT / name in folders:
+        return ""
+    return f"from {folders[0] if folders else getattr(loaded, '__file__', 'somewhere')}"
+
+
 def may_run(program: str, needed: "tuple[str, ...]") -> bool:
     """Whether it can; if not, that has been said."""
     line = refusal(program, needed)

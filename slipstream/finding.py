@@ -2,7 +2,8 @@
 
 `sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
 would be ours, and with the root at the end our `proto` would be that of the distribution
-proto-plus, where there is one. A finder in front answers for two names alone.
+proto-plus, where there is one. A finder in front answers for three names alone, and for `engine`
+only where code of ours asks: a program may have a module of that name.
 """
 
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 NAMES = ("coordinator", "proto")  # what the Python API consists of
+INNER = "engine"  # what it looks at models with; asked for by files of ours alone
 
 
 def _root() -> Path:
@@ -38,8 +40,17 @@ class Finder:
 
         The types are in quotes because an old Python reads this before it is told that it is old.
         """
-        is_ours = path is None and name in NAMES
+        is_ours = path is None and (name in NAMES or (name == INNER and _is_asked_by_us()))
         return PathFinder.find_spec(name, [str(ROOT)], target) if is_ours else None
+
+
+def _is_asked_by_us() -> bool:
+    """Whether the import that is going on stands in a file of these packages."""
+    frame = sys._getframe(2)
+    while "importlib" in frame.f_code.co_filename and frame.f_back is not None:
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    return any((ROOT / name) in path.parents for name in (*NAMES, INNER))
 
 
 def find_packages() -> None:

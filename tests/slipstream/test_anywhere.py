@@ -73,6 +73,39 @@ def test_another_proto_that_is_loaded_already_is_refused_in_a_line(
     )
 
 
+def test_a_program_that_has_loaded_an_engine_of_its_own_is_told_when_it_starts_models(
+    environment: Environment,
+) -> None:
+    (environment.elsewhere / "engine.py").write_text("mine = True\n")
+    said = environment.says(
+        "from slipstream import LLM, ConfigurationError\n"
+        "import engine\n"
+        "assert engine.mine\n"
+        "try:\n    LLM()\n"
+        "except ConfigurationError as error:\n    print(error)\n"
+    )
+    (environment.elsewhere / "engine.py").unlink()
+    assert said == (
+        "slipstream has a package `engine`, and this process has loaded another one, from "
+        f"{environment.elsewhere / 'engine.py'}; use the two in processes of their own "
+        "(docs/adr/0001)"
+    )
+
+
+@pytest.mark.process
+def test_a_script_in_another_folder_starts_models_and_writes_a_text(
+    environment: Environment,
+) -> None:
+    said = environment.says(
+        "from slipstream import LLM, SamplingParams\n"
+        "with LLM() as llm:\n"
+        "    params = SamplingParams(temperature=0, max_tokens=8)\n"
+        "    print(len(llm.generate('def f(', params)[0].outputs[0].token_ids))\n",
+        limit_s=300,
+    )
+    assert said == "8"
+
+
 def test_who_wants_the_other_proto_afterwards_is_told_whose_this_one_is(
     environment: Environment,
 ) -> None:
