@@ -80,9 +80,9 @@ class Environment:
         )
 
 
-def make_environment(root: Path) -> Environment:
-    """One in a folder whose path has a space, which a line `#!` would not take."""
-    made = Environment(root / "an environment", root / "elsewhere")
+def make_environment(root: Path, name: str) -> Environment:
+    """One in the folder of that name, and a folder elsewhere beside it."""
+    made = Environment(root / name, root / "elsewhere")
     venv.EnvBuilder(with_pip=False, symlinks=True).create(made.folder)
     own = sysconfig.get_path("purelib")
     (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")

@@ -14,8 +14,8 @@ from tests.slipstream.environments import Environment, make_environment
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Beside ours is another `proto`."""
-    made = make_environment(tmp_path_factory.mktemp("machine"))
+    """Its path has a space, which a line `#!` would not take. Beside ours is another `proto`."""
+    made = make_environment(tmp_path_factory.mktemp("machine"), "an environment")
     made.install("--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT))
     plus = made.packages / "proto"
     plus.mkdir()
