@@ -24,7 +24,7 @@ from coordinator.api.config import PairConfig
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
-from proto.installation import MODELS
+from proto.installation import IS_CHECKOUT, MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -86,7 +86,10 @@ class Invitations:
 
     def command(self, config: NodeConfig) -> Sequence[str]:
         """What starts such a node."""
-        words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
+        start = [PYTHON, "-m", MODULES[config.role]]
+        if not IS_CHECKOUT:
+            start = [f"slipstream-{config.role}"]
+        words = [*start, "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
         if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
             words += ["--model", config.model]
