@@ -14,7 +14,7 @@ from pathlib import Path
 from proto.installation import ROOT
 
 LIMIT_S = 60.0
-INSTALL_LIMIT_S = 240.0
+INSTALL_LIMIT_S = 600.0
 # What setuptools builds goes to a temporary folder, and not into the checkout.
 CONFIG = "[build]\nbuild_base = {0}/build\n[egg_info]\negg_base = {0}\n"
 
@@ -67,7 +67,7 @@ class Environment:
         assert done.returncode == 0, done.stderr
 
     def pip(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The tests' own pip, working for this environment."""
+        """Run pip for this environment; what it builds does not go into the checkout."""
         own = {**os.environ, "PYTHONWARNINGS": "ignore", **_building_in(self.folder)}
         return subprocess.run(
             [self.python, "-m", "pip", *words, "-q", "--disable-pip-version-check"],
@@ -80,12 +80,16 @@ class Environment:
         )
 
 
-def make_environment(root: Path, name: str) -> Environment:
-    """One in the folder of that name, and a folder elsewhere beside it."""
+def make_environment(root: Path, name: str, *, sees_ours: bool = True) -> Environment:
+    """One in the folder of that name, and a folder elsewhere beside it.
+
+    sees_ours  it finds what it lacks in the environment of the tests; else it has a pip and no more
+    """
     made = Environment(root / name, root / "elsewhere")
-    venv.EnvBuilder(with_pip=False, symlinks=True).create(made.folder)
-    own = sysconfig.get_path("purelib")
-    (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+    venv.EnvBuilder(with_pip=not sees_ours, symlinks=True).create(made.folder)
+    if sees_ours:
+        own = sysconfig.get_path("purelib")
+        (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")
     made.elsewhere.mkdir()
     return made
 
