@@ -37,7 +37,7 @@ from ray.exceptions import (
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.launching.launcher import ROOT, Obituary, Wanted
+from coordinator.launching.launcher import Obituary, Wanted
 from coordinator.launching.logs import Logs
 from coordinator.launching.mps import CONTROL, PIPE
 from coordinator.launching.runtime_folder import RuntimeFolder
@@ -47,6 +47,7 @@ from proto.errors import ConfigurationError, NodeError, SlipstreamError, Transpo
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from slipstream import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class RayLauncher:
                     raise NodeError(f"cannot start the {role}: all nodes are being ended")
                 actor = _supervisor(self._group, index, self._bundles[index])
                 self._actors[role] = actor
-            asked[role] = actor.arrive.remote(str(ROOT), str(self.folder))
+            asked[role] = actor.arrive.remote(__version__, str(self.folder))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
@@ -297,7 +298,9 @@ def _check_reachable(address: str) -> None:
 
     If an address does not answer, Ray itself tries for minutes, prints, and ends its process.
     """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    # -P: not with this folder in front, where in a checkout there is a `proto` that is not Ray's.
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
+    command += ["health-check", "--address", address]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=CONNECT_LIMIT_S, check=False

@@ -143,14 +143,12 @@ def load_engine(
     fixed_rows  in reproducible mode, the number of rows that every pass has; else None
     warm_rows  numbers of rows that passes often have, ascending
     row_counts, layers  as for `ModelExecutor`; the first by backend
-    num_children, chains, head_children  how many are chosen of a node, or steps made at once, by a
-             drafter; how many are chosen by heads in this process
+    num_children, head_children, chains  how many are chosen of a node; by heads; steps made at once
     backend  one of `BACKENDS`: which forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
-    Raises:
-        ModelError: one line that says what is wrong and what to do.
-        RankError: a process that shares the model has ended.
+    Raises ModelError, with one line that says what is wrong and what to do, and RankError: a
+    process that shares the model has ended.
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused

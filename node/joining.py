@@ -27,6 +27,7 @@ from proto.errors import (
     SlipstreamError,
     shown,
 )
+from proto.installation import MODELS
 from proto.links.keys import names_of, of_node, own_name, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from engine.loading import Engine
     from node.loop import Serve
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 ASK_S = 5.0  # a connection without an answer for so many seconds is replaced by a new one
 PAUSE_S = 0.5  # between two connections
 

@@ -2,8 +2,8 @@
 
     from slipstream import LLM, SamplingParams
 
-The other packages of the repository are never installed (docs/adr/0001): this one finds them in the
-repository. Each name is imported when it is first used.
+This package finds the others where they are: beside it in a checkout, inside it where a wheel was
+installed (docs/adr/0001). Each name is imported when it is first used.
 """
 
 from importlib import import_module
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         SlipstreamError,
         TransportError,
     )
+
+__version__ = "0.1.0"  # the one place: the build, the command and the nodes' hosts read it
 
 __all__ = [
     "LLM",

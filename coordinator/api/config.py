@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from coordinator.api.config_base import Frozen, named
-from coordinator.api.models.settings import MODELS as MODELS
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links

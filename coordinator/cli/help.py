@@ -18,8 +18,9 @@ from rich.panel import Panel
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from coordinator.api.models.settings import MODELS, ModelsConfig
+from coordinator.api.models.settings import ModelsConfig
 from coordinator.cli.wrapping import continued
+from proto.installation import MODELS
 
 # -- panels ----------------------------------------------------------------------------------------
 

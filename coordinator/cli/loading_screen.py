@@ -21,11 +21,11 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.settings import MODELS
 from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
+from proto.installation import IS_CHECKOUT, MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -92,7 +92,10 @@ class Invitations:
 
     def command(self, config: NodeConfig) -> Sequence[str]:
         """Return the words of the command that starts a node with this config."""
-        words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
+        start = [PYTHON, "-m", MODULES[config.role]]
+        if not IS_CHECKOUT:
+            start = [f"slipstream-{config.role}"]
+        words = [*start, "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
         if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
             words += ["--model", config.model]

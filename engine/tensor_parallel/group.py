@@ -44,7 +44,7 @@ from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # as in proto/installation.py, which is unknown here
 MODULE = "engine.tensor_parallel"
 # One rank waits for another in every pass; at load until the other has read its weights as well.
 WAIT_LIMIT_S = 600.0

@@ -39,10 +39,11 @@ from lab.experiments.runner import Job, Runner, Step
 from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
 from proto.errors import ConfigurationError, did_you_mean, shown
+from proto.installation import missing
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
-NO_TABLES = "install it, and the same command writes the tables and pictures"
+NO_TABLES = "type the same command again"
 LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
 
 File = Annotated[
@@ -126,8 +127,8 @@ def experiment(
             from lab.experiments.results.writing import Wanted, write_results
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"{len(rows.rows)} texts are kept in {folder.path}, but {error.name} is not "
-                f"installed; {NO_TABLES}"
+                f"{len(rows.rows)} texts are kept in {folder.path}, but their tables and pictures "
+                f"need {missing(str(error.name), 'experiments')}, and {NO_TABLES}"
             ) from error
 
         wanted_results = Wanted(

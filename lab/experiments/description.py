@@ -24,12 +24,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import Frozen
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.system import cannot_read
 

@@ -20,12 +20,13 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching.groups import has_ended, kill
-from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted
+from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.text.metrics import TOO_LATE, late_share, origins
 from coordinator.text.session import Emit
 from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
 from proto.errors import ConfigurationError, NodeError
+from proto.installation import ROOT
 from proto.messages import Role
 
 PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text

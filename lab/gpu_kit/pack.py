@@ -3,11 +3,11 @@
     python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
                                [--tree FOLDER]
 
-This folder, which git ignores, travels together with the working tree. Of the tree, the embedded
-pair and the tests travel unchanged, and what no measurement needs stays behind (`STAYS`). Both
-together must not be larger than `MOST_MIB`: `--tree` writes such a tree, with the kit in it. The
-wheels have the versions that are installed here, which are the pinned ones. The GPU machine has to
-have torch and all that comes with it, numpy included; what only Ray and pictures need is left out.
+The embedded pair and the tests travel as they are, in a tree without what no measurement there
+needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
+`MOST_MIB`: `--tree` writes such a tree, with the kit in it. The wheels are of the versions that are
+installed here, which are those of requirements/lock.txt. Left to the machine is torch with all that
+comes with it, numpy included; left out is what only Ray and pictures need.
 """
 
 import argparse
@@ -25,14 +25,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from coordinator.launching.launcher import ROOT
 from lab.experiments.prompt_sets import read
 from lab.gpu_kit.__main__ import KIT, SHIPPED
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.installation import ROOT
 
 PYTHONS = ("3.12", "3.11")
 # Packages that are not packed: they come with torch, or serve only Ray, downloads and pictures.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
+EXTRAS = ("ray", "experiments")
 # Packed besides the dependencies: pip installs the others, and pytest runs the tests.
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
@@ -88,10 +89,11 @@ def _applying(
 
 
 def roots() -> list[str]:
-    """Return the requirements of the project, and those of its tests."""
+    """Return the requirements of the project, of its extras `EXTRAS`, and of its tests."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    return [*project["dependencies"], *ALSO]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(one for name in EXTRAS for one in extras[name]), *ALSO]
 
 
 def download(versions: dict[str, str], python: str, folder: Path) -> None:

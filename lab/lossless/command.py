@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from coordinator.launching.launcher import Launcher
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
+from proto.installation import missing
 from proto.messages import Role
 from proto.policies import TABLE
 
@@ -72,6 +74,8 @@ def verify_lossless(
 
     The pair runs in the number type in which `generate` would run it, unless --dtype names another.
     """
+    if find_spec("scipy") is None:
+        raise ConfigurationError(f"verify-lossless needs {missing('scipy', 'experiments')}")
     policies = _policies(policy)
     checks: list[Check] = []
     say: Callable[[str], None] = (lambda _: None) if as_json else typer.echo

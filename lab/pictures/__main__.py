@@ -25,8 +25,8 @@ from lab.plan.figure import empty, save
 from lab.records import from_json
 from lab.trace.reading import Trace, parse
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.installation import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = (sys.executable, "-m", "coordinator")
 PROMPT = 'def read_lines(path, encoding="utf-8"):'
 # Experiments whose picture along the x axis is kept.

@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.palette import PLAIN, POLICIES
 from proto.errors import ConfigurationError, did_you_mean
+from proto.installation import missing
 from proto.system import cannot_write, check_writable
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
@@ -25,9 +26,7 @@ def empty(path: Path) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(
-            "--plot needs matplotlib; run `.venv/bin/python -m pip install matplotlib`"
-        ) from error
+        raise ConfigurationError(f"--plot needs {missing('matplotlib', 'experiments')}") from error
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     known = figure.canvas.get_supported_filetypes()
     ending = path.suffix.removeprefix(".").lower()

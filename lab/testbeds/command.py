@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.api.config import MODELS
 from coordinator.cli.wrapping import continued
 from coordinator.cli.writers import WIDTH
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
+from proto.installation import MODELS
 
 if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.testbeds.inflate import Shape

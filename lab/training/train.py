@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lab.training.corpus import library_texts, package_texts
+from proto.installation import MODELS
 
-HERE = Path(__file__).resolve().parents[2] / "models"
-WORK = HERE / "work"
+WORK = MODELS / "work"
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 4096
 CONTEXT = 512  # tokens in a training window
@@ -422,7 +422,7 @@ def main() -> None:
         command.set_defaults(run=run)
     command = commands.add_parser("export")
     command.add_argument(
-        "--folder", type=Path, default=HERE, metavar="DIR", help="folder to write to"
+        "--folder", type=Path, default=MODELS, metavar="DIR", help="folder to write to"
     )
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())

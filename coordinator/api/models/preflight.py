@@ -16,10 +16,10 @@ from coordinator.api.models.folders import TOKENIZER, Checkpoint
 from coordinator.api.models.heads import check_head, find_config, kind_of, read
 from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
-from coordinator.api.models.settings import MODELS
 from coordinator.api.prompts import read_tokenizer
 from coordinator.launching.devices import check_device
 from proto.errors import IncompatibleError, ModelError, shown
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 

@@ -1,6 +1,5 @@
 """The settings of which models draft and verify, and where heads run; a part of `PairConfig`."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -9,9 +8,9 @@ from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind
+from proto.installation import MODELS
 from proto.system import is_folder, path_of
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 KINDS = "Medusa, EAGLE, EAGLE-3"
 

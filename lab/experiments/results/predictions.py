@@ -20,10 +20,10 @@ from typing import Any
 from scipy.optimize import least_squares
 
 from coordinator.api.config import PairConfig, SpeculationConfig
-from coordinator.launching.launcher import ROOT
 from lab.experiments.description import Arm
 from lab.experiments.rows import Row
 from proto.errors import NodeError
+from proto.installation import ROOT
 from proto.messages import Policy, Role
 from rehearsal.acceptance import Trace, read
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS, rehearse

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 
-from coordinator.launching.launcher import ROOT
 from coordinator.launching.mps import PIPE, VISIBLE
 from lab.experiments.command import NO_TABLES
 from lab.experiments.description import Experiment
@@ -26,6 +25,7 @@ from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import models_in
 from lab.gpu_kit.steps.versions import MPS_DAEMON
 from proto.errors import ConfigurationError
+from proto.installation import ROOT
 
 # -- mps -------------------------------------------------------------------------------------------
 

@@ -171,4 +171,4 @@ def test_a_figure_needs_matplotlib_and_says_so_before_anything_is_rehearsed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run_plan(monkeypatch, *COSTS, "--plot", "x.png") == EXIT_USAGE
-    assert "needs matplotlib" in capsys.readouterr().err
+    assert "--plot needs the package `matplotlib`" in capsys.readouterr().err

@@ -11,10 +11,10 @@ import transformers as hf
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from coordinator.api.config import MODELS
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
 from lab.testbeds import command as module
 from lab.testbeds.shapes import LIKE, Like, Published, num_held, num_read
+from proto.installation import MODELS
 from tests.tiny_models import make_model
 
 NUM_TOKENS = 128
