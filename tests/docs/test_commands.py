@@ -35,7 +35,9 @@ NUMBERS = re.compile(r"\b(?:N|SECONDS|MS)\b")
 def commands(text: str) -> Iterator[tuple[str, bool]]:
     """The commands of a page, and whether each is whole: one in a sentence may be a part."""
     for found in BLOCK.findall(text):
-        yield " ".join(found.replace("\\\n", " ").split("  #")[0].split()), True
+        command = " ".join(found.replace("\\\n", " ").split("  #")[0].split())
+        # One that is quoted for another command ends with that quote.
+        yield command.removesuffix("'") if command.count("'") % 2 else command, True
     for found in INLINE.findall(re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)):
         yield found, False
 

@@ -86,9 +86,8 @@ def test_a_program_that_has_loaded_an_engine_of_its_own_is_told_when_it_starts_m
     )
     (environment.elsewhere / "engine.py").unlink()
     assert said == (
-        "slipstream has a package `engine`, and this process has loaded another one, from "
-        f"{environment.elsewhere / 'engine.py'}; use the two in processes of their own "
-        "(docs/adr/0001)"
+        f"another package `engine` is loaded, from {environment.elsewhere / 'engine.py'}; "
+        "use the two in processes of their own"
     )
 
 

@@ -126,8 +126,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     """
     if other := another_package("engine"):
         raise ConfigurationError(
-            f"slipstream has a package `engine`, and this process has loaded another one, {other}; "
-            "use the two in processes of their own (docs/adr/0001)"
+            f"another package `engine` is loaded, {other}; use the two in processes of their own"
         )
     from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
