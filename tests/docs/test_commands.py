@@ -39,7 +39,8 @@ def commands(text: str) -> Iterator[tuple[str, bool]]:
         # One that is quoted for another command ends with that quote.
         yield command.removesuffix("'") if command.count("'") % 2 else command, True
     for found in INLINE.findall(re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)):
-        yield found, False
+        if not re.match(r"slipstream (?:on|has) ", found):  # the beginning of a message
+            yield found, False
 
 
 def wrong(command: str, *, is_whole: bool) -> str:
