@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.api.config import PairConfig
+from coordinator.cli import loading_screen
 from coordinator.cli.loading_screen import (
     READY,
     REPORT_S,
@@ -259,6 +260,21 @@ def test_a_node_that_loads_its_own_model_is_not_told_where_it_lies_here() -> Non
         "  .venv/bin/python -m drafter_node --join tcp://127.0.0.1:7",
     ]
     assert all(len(line) < 80 for line in out.getvalue().splitlines())
+
+
+def test_an_installed_slipstream_names_its_own_command_for_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading_screen, "IS_CHECKOUT", False)
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    progress.invite(None, replace(HEAD, model=PairConfig().drafter, revision=None, target=""))
+    for _ in range(2):
+        progress.say({Role.DRAFTER: NOT_JOINED})
+        clock.now += SAID_AFTER_S
+    assert out.getvalue().splitlines()[1:] == [
+        "  slipstream-drafter --join tcp://127.0.0.1:7",
+    ]
 
 
 def test_a_line_of_a_node_fits_80_columns() -> None:
