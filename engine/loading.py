@@ -142,10 +142,10 @@ def load_engine(
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows  in reproducible mode, the number of rows that every pass has; else None
     warm_rows  numbers of rows that passes often have, ascending
-    row_counts, layers  as for `ModelExecutor`; the first by backend
-    num_children, chains, head_children  how many are chosen of a node, or steps made at once, by a
-             drafter; how many are chosen by heads in this process
-    backend  one of `BACKENDS`: which forward runs
+    row_counts, layers  as for `ModelExecutor`, the first by backend
+    num_children, chains, head_children  numbers of children that a drafter chooses per tree node,
+             of draft steps that it runs at once, of children that heads in this process choose
+    backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
     Raises:
@@ -321,10 +321,11 @@ def make_executor(
 ) -> ModelExecutor:
     """Make an executor and check its logits against the model's own forward; return it.
 
-    num_lanes, row_counts, layers  as for `ModelExecutor`
-    say      is told what takes long
-    backend  one of `BACKENDS`; auto: the fused forward if it covers the model and agrees with it,
-             else the reference; on a GPU either as graphs, if it can be recorded
+    capacity  slots per lane: the maximum length of a text and its tree
+    num_lanes, fixed_rows, row_counts, layers  as for `ModelExecutor`
+    say      is called with a short text for each step that takes long
+    backend  one of `BACKENDS`; auto: the first backend of `_candidates` that runs the model and
+             passes the check, else the reference. On a GPU CUDA graphs are tried first
 
     The fused backend is checked twice: before it lays out the model's weights anew, while another
     backend can still take its place, and after. From then on the model's own forward cannot run.
