@@ -137,14 +137,12 @@ def load_engine(
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
     dtype    as for `load_model`, or FASTEST: the dtype that is fastest here
-    max_len, part  maximum length of a text in tokens (0: what fits), and the share of memory for
-             the cache, as for `longest_text`
+    max_len, part  maximum length of a text and share of cache memory, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
-    fixed_rows  in reproducible mode, the number of rows that every pass has; else None
-    warm_rows  numbers of rows that passes often have, ascending
+    fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
     row_counts, layers  as for `ModelExecutor`, the first by backend
-    num_children, chains, head_children  numbers of children that a drafter chooses per tree node,
-             of draft steps that it runs at once, of children that heads in this process choose
+    num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
+             steps at once, and of children per node of heads in this process
     backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
