@@ -45,7 +45,7 @@ from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
-_NUM_TIMED = 3  # passes of a shape; the quickest counts
+_NUM_TIMED = 3  # passes timed per shape; the quickest counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +219,12 @@ class ModelExecutor(Executor):
         row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
         # On a GPU every new number of rows makes torch choose kernels and allocate memory anew.
         self.pads_prompts = loaded.device.type == "cuda"
-        # A GPU's attention copies a mask whose width is no multiple of 8, in every layer.
+        # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        # Rows that fill a pass up write to slots of their own, which no pass covers.
+        # Padding rows write to scratch slots of their own, which no pass covers.
         num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
-        if backend == "graphs":  # whose attention reads blocks of slots, of one lane each
+        if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)
         self.num_lanes_per_pass = num_lanes  # `check_reproducible` may set it to 1
@@ -258,9 +258,9 @@ class ModelExecutor(Executor):
         return 0 if self._backend is None else self._backend.num_late
 
     def take_over(self, say: Say = silent) -> None:
-        """Let the backend lay the weights out as it likes; the loaded model may not run again.
+        """Let the backend repack the weights; the loaded model's own forward may not run again.
 
-        say  is told what takes long
+        say  is called with a short text for each step that takes long
         """
         assert self._backend is not None, "this executor was freed"
         self._backend.take_over(timed=self.fixed_rows is None, say=say)
@@ -426,14 +426,15 @@ class ModelExecutor(Executor):
     ) -> dict[int, float]:
         """Run passes of each number of rows, so that no text waits for the first run of a shape.
 
-        A captured backend records passes of each shape at each length, so that none is recorded
-        once it is loaded, and
+        A backend of CUDA graphs records passes of each shape at each length, so that none is
+        recorded after load, and the choices and chains below; they are for it alone.
 
-        choices  made of the logits of passes
-        beside   made of logits that others compute on this device, as many of a row
-        rare     made once, and not recorded
-        chains   of so many steps, with each of the choices `chained`
-        say      is told how many recordings of how many there are
+        row_counts  numbers of rows, ascending
+        choices  choices to record over the logits of passes
+        beside   choices to record over logits that others (heads) compute on this device
+        rare     choices that are run once and not recorded
+        chains   numbers of steps for which chains are recorded, with each choice of `chained`
+        say      is called with how many of how many recordings are made
 
         Returns number of rows -> seconds of a pass, over few slots. Overwrites the first slots, so
         call it before any text is opened.
@@ -445,7 +446,7 @@ class ModelExecutor(Executor):
             row_counts = tuple(self.row_counts)
             while total is None and totals[-1] < self._most_visible:
                 totals.append(self._round_up(totals[-1] + 1))
-        # The largest first: all others find their memory within what that has taken.
+        # The largest shape first, so that all others reuse its memory.
         shapes = list(product(reversed(totals), reversed(lanes), reversed(row_counts)))
         for number, (self._total, num_lanes, num_rows) in enumerate(shapes):
             if self.is_captured:
@@ -485,10 +486,10 @@ class ModelExecutor(Executor):
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
     def _warm_up_choices(self, choices: Iterable[Choice]) -> torch.Tensor:
-        """Of logits where passes leave them, which are returned.
+        """Record choices over the logits of recorded passes, read in place; return these logits.
 
-        Those that are copied from elsewhere are of prompts and of several lanes, or biases and
-        penalties have changed them.
+        The caller also records them over a copy: logits of prompts and of several lanes, and those
+        that biases and penalties have changed, are copied before a choice reads them.
         """
         rows = _chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
@@ -546,7 +547,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Return how many rows each lane (rows [5, n]) is padded to; None: no padding."""
+        """Return the number of rows to which each lane (rows [5, n]) is padded, or None."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:
@@ -573,6 +574,7 @@ class ModelExecutor(Executor):
         return (*fed, *islice(others, count - len(fed)))
 
     def _scratch(self, lane: int) -> int:
+        """Return the first scratch slot of a lane, as a slot of the whole cache."""
         return self.lanes.first_slot(lane) + self._most_visible
 
 

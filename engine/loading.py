@@ -137,14 +137,13 @@ def load_engine(
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
     dtype    as for `load_model`, or FASTEST: the dtype that is fastest here
-    max_len, part  maximum length of a text in tokens (0: what fits), and the share of memory for
-             the cache, as for `longest_text`
+    max_len, part  maximum length of a text and share of cache memory, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
-    fixed_rows  in reproducible mode, the number of rows that every pass has; else None
-    warm_rows  numbers of rows that passes often have, ascending
-    row_counts, layers  as for `ModelExecutor`; the first by backend
-    num_children, head_children, chains  how many are chosen of a node; by heads; steps made at once
-    backend  one of `BACKENDS`: which forward runs
+    fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
+    row_counts, layers  as for `ModelExecutor`, the first by backend
+    num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
+             steps at once, and of children per node of heads in this process
+    backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
     Raises ModelError, with one line that says what is wrong and what to do, and RankError: a
@@ -319,10 +318,11 @@ def make_executor(
 ) -> ModelExecutor:
     """Make an executor and check its logits against the model's own forward; return it.
 
-    num_lanes, row_counts, layers  as for `ModelExecutor`
-    say      is told what takes long
-    backend  one of `BACKENDS`; auto: the fused forward if it covers the model and agrees with it,
-             else the reference; on a GPU either as graphs, if it can be recorded
+    capacity  slots per lane: the maximum length of a text and its tree
+    num_lanes, fixed_rows, row_counts, layers  as for `ModelExecutor`
+    say      is called with a short text for each step that takes long
+    backend  one of `BACKENDS`; auto: the first backend of `_candidates` that runs the model and
+             passes the check, else the reference. On a GPU CUDA graphs are tried first
 
     The fused backend is checked twice: before it lays out the model's weights anew, while another
     backend can still take its place, and after. From then on the model's own forward cannot run.

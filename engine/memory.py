@@ -27,12 +27,12 @@ _SHARE_OF_SEVERAL = 0.5  # share for the cache when there are several lanes (tex
 # Share of the same memory if the user asked for no maximum length: the other model may be on this
 # device too, with its weights not loaded yet.
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
-_LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
-_USUAL = 4096  # tokens; fewer are not for care's sake
-# The tree, at most as many for rows that fill up, and on a GPU the rest of a step of slots and of a
-# block (`executor.py`).
+_LONGEST = 1 << 20  # tokens; the most that a message can hold
+_USUAL = 4096  # tokens; the careful share never makes the maximum length lower than this
+# Slots for the tree, at most as many for padding rows, and on a GPU for rounding up to a step of
+# slots and to a block (`executor.py`).
 _SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
-_SHORTEST = 256  # tokens; a text of fewer is of no use
+_SHORTEST = 256  # tokens; a lower maximum length is useless
 
 
 def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
@@ -122,7 +122,10 @@ def _mask_bytes(loaded: Loaded) -> int:
 
 
 def _scored_bytes(loaded: Loaded) -> int:
-    """Bytes of all logits of a chunk of a prompt, in two types, and of what ranks them."""
+    """Return the bytes for all logits of a prefill chunk, in two dtypes, and for ranking them.
+
+    0 on a CPU and for heads, which score no prompts.
+    """
     if loaded.device.type != "cuda" or isinstance(loaded, LoadedHead):
         return 0  # a head scores nothing
     vocab = loaded.vocab_size

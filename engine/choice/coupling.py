@@ -193,24 +193,27 @@ USUAL = (
     Sampling(1.0, top_k=20),
     Sampling(1.0, top_k=20, top_p=0.9),
 )
-# Of what else may be asked for: every kernel that a choice can have is in one of these.
+# Other settings, which are not recorded. Together with the usual ones they use every kernel that a
+# choice can have.
 RARE = (Sampling(1.0, min_p=0.1), Sampling(1.0, top_k=1000, top_p=0.9, min_p=0.1))
 
 
 def usual_choices(num_children: Sequence[int]) -> list[Choice]:
-    """The choices that are recorded at load: those of `rank_scored`, or if () those of `choose`.
+    """Return the choices to record as CUDA graphs at load; others run kernel by kernel.
 
-    Others are made kernel by kernel (`rare_choices`).
+    num_children  the numbers of tokens that `rank_scored` will be asked for (a drafter); (): return
+                  those of `choose` instead (a target)
     """
     return _choices(USUAL, num_children)
 
 
 def rare_choices(num_children: Sequence[int]) -> list[Choice]:
-    """The choices that are tried at load, and not recorded."""
+    """Return the choices to run once at load without recording; argument as `usual_choices`."""
     return _choices(RARE, num_children)
 
 
 def _choices(samplings: Sequence[Sampling], num_children: Sequence[int]) -> list[Choice]:
+    """Return the kinds of choice of these settings; `num_children` as in `usual_choices`."""
     if not num_children:
         return [choice_of(sampling, 1.0, None) for sampling in samplings]
     return [

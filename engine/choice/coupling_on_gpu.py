@@ -2,9 +2,9 @@
 
 It computes the same as `coupling.py`, operator by operator: the same hash on the same integers
 (torch has no unsigned multiplication, but two's complement wraps alike), the noise in float64, one
-rounding to float32, equal scores to the lowest id. Everything of a pass crosses at once, in one
-small tensor, so that the host waits for the device once. Where passes are CUDA graphs, the usual
-choices are as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
+rounding to float32, and of equal scores the lowest id wins. The results of a pass are copied
+together in one small tensor, so that the host waits for the device once. Where passes are CUDA
+graphs, the usual choices are too (`logit_graphs.py`): a sampled one is some fifty small kernels.
 """
 
 import math
@@ -212,9 +212,11 @@ class Choice:
 def record_choices(
     choices: Iterable[Choice], logits: torch.Tensor, row_counts: Sequence[int]
 ) -> None:
-    """Record choices of the first rows of logits [n, V], if choices on their device are recorded.
+    """Record choices over the first rows of logits [n, V], if choices on their device are recorded.
 
-    Only at load.
+    Call it only at load.
+
+    row_counts  numbers of rows; one recording is made for each
     """
     captures = _captures.get(logits.device)
     if captures is None:
@@ -227,9 +229,9 @@ def record_choices(
 
 
 def try_choices(choices: Iterable[Choice], logits: torch.Tensor) -> None:
-    """Make choices of logits [n, V] kernel by kernel: a device loads a kernel when it first runs.
+    """Run choices on logits [n, V] without recording, so that the device loads their kernels.
 
-    Of one row and of all, for which libraries may have kernels of their own.
+    Runs each for one row and for all rows, for which libraries may have kernels of their own.
     """
     with torch.inference_mode():
         for choice in choices:

@@ -1,12 +1,13 @@
 """Record small computations over logits as CUDA graphs, and replay them after a forward pass.
 
-What a recording reads lies where it always lies: logits that lie where recorded passes leave them
-are read there, others are copied to a place of their own first; the integers that differ from pass
-to pass are sent. So that few are needed, a recording has one of a few numbers of rows; what it
-says of those that nobody asked for is left out. What is not recorded has the same numbers of rows:
-by them a GPU's kernels are chosen. Recordings are made at load alone: to make one stops the device
-for longer than some fifty small kernels take one by one, and that is how whatever has none is run.
-Knows neither passes nor choices.
+A recording (CUDA graph) reads fixed addresses. Logits that lie where recorded passes write theirs
+are read there; other logits are first copied to a fixed buffer. The integers that differ from pass
+to pass are sent. So that few recordings are needed, they exist for only a few numbers of rows; a
+computation of fewer rows is padded and the results of the padding are dropped. Computations without
+a recording are padded to the same numbers of rows, because a GPU's kernels are chosen by them.
+Recordings are made only at load: making one stops the device for longer than running some fifty
+small kernels one by one, which is how a computation without a recording is run. Knows neither
+passes nor choices.
 """
 
 import logging
@@ -21,19 +22,20 @@ from engine.device import send
 logger = logging.getLogger(__name__)
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
-"""Integers on the device -> result"""
+"""Function: integers on the device -> result tensor"""
 
 
 class Record(Protocol):
-    """What makes recordings."""
+    """Function that records a computation."""
 
     def __call__(
         self, compute: Compute, integers: torch.Tensor, /, *, is_warm: bool = False
     ) -> Compute:
-        """Record `compute`; the result takes integers on the CPU, as many as these.
+        """Return a recording of `compute`, which takes as many integers, on the CPU.
 
-        is_warm  the same kernels have run for this recorder: they are not run before they are
-                 recorded
+        integers  example integers on the CPU
+        is_warm   True: the same kernels have run for this recorder before, so they are not run
+                  before they are recorded
         """
 
 
@@ -55,10 +57,12 @@ class Captures:
     ) -> None:
         """Prepare to record computations, without recording any yet.
 
-        record      None: the same is done kernel by kernel
-        row_counts  ascending; other numbers of rows are filled up. Empty: each number has
-                    a recording of its own
-        logits      [n, V] where recorded passes leave theirs
+        record      function that records a computation; None: nothing is recorded, and computations
+                    run kernel by kernel
+        row_counts  the numbers of rows that recordings have, ascending; a computation of fewer rows
+                    is padded to the next. (): each number of rows has its own recording
+        logits      [n, V] the buffer into which recorded passes write their logits; None: there is
+                    none
         """
         self._record = record
         self._row_counts = tuple(row_counts)
@@ -70,9 +74,10 @@ class Captures:
     def record(
         self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
     ) -> None:
-        """Record `work` for logits that lie as these do, of so many rows or a few less.
+        """Record a computation for logits in the same place, with as many rows after padding.
 
-        Only at load; the arguments are those of `run`. What cannot be recorded has no recording.
+        Call it only at load; arguments as for `run`. If it cannot be recorded, that is logged, and
+        `run` will run it kernel by kernel.
         """
         start, count, key = self._find(name, logits)
         if self._record is None or count is None or key in self._made:
@@ -105,12 +110,13 @@ class Captures:
             place[:num_rows].copy_(logits)
         filled = _filled(integers, num_rows, start, count)
         replay = self._made.get(key)
-        # Without a recording as many rows as with one: kernels are chosen by that, and last bits.
+        # Padded without a recording too: the number of rows decides which kernels run, and so the
+        # last bits.
         made = work(place, send(filled, logits.device)) if replay is None else replay(filled)
         return made[start : start + num_rows]
 
     def _find(self, name: Hashable, logits: torch.Tensor) -> tuple[int, int | None, Key]:
-        """Where logits begin in what a recording reads, how many rows that has, and which it is."""
+        """Return (first row of `logits` in the buffer that is read, padded number of rows, key)."""
         first = self._first_row(logits)
         start = first or 0
         count = self._count_for(start + len(logits))
@@ -136,7 +142,10 @@ class Captures:
         return first if is_near and logits.stride() == there.stride() else None
 
     def _place(self, logits: torch.Tensor, count: int, *, in_place: bool) -> torch.Tensor:
-        """Where a recording of `count` rows reads [count, V]."""
+        """Return the buffer [count, V] that a recording of `count` rows reads.
+
+        in_place  True: the buffer of recorded passes; False: one for copied logits
+        """
         if in_place:
             assert self._logits is not None
             return self._logits[:count]
@@ -147,7 +156,7 @@ class Captures:
 
 
 def _filled(integers: torch.Tensor, num_rows: int, start: int, count: int) -> torch.Tensor:
-    """Integers [num_rows + k] as `count` rows have them, of which `start` are others before."""
+    """Return integers [num_rows + k] padded to [count + k]: `start` rows before, others after."""
     if count == num_rows:
         return integers
     filled = integers.new_zeros(count + len(integers) - num_rows)

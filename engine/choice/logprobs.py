@@ -14,8 +14,8 @@ from engine.choice.coupling_on_gpu import check_tops, most_likely_there
 from engine.choice.sampling import LOWEST, Floats, most_likely, to_host
 from engine.device import fetch, is_host, send
 
-_AT_ONCE = 1 << 22  # logits that are ranked together
-MOST_BYTES = 24 * _AT_ONCE  # of what that takes beside them: all ids and ranks among it
+_AT_ONCE = 1 << 22  # logits ranked at a time
+MOST_BYTES = 24 * _AT_ONCE  # memory that ranking takes beside the logits, ids and ranks included
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def _make_backend(
     """Make a backend in this process only. Raises ModelError as `make_backend`."""
     assert name in ("compiled", "fused", "graphs", "reference")
     if loaded.device.type in graphs.RECORDED_DEVICES:
-        # As recordings do it, in as many rows; what a backend has left that was tried before goes.
+        # Pad choices to the same numbers of rows as recordings do, without recording any; this also
+        # drops the recordings of a backend that was tried before.
         capture_on(loaded.device, Captures(None, row_counts) if row_counts else None)
     try:
         if name == "compiled":

@@ -1,10 +1,11 @@
 """The compiled backend, for CPUs: the fused forward as one program, made by torch.compile at load.
 
-The whole pass, norms, rotary embedding, attention and all, becomes C++ with the weights packed into
-the blocks of inductor's own kernels. What is saved is the time between operators, and what they
-write for each other to read: half of a pass of a small target. It costs a C++ compiler, at the
-first load up to half a minute for each number of rows (later loads find the program:
-`kept_programs.py`), and a copy of the weights for each: so it must be asked for.
+The whole pass (norms, rotary embedding, attention, products) becomes C++ code, with the weights
+packed into the blocks of inductor's own kernels. That saves the time between operators and the
+memory traffic of their intermediate results: half of a pass of a small target. It needs a C++
+compiler, at the first load up to half a minute for each number of rows (later loads find the
+program: `kept_programs.py`), and a copy of the weights for each: so it is used only if the user
+asks for it.
 
 All other passes, prefills among them, run as in `fused`. So do passes for which `fused` is faster,
 which is timed: on some processors a program of nine rows takes five times as long as one of one
@@ -151,8 +152,9 @@ _SETTINGS: dict[str, Any] = {
     "cpp_wrapper": True,
 }
 _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-"""logits [n, V], and features as in `Output`"""
-_LOOKED_UP = ("embeddings",)  # of `_CompiledPass`: equal to the head's weight, if they are tied
+"""Function that runs a pass: returns logits [n, V], and features as in `Output`"""
+# Weights of `_CompiledPass` that are in no matrix product; tied embeddings equal the head's weight.
+_LOOKED_UP = ("embeddings",)
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
@@ -200,7 +202,7 @@ class CompiledBackend(Backend):
             self._program: _Program | None = None  # torch's, of all that are not found
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Keep the programs that are faster than `fused`.
+        """Time the programs against the fused forward, and keep only those that are faster.
 
         Programs have copies of the weights. Other passes use the model's own weights; if a program
         is dropped or there are several lanes, they use packed copies, which take as much memory as
@@ -258,13 +260,13 @@ class CompiledBackend(Backend):
         return Output(logits, features if layers else None)
 
     def _has_program(self, spans: Spans, num_visible: int) -> bool:
-        """Programs see the first lane alone, and not all of its slots."""
+        """True if a program can run the pass: one in the first lane that does not see all slots."""
         if num_visible not in self._lengths.all:
             return False
         return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
     def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Find the program for so many rows, or make it, and run it."""
+        """Find the program for so many rows from an earlier start, or compile it; run it."""
         num_rows = len(inputs[0])
         key = program_key(*self._asked, num_rows)
         found = kept(key, self._pass)
@@ -286,17 +288,17 @@ class CompiledBackend(Backend):
     def _run(
         self, program: Program, inputs: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run a program without torch's own questions about its inputs: they are always alike."""
+        """Run a program directly, without torch's checks of its inputs; return logits, features."""
         mask = inputs[-1]
         assert mask.is_contiguous()
         logits, *features = program((*inputs, *self._caches), mask.shape[3])
         return logits, features[0] if features else None
 
     def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Make the program for so many rows, and run it."""
+        """Compile the program for the inputs' number of rows, and run it. Raises ModelError."""
         if self._program is None:
             self._program = _compiled(self._pass, self._lengths)
-        # Contexts grow; everything else is fixed.
+        # The number of visible slots varies; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)
         try:
             # The settings count when the program is traced, so they are set for all of it.
@@ -351,20 +353,21 @@ def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
 def _are_equal(
     one: tuple[torch.Tensor, torch.Tensor | None], other: tuple[torch.Tensor, torch.Tensor | None]
 ) -> bool:
-    """Whether two passes said the same, to the bit."""
+    """True if two passes gave the same logits and features, bit by bit."""
     pairs = zip(one, other, strict=True)
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
 @functools.cache
 def _code() -> str:
-    """A hash of the files that programs are written in."""
+    """Return a hash of the source files that define programs."""
     files = Path(__file__), Path(forward.__file__)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _compiled(module: torch.nn.Module, compiler: Lengths) -> _Program:
-    # They take seconds to import, which only whoever compiles has to pay.
+    """Return the module wrapped by torch.compile, with the patches above applied."""
+    # Imported here, because the import takes seconds.
     import torch._dynamo
     import torch._inductor.select_algorithm
 

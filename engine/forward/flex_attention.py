@@ -280,9 +280,9 @@ def _attend(
 
 logger = logging.getLogger(__name__)
 
-TIMED_SLOTS = (256, 1024, 4096)  # visible
-_LONG_S = 1.0  # of a program: it was not found where an earlier start has left it
-EVERY_LENGTH = 0  # in place of a number of slots: what is captured serves all of them
+TIMED_SLOTS = (256, 1024, 4096)  # numbers of visible slots for which both forms are timed
+_LONG_S = 1.0  # a program that took so long was compiled, not found from an earlier start
+EVERY_LENGTH = 0  # in place of a number of slots: the recording serves all lengths
 
 Capture = Callable[[Shape, torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]]
 """Function: (shape of a pass, its integers, visible slots or EVERY_LENGTH) -> recorded pass"""
@@ -299,15 +299,14 @@ def find_splits(
 ) -> dict[Shape, int]:
     """Return, per shape, the number of visible slots from which on split attention is faster.
 
-    make      compiles what a shape needs
-    shapes    of the passes that are captured
-    capacity  slots of a lane that a text may have
-    say       is told of each program that took long which of how many it was
+    Shapes for which it never is, or which cannot be split, are left out; the log says why. Runs
+    passes in all lanes, so call it before any text is opened.
 
     make      compiles the program for a shape; raises ModelError if it cannot
     capture   records a pass
     shapes    shapes of the passes that are recorded
     capacity  most slots of a lane that a text may use
+    say       is called with a short text for each program that took long to compile
     decide    chooses the form from the timed ones
     """
     found: dict[Shape, int] = {}

@@ -28,8 +28,8 @@ from engine.layout.slots import Feed, LaneLayout, Span
 # Padding rows write to scratch slots behind the cache, which no other row sees.
 
 FEWEST_PROMPT_ROWS = 64
-PROMPT_ROWS = 2048  # of a chunk on a GPU, at most
-_SCORED_BYTES = 256 << 20  # of float32 logits, where those of all rows of a chunk are wanted
+PROMPT_ROWS = 2048  # most rows of a prefill chunk on a GPU
+_SCORED_BYTES = 256 << 20  # most bytes of float32 logits of a chunk of which all are wanted
 
 
 def rows_of(feed: Feed, first_slot: int) -> Any:
@@ -70,7 +70,7 @@ def filled_prompt(rows: Any, scratch: int) -> Any:
 
 
 def scored_rows(vocab_size: int) -> int:
-    """Most rows of a chunk of which all logits are wanted: 64, 128, 256, ... as chunks have."""
+    """Return the most rows of a prefill chunk whose logits are all wanted: 64, 128, 256, ..."""
     fitting = max(1, _SCORED_BYTES // (4 * vocab_size))
     return min(PROMPT_ROWS, max(FEWEST_PROMPT_ROWS, 1 << (fitting.bit_length() - 1)))
 
@@ -139,11 +139,11 @@ class Output:
 
 
 Say = Callable[[str], None]
-"""Told what is being done while a node loads"""
+"""Function that is called with a short text for each step while a node loads"""
 
 
 def silent(_state: str) -> None:
-    """Nobody is told."""
+    """Do nothing: the default for a function that reports the steps of loading."""
 
 
 class Backend(Protocol):
@@ -223,10 +223,11 @@ class Backend(Protocol):
         """
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Lay the weights out as suits this backend; the model itself may not run afterwards.
+        """Repack the weights for this backend; the model's own forward may not run afterwards.
 
-        timed  clocks may decide how: faster, but every process may then have its own last bits
-        say    is told what takes long
+        timed  True: layouts are chosen by timing, which is faster, but the last bits of logits may
+               differ from process to process
+        say    is called with a short text for each step that takes long
         """
 
 
@@ -387,7 +388,7 @@ class HuggingFaceBackend(Recordable):
             return first_not_finite(self.cache.parts(), first, length)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Nothing to do: it runs the model as it is."""
+        """Do nothing: this backend runs the model as it is."""
         del timed, say
 
 

@@ -198,7 +198,7 @@ class FusedBackend(Recordable):
         return twin
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Replace the model's weights by this backend's own; the model cannot be run any more.
+        """Replace the model's weights by repacked ones; the model's own forward cannot run after.
 
         Works one matrix at a time, so that memory holds all weights once and a few matrices twice.
         Tied embeddings stay beside the packed output matrix. `timed` as in `Backend.take_over`.

@@ -8,11 +8,11 @@ them on the device. What the host does and sends does not grow with the context.
 begin is computed on the device too, from the slots that the rows are written to, so a recording
 serves any lanes.
 
-All is recorded at load: passes of each shape at each length, and chains of steps. They hand out
-the hidden states that are said at load, whether somebody wants them or not. Nothing is recorded
-later, because a text would wait for it; should it happen all the same, it is counted and logged.
-Passes of other shapes, or for other hidden states, run kernel by kernel, prefills among them; what
-a decode pass loses in that way is counted.
+Everything is recorded at load: passes of each shape at each length, and chains of steps. They
+return the hidden states named at load, whether these are wanted or not. Nothing is recorded later,
+because a text would wait for it; if it happens all the same, it is counted and logged. Passes of
+other shapes or for other hidden states, prefills among them, run kernel by kernel; decode passes
+that do so are counted.
 
 With a mask, each length needs its own recording, and if there are several lanes, the keys and
 values of a pass's lanes are first copied together. If attention is split over the keys
@@ -80,10 +80,10 @@ COMPILING_DEVICES = ("cuda",)  # devices on which recordings contain programs of
 _OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # forms of the small operators
 # Errors of torch, transformers and libraries of kernels if a pass cannot be recorded.
 _CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
-# Runs before the first recording of a shape: libraries allocate their workspaces, and kernels are
-# loaded or compiled. At other lengths they are the same.
+# Number of runs before the first recording of a shape, in which libraries allocate workspaces and
+# kernels are loaded or compiled. Recordings at other lengths use the same kernels.
 _NUM_WARM = 2
-_LAST_NEAR = 1024  # slots: up to here lengths are near each other
+_LAST_NEAR = 1024  # slots: from here on the lengths of recordings double
 
 
 class GraphBackend(Backend):
@@ -124,10 +124,10 @@ class GraphBackend(Backend):
         # program of `make_split` would be compiled again when a recording first runs it.
         with torch.inference_mode(self._device.type in COMPILING_DEVICES):
             self._inner.make_rooms(self._shapes)
-        # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
-        # there are shapes and lengths (`captured_len`).
+        # (shape, visible slots) -> recording. The slots are EVERY_LENGTH if attention is split over
+        # the keys; else there is one for each shape and length (`captured_len`).
         self._recorded: dict[tuple[Shape, int], Compute] = {}
-        self._warm: set[Hashable] = set()  # of what something is recorded (`_is_warm`)
+        self._warm: set[Hashable] = set()  # kernels that have run before a recording (`_is_warm`)
         self._layers = layers
         # Buffers that all recordings write their results to; none uses them for anything else.
         most_rows = lanes.count * max(self.row_counts, default=0)
@@ -177,7 +177,7 @@ class GraphBackend(Backend):
             except _CANNOT as error:
                 failed = error
             self.wipe(0, self._lanes.total)
-            # After each: a rank that fails adds nothing up with those that would go on.
+            # Agree after each shape: a rank that failed cannot add up results with the others.
             if not all_agree(failed, self._rank, self._device):
                 return "it fails on another rank" if failed is None else one_line(failed)
         return None
@@ -208,7 +208,7 @@ class GraphBackend(Backend):
         self._warm.clear()
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """See `Backend.take_over`. What was recorded reads weights that are no more."""
+        """See `Backend.take_over`. Drops all recordings, because they read the old weights."""
         self.forget()
         # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
@@ -230,7 +230,7 @@ class GraphBackend(Backend):
                     self._shapes,
                     capacity,
                     say,
-                    self._fused.decide,  # or ranks would meet in different recordings
+                    self._fused.decide,  # all ranks must choose the same
                 )
             # Drop the masked recordings made for timing; the executor's `warm_up` makes those that
             # are needed.
@@ -312,7 +312,7 @@ class GraphBackend(Backend):
         return EVERY_LENGTH if is_split else num_visible
 
     def _captured(self, shape: Shape, rows: torch.Tensor, num_visible: int) -> Compute:
-        """Return the recording of passes of this shape, which is made if there is none."""
+        """Return the recording of passes of this shape; make it if there is none."""
         key = shape, num_visible
         if key not in self._recorded:
             self._recorded[key] = self._recording(rows, *key)
@@ -355,6 +355,11 @@ class GraphBackend(Backend):
         return torch.cat(found)
 
     def _recording(self, rows: torch.Tensor, shape: Shape, num_visible: int) -> Compute:
+        """Return a recording of passes of this shape; it writes features and returns logits.
+
+        Raises:
+            ModelError: the pass cannot be recorded, or there is no memory for it.
+        """
         logits, features = self._logits[: rows.shape[1]], self._features[: rows.shape[1]]
 
         def compute(there: torch.Tensor) -> torch.Tensor:
@@ -379,7 +384,7 @@ class GraphBackend(Backend):
             ) from error
 
     def _is_warm(self, kernels: Hashable) -> bool:
-        """Whether this was asked of these kernels before, and so they have run."""
+        """Return True if this was called for these kernels before: then they have run."""
         was_asked = kernels in self._warm
         self._warm.add(kernels)
         return was_asked
@@ -425,10 +430,11 @@ def _are_alike(spans: Spans) -> bool:
 
 
 def captured_len(needed: int) -> int:
-    """Return how many slots a pass covers that needs so many: 256, 384, 512, 768, 1024, 2048, ...
+    """Return how many slots a recorded pass covers that needs `needed`: 256, 384, 512, 768, ...
 
-    A text of 32,000 tokens sees ten sizes. At most half of the slots are covered for nothing, where
-    attention is not split over the keys; up to 1,024, where it mostly is not, a third.
+    From 1,024 on the sizes double: a text of 32,000 tokens meets ten sizes. From 257 to 1,024
+    slots, where attention is mostly not split over the keys, at most a third is wasted; beyond that
+    at most half, where attention is not split.
     """
     size = FEWEST_SLOTS
     while size < needed:
@@ -484,7 +490,7 @@ def recorder(device: torch.device) -> Record:
             except RuntimeError as error:
                 if lacks_memory(error):
                     raise
-                # A library may have chosen another kernel, which it must prepare.
+                # A library may have chosen another kernel, which must be prepared by a run first.
                 logger.info("recorded at the second try: %s", one_line(error))
         return capture(compute, rows, _NUM_WARM)
 

@@ -1,15 +1,15 @@
-"""Compiled programs are found again by later starts, which need not trace the model anew.
+"""Find compiled programs of earlier starts again, so that the model need not be traced anew.
 
-torch keeps what the C++ compiler has made, but no graph whose weights are constants that are packed
-for its kernels: it would have to store the weights. So a later start traces, lowers and writes the
-same source once more, which is half of the work. We keep what is missing: where the source lies,
-which input is which, and for each constant of what weight it is made, and how. Another model of
-the same shape uses the same program with its own weights.
+Torch's cache keeps what the C++ compiler has made, but no graph whose constants are weights packed
+for its kernels, because it would have to store the weights. So a later start traces, lowers and
+writes the same source again, which is half of the work. This module keeps what is missing: where
+the source is, which input is which, and for each constant from which weight it is made, and how.
+Another model of the same shapes uses the same program with its own weights.
 
-A program is kept only if all of this is certain: each constant is a weight, or one weight alone in
-blocks, to the bit; the program takes every length; called directly it says what it says through
-torch. Else torch's own cache has to do. It reaches into torch, whose version is pinned; where that
-has changed, nothing is kept.
+A program is kept only if all of this is certain: each constant is bit by bit a weight, or a single
+weight packed into blocks; the program takes every length; and called directly it gives the same
+result as called through torch. Otherwise only torch's own cache is used. The module relies on
+internals of torch, whose version is pinned; with another torch nothing is kept.
 """
 
 import contextlib
@@ -24,21 +24,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-LENGTH = "length"  # the input that is no tensor: the visible slots
-_FEWEST_SLOTS = 2  # of one slot, and of all, a compiler makes another program
-_INTERLEAVED = (1, 2, 4)  # rows of a block that lie in each other, as vector instructions want them
-# What is raised where torch is not as we know it, or a file is not as we wrote it.
+LENGTH = "length"  # stands for the input that is no tensor: the number of visible slots
+_FEWEST_SLOTS = 2  # for one visible slot, and for all, the compiler would make another program
+_INTERLEAVED = (1, 2, 4)  # numbers of interleaved rows in a block, as vector instructions need them
+# Errors if torch's internals differ, or a file is not as this module writes it.
 _UNLIKE = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError)
 _Raw = Callable[[list[Any]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """How a constant of a program is made.
+    """How a constant of a program is made from a weight.
 
     weight  name of a parameter or buffer of the module
-    shape   empty: as the weight is; else [blocks, K, width] of a matrix [N, K]
-    interleaved  rows of K that lie in each other
+    shape   (): the constant is the weight itself; else the shape [blocks, K, width] of the blocks
+            into which the matrix [N, K] is packed
+    interleaved  number of consecutive rows of K that are interleaved in a block
     """
 
     weight: str
@@ -46,23 +47,23 @@ class Constant:
     interleaved: int = 1
 
     def made_of(self, weight: torch.Tensor) -> torch.Tensor:
-        """The constant, of a weight."""
+        """Return the constant made from `weight`."""
         return blocked(weight, self.shape, self.interleaved) if self.shape else weight
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that is called directly.
+    """A compiled program that is called directly, without torch's checks.
 
-    raw      takes its inputs as a list, which it empties
-    inputs   for each of them its place among the tensors of a call, or LENGTH
+    raw      the program's function; it takes its inputs as a list, which it empties
+    inputs   per input, its index among the tensors of a call, or LENGTH
     """
 
     raw: _Raw
     inputs: tuple[int | str, ...]
 
     def __call__(self, tensors: Sequence[torch.Tensor], num_visible: int) -> list[torch.Tensor]:
-        """Run it; `tensors` in the order of `keep`."""
+        """Run the program; return its outputs. `tensors` in the order that `keep` was given."""
         return self.raw(
             [num_visible if isinstance(one, str) else tensors[one] for one in self.inputs]
         )
@@ -70,14 +71,18 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a program of torch's: what it runs, with what."""
+    """A recorded call of a compiled program: its function and its inputs."""
 
     raw: Any
     inputs: tuple[Any, ...]
 
 
 def blocked(weight: torch.Tensor, shape: Sequence[int], interleaved: int = 1) -> torch.Tensor:
-    """A matrix [N, K] as inductor's kernels read it: [blocks, K, width], filled up with zeros."""
+    """Return a matrix [N, K] packed as inductor's kernels read it: [blocks, K, width], zero-padded.
+
+    shape        (blocks, K, width)
+    interleaved  number of consecutive rows of K that are interleaved in a block
+    """
     num_blocks, depth, width = shape
     padded = F.pad(weight.detach().T, (0, num_blocks * width - len(weight)))
     made = padded.reshape(depth, num_blocks, width).transpose(0, 1).contiguous()
@@ -87,14 +92,14 @@ def blocked(weight: torch.Tensor, shape: Sequence[int], interleaved: int = 1) ->
 
 
 def program_key(*about: object) -> str:
-    """A name for a program: a hash of all that it was made of, but the numbers in the weights."""
+    """Return a name for a program: a hash of all it depends on, except the weights' numbers."""
     about = torch.__version__, torch.backends.cpu.get_cpu_capability(), *about
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def calls() -> Iterator[list[Call]]:
-    """Collect what torch's programs are called with in here."""
+    """While inside, collect all calls of torch's compiled programs in the list that is yielded."""
     from torch._inductor.output_code import CompiledFxGraph
 
     found: list[Call] = []
@@ -113,19 +118,19 @@ def calls() -> Iterator[list[Call]]:
 
 
 class Lengths:
-    """A compiler for `torch.compile`: inductor, and whether its last program takes every length.
+    """Backend for `torch.compile`: inductor, noting whether its program takes every length.
 
-    all     numbers of visible slots
-    is_any  whether the program that was made last takes all of them
+    all     the numbers of visible slots that a program should take
+    is_any  True if the program compiled last takes all of them
     """
 
     def __init__(self, num_slots: int) -> None:
-        """num_slots  of a lane"""
+        """Make the backend for lanes of `num_slots` slots."""
         self.all = range(_FEWEST_SLOTS, num_slots)
         self.is_any = False
 
     def __call__(self, graph: Any, inputs: Sequence[Any]) -> Any:
-        """Compile a graph."""
+        """Compile a graph with inductor; return the compiled function."""
         from torch._inductor.compile_fx import compile_fx
 
         self.is_any = False
@@ -135,7 +140,7 @@ class Lengths:
         return made
 
     def _holds(self, inputs: Sequence[Any]) -> bool:
-        """Whether nothing is demanded of the one number that changes."""
+        """Return True if the program's conditions on the number of slots hold for every length."""
         (number,) = (one for one in inputs if isinstance(one, torch.SymInt))
         env = number.node.shape_env
         demanded = env.produce_guards_expression([number]) or "True"
@@ -151,11 +156,16 @@ def keep(
     *,
     looked_up: Collection[str] = (),
 ) -> Program | None:
-    """Note a program that torch has just made and called; returns it, or None: it is not certain.
+    """Write a note about a program that torch has just made, for later starts; return the program.
 
-    module     what was compiled
-    tensors    that it was called with, in the caller's order
-    looked_up  names of weights that are in no matrix product, and so never in blocks
+    Returns None, and writes nothing, if not everything about it is certain.
+
+    key        the program's name (`program_key`)
+    module     the module that was compiled
+    call       the program's first call
+    tensors    the tensors of that call, in the caller's order
+    num_visible  the number of visible slots of that call
+    looked_up  names of weights that are in no matrix product, and so never packed
     """
     try:
         loaded = _module_of(call.raw)
@@ -179,9 +189,7 @@ def keep(
 
 
 def kept(key: str, module: torch.nn.Module) -> Program | None:
-    """The program that an earlier start has kept, with the weights of `module`; None: there is
-    none.
-    """
+    """Return the program that an earlier start has kept, with the weights of `module`, or None."""
     try:
         note = json.loads(_path(key).read_text())
         weights = _weights(module)
@@ -200,7 +208,7 @@ def kept(key: str, module: torch.nn.Module) -> Program | None:
 
 
 def forget(key: str) -> None:
-    """Let nobody find this program, if it is there."""
+    """Delete the note about a program, so that later starts do not find it."""
     with contextlib.suppress(OSError):
         _path(key).unlink()
 
@@ -220,7 +228,7 @@ def _weights(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def _module_of(raw: Any) -> Any:
-    """The Python module that torch has written around a program."""
+    """Return the Python module that torch wrote for a program."""
     from torch._inductor.codecache import PyCodeCache
 
     (found,) = (one for one in PyCodeCache.modules if getattr(one, "call", None) is raw)
@@ -228,7 +236,7 @@ def _module_of(raw: Any) -> Any:
 
 
 def _names(loaded: Any) -> list[str]:
-    """The constants of a program, as torch's own module hands them to it."""
+    """Return the names of a program's constants, ascending: the tensors of its module it uses."""
     tensors = {name for name, value in vars(loaded).items() if isinstance(value, torch.Tensor)}
     used = _code_names(loaded.call.__code__)
     return sorted(tensors & used)
@@ -241,7 +249,10 @@ def _code_names(code: Any) -> set[str]:
 
 
 def _place(one: Any, tensors: Sequence[torch.Tensor], num_visible: int) -> int | str:
-    """Which of the caller's inputs this is. Raises ValueError: it is none, or two of them."""
+    """Return which input of the caller this is: its index, or LENGTH for the number of slots.
+
+    Raises ValueError if it is none of them, or two.
+    """
     if not isinstance(one, torch.Tensor):
         if one != num_visible:
             raise ValueError("an input that we do not know")
@@ -251,7 +262,7 @@ def _place(one: Any, tensors: Sequence[torch.Tensor], num_visible: int) -> int |
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are the same memory."""
+    """True if both tensors are the same memory, with equal dtype, shape and strides."""
     return (
         one.data_ptr() == other.data_ptr()
         and one.dtype == other.dtype
@@ -263,9 +274,9 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _constant(
     value: torch.Tensor, weights: Mapping[str, torch.Tensor], looked_up: Collection[str]
 ) -> Constant:
-    """Of what a constant is made. Raises ValueError: of nothing that we know, or it is open.
+    """Return how a constant is made from a weight.
 
-    Weights that are equal to the bit would be open: another model may have others there.
+    Raises ValueError if no weight gives it, or several do: these may differ in another model.
     """
     for name, weight in weights.items():
         if _is_same(value, weight):
@@ -284,7 +295,7 @@ def _constant(
 
 
 def _may_be(value: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a matrix [N, K] fills these blocks [blocks, K, width], the last one in part."""
+    """True if a matrix [N, K] could be packed into `value` [blocks, K, width], by its shape."""
     if (value.dim(), weight.dim()) != (3, 2):
         return False
     num_blocks, depth, width = value.shape
@@ -293,6 +304,6 @@ def _may_be(value: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _begins_alike(value: torch.Tensor, weight: torch.Tensor, interleaved: int) -> bool:
-    """Whether the first block may be made of this matrix: most others differ there."""
+    """True if the first block of `value` equals that of the packed matrix: a quick first test."""
     first = (1, *value.shape[1:])
     return torch.equal(value[:1], blocked(weight[: first[2]], first, interleaved))

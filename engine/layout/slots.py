@@ -39,8 +39,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 NUM_TREE_SLOTS = 64
-SLOT_STEP = 64  # how many slots passes cover goes up by so many
-# Fewer missing committed tokens than this share a pass with tree nodes; more are prefilled first.
+SLOT_STEP = 64  # passes cover a multiple of so many slots
+# Up to this many uncached committed tokens share a pass with tree nodes; more are prefilled first.
 MAX_MISSING = 16
 
 
@@ -352,7 +352,7 @@ def is_grid(spans: Sequence[Span]) -> bool:
 
 
 def in_steps(num_slots: int) -> int:
-    """A number of slots rounded up to a multiple of `SLOT_STEP`."""
+    """Return a number of slots rounded up to a multiple of `SLOT_STEP`."""
     return -(-num_slots // SLOT_STEP) * SLOT_STEP
 
 

@@ -52,7 +52,10 @@ def main() -> int:
 
 
 def _follow(start: Start, channel: Connection) -> int:
-    """Load, and do what rank 0 tells until it closes the channel; returns the exit status."""
+    """Load this rank's part and execute rank 0's calls until the channel closes.
+
+    Returns the exit status.
+    """
     # What follows takes seconds: by now the lifeline holds.
     from engine.checkpoint.files import one_line
     from engine.errors import EngineError, ModelError, RankError
@@ -88,7 +91,7 @@ def _beat() -> None:
 def _end_with_parent(pid: int) -> None:
     """End this process when the other end of the channel closes, also in the middle of a pass.
 
-    What its GPU was given ends first, within a limit, as on rank 0 (`engine/running.py`).
+    Waits first, within a limit, until its GPU has finished (`engine/running.py`), as on rank 0.
     """
     lifeline = select.poll()
     lifeline.register(0, 0)  # no input events: only a hang-up wakes the poll

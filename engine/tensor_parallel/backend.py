@@ -118,8 +118,8 @@ class LeadingBackend(Backend):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all; how
-        matrices lie is each rank's own choice, and goes into last bits alone.
+        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all ranks;
+        each rank chooses how its matrices are packed, which changes only the last bits.
         """
         with self._followers.together(TakeOver(timed)):
             self._inner.take_over(timed=timed, say=say)

@@ -116,7 +116,7 @@ class Followers:
             raise self.failure(error) from error
         self._limit_s = LIMIT_S
         if device.type == "cuda":
-            running.wait_at_end(self._let_end)  # behind this rank's own device: a pass needs all
+            running.wait_at_end(self._let_end)  # after this rank's device: passes need all
 
     def tell(self, call: Call) -> None:
         """Send a call to every follower, without waiting. Raises RankError if one is gone."""
@@ -173,9 +173,10 @@ class Followers:
         leftovers.forget(self._folder.name)
 
     def _let_end(self) -> None:
-        """Wait until the others have let their devices come to an end, and have ended.
+        """Close the followers' channels and wait until their devices are idle and they have ended.
 
-        The kernel would kill them as soon as this process is gone, in the middle of a kernel.
+        Otherwise the operating system would kill them as soon as this process is gone, possibly in
+        the middle of a GPU kernel.
         """
         self._is_ending.set()
         for follower in self._followers:
@@ -222,9 +223,9 @@ class Followers:
         return None
 
     def _leave(self, status: int) -> None:
-        """End this process and the others, from any thread.
+        """Kill the followers and end this process at once, from any thread.
 
-        One of them has gone or hangs, and what the others compute with it never ends.
+        It does not wait, because a computation with a rank that is gone or hangs never ends.
         """
         for follower in list(self._followers):
             follower.process.kill()
